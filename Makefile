@@ -1,0 +1,46 @@
+# Each verb prepares what it needs in .venv, so that every one works on a fresh machine with Python, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= auto
+
+.PHONY: help setup test check format demo bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## Show the verbs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+setup: $(READY) ## Create .venv with everything the other verbs need
+
+test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(READY) ## Format, lint, types, import contract, size budgets
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_budgets.py
+
+format: $(READY) ## Rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
+	$(BIN)/python examples/first_loop/first_loop.py
+
+bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release (QUICK=1 for a short run)
+	$(BIN)/python bench/run.py $(if $(QUICK),--quick)
+
+docs: $(READY) ## Build the documentation into site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) .venv-baseline site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

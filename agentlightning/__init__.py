@@ -1,0 +1,2 @@
+__version__ = "0.4.0.dev0"
+from agentlightning.store import *

@@ -1,0 +1,106 @@
+"""The `AGL_*` environment variables, as one table, and the one way to read them.
+
+A part that can be configured from outside resolves each setting the same way: what the caller passed wins, then the
+environment, then the part's fallback. The environment is read when asked for, never at import. The default in
+the table is what the parts of this package pass as their fallback; reading alone does not apply it.
+"""
+
+import os
+from enum import Enum
+from typing import Final, overload
+
+from agentlightning.errors import ConfigurationError
+
+__all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_int_env_var", "resolve_str_env_var"]
+
+_TRUE_WORDS: Final = ("1", "true", "yes", "on")
+_FALSE_WORDS: Final = ("0", "false", "no", "off")
+
+
+class LightningEnvVar(str, Enum):
+    """Every variable the package reads: name, type, default, meaning."""
+
+    value_type: type[str | int]
+    default: str | int | None
+    meaning: str
+
+    def __new__(
+        cls, name: str, value_type: type[str | int] = str, default: str | int | None = None, meaning: str = ""
+    ) -> "LightningEnvVar":
+        variable = str.__new__(cls, name)
+        variable._value_ = name
+        variable.value_type = value_type
+        variable.default = default
+        variable.meaning = meaning
+        return variable
+
+    AGL_CURRENT_ROLE = ("AGL_CURRENT_ROLE", str, "both", "Which side runs in this process: algorithm, runner or both.")
+    AGL_SERVER_HOST = ("AGL_SERVER_HOST", str, "localhost", "Host of the store server, to bind and to connect to.")
+    AGL_SERVER_PORT = ("AGL_SERVER_PORT", int, 4747, "Port of the store server.")
+    AGL_MANAGED_STORE = ("AGL_MANAGED_STORE", bool, True, "Whether execution strategies wrap or serve the store.")
+    AGL_EMITTER_DEBUG = ("AGL_EMITTER_DEBUG", bool, False, "Whether emitters log every span they emit.")
+    AGL_STORE_TOKEN = ("AGL_STORE_TOKEN", str, None, "Token that store clients send and store servers demand.")
+
+
+@overload
+def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None = None, *, fallback: bool) -> bool: ...
+@overload
+def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None, fallback: bool) -> bool: ...
+@overload
+def resolve_bool_env_var(
+    env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
+) -> bool | None: ...
+def resolve_bool_env_var(
+    env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
+) -> bool | None:
+    """The override, else the environment read as yes or no, else the fallback."""
+    if override is not None:
+        return override
+    text = os.environ.get(env_var.value)
+    if text is None:
+        return fallback
+    word = text.strip().lower()
+    if word not in _TRUE_WORDS + _FALSE_WORDS:
+        accepted = ", ".join(_TRUE_WORDS + _FALSE_WORDS)
+        raise ConfigurationError(f"{env_var.value} must be one of {accepted}; it is {text!r}.")
+    return word in _TRUE_WORDS
+
+
+@overload
+def resolve_int_env_var(env_var: LightningEnvVar, override: int | None = None, *, fallback: int) -> int: ...
+@overload
+def resolve_int_env_var(env_var: LightningEnvVar, override: int | None, fallback: int) -> int: ...
+@overload
+def resolve_int_env_var(
+    env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
+) -> int | None: ...
+def resolve_int_env_var(
+    env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
+) -> int | None:
+    """The override, else the environment read as a decimal integer, else the fallback."""
+    if override is not None:
+        return override
+    text = os.environ.get(env_var.value)
+    if text is None:
+        return fallback
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{env_var.value} must be an integer; it is {text!r}.") from error
+
+
+@overload
+def resolve_str_env_var(env_var: LightningEnvVar, override: str | None = None, *, fallback: str) -> str: ...
+@overload
+def resolve_str_env_var(env_var: LightningEnvVar, override: str | None, fallback: str) -> str: ...
+@overload
+def resolve_str_env_var(
+    env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
+) -> str | None: ...
+def resolve_str_env_var(
+    env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
+) -> str | None:
+    """The override, else the environment unchanged, else the fallback; a variable set to nothing counts as set."""
+    if override is not None:
+        return override
+    return os.environ.get(env_var.value, fallback)

@@ -1,0 +1,120 @@
+"""Names of the spans and attributes Agent Lightning writes, so that writers and readers agree on the spelling.
+
+Constants only: what a span means is decided where it is emitted and where it is read. Nested values are flattened with
+dots and lists with indices, so the second reward of a span is found under `agentlightning.reward.1.name` and
+`agentlightning.reward.1.value`.
+"""
+
+from enum import Enum
+from typing import Final
+
+from pydantic import BaseModel
+
+__all__ = [
+    "AGL_ANNOTATION",
+    "AGL_MESSAGE",
+    "AGL_OBJECT",
+    "AGL_EXCEPTION",
+    "AGL_OPERATION",
+    "AGL_REWARD",
+    "AGL_VIRTUAL",
+    "LightningResourceAttributes",
+    "LightningSpanAttributes",
+    "RewardAttributes",
+    "LinkAttributes",
+    "RewardPydanticModel",
+    "LinkPydanticModel",
+]
+
+AGL_ANNOTATION: Final = "agentlightning.annotation"
+"""Span that carries attributes and nothing else; rewards in the 0.3.0 format are annotations."""
+
+AGL_MESSAGE: Final = "agentlightning.message"
+"""Span of `emit_message`."""
+
+AGL_OBJECT: Final = "agentlightning.object"
+"""Span of `emit_object`."""
+
+AGL_EXCEPTION: Final = "agentlightning.exception"
+"""Span of `emit_exception`."""
+
+AGL_OPERATION: Final = "agentlightning.operation"
+"""Span of a decorated function or `operation` block."""
+
+AGL_REWARD: Final = "agentlightning.reward"
+"""Span of a reward in the 0.2.2 format."""
+
+AGL_VIRTUAL: Final = "agentlightning.virtual"
+"""Span that nobody recorded, made up to hold others together."""
+
+
+class LightningResourceAttributes(str, Enum):
+    """Attributes of the OpenTelemetry resource: to whom a span belongs."""
+
+    ROLLOUT_ID = "agentlightning.rollout_id"
+    ATTEMPT_ID = "agentlightning.attempt_id"
+    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
+    TRACER_NAME = "agentlightning.tracer.name"
+
+
+class LightningSpanAttributes(str, Enum):
+    """Attributes of a span; those that hold several values are prefixes."""
+
+    REWARD = "agentlightning.reward"
+    """Prefix of a list of `RewardAttributes`, the primary reward first."""
+
+    LINK = "agentlightning.link"
+    """Prefix of a list of `LinkAttributes`."""
+
+    TAG = "agentlightning.tag"
+    """Prefix of a list of strings."""
+
+    MESSAGE_BODY = "agentlightning.message.body"
+    OBJECT_TYPE = "agentlightning.object.type"
+
+    OBJECT_LITERAL = "agentlightning.object.literal"
+    """A str, int, float or bool as it is, or bytes in base64."""
+
+    OBJECT_JSON = "agentlightning.object.json"
+    """Any other object, as JSON text."""
+
+    OPERATION_NAME = "agentlightning.operation.name"
+
+    OPERATION_INPUT = "agentlightning.operation.input"
+    """Prefix of the operation's arguments."""
+
+    OPERATION_OUTPUT = "agentlightning.operation.output"
+    """The operation's result, or the prefix of its parts."""
+
+
+class RewardAttributes(str, Enum):
+    """What stands below `agentlightning.reward.{index}`."""
+
+    REWARD_NAME = "name"
+    REWARD_VALUE = "value"
+
+
+class LinkAttributes(str, Enum):
+    """What stands below `agentlightning.link.{index}`."""
+
+    KEY_MATCH = "key_match"
+    VALUE_MATCH = "value_match"
+
+
+class RewardPydanticModel(BaseModel):
+    """One reward, as read from a span."""
+
+    name: str
+    """What was judged; a lone reward is called `primary`."""
+
+    value: float
+
+
+class LinkPydanticModel(BaseModel):
+    """A pointer to every span of which one attribute has one value."""
+
+    key_match: str
+    """Name of the attribute the linked span carries."""
+
+    value_match: str
+    """Value that attribute must have, as text."""

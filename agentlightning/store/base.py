@@ -1,0 +1,463 @@
+"""The store's contract: every operation once, with its meaning and its route.
+
+An algorithm and its runners meet only here. Each method is atomic towards every concurrent caller (tasks, threads, event
+loops, and processes where the back end allows them), and its effect is visible to whoever asks after it returned. Ids that
+name nothing raise `NotFound` unless a method says otherwise. Values handed in are copied, values handed out are copies.
+
+How an operation behaves is written in `store/behaviour`; how it travels is derived from these declarations by
+`store/operations.py`.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
+
+from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
+from agentlightning.store.operations import UNSET, Unset, operation
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    FilterLogic,
+    MetricPoint,
+    NamedResources,
+    Notice,
+    NoticeKind,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Run,
+    RunStatus,
+    SortOrder,
+    Span,
+    TaskInput,
+    Worker,
+    WorkerStatus,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = [
+    "UNSET",
+    "LightningStore",
+    "LightningStoreCapabilities",
+    "LightningStoreStatistics",
+    "Unset",
+    "is_finished",
+    "is_queuing",
+    "is_running",
+]
+
+
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a caller may rely on beyond the contract."""
+
+    thread_safe: bool
+    """May be used from several threads without a lock around it."""
+    async_safe: bool
+    """May be used from several event loops and tasks at once."""
+    zero_copy: bool
+    """May be handed to another process as it is; the other process then sees the same state."""
+    otlp_traces: bool
+    """Takes OpenTelemetry traces over OTLP/HTTP."""
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """Counts and sizes of what a store holds."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    total_runs: int
+    queue_length: int
+    uptime: float
+    total_span_bytes: int
+    eviction_threshold_bytes: int
+    safe_threshold_bytes: int
+    memory_capacity_bytes: int
+
+
+class LightningStore:
+    """The one place where state lives. A back end answers every operation; this class only declares them."""
+
+    # ------------------------------------------------------------------ the store itself
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        """What callers may rely on; everything is False unless a back end says otherwise."""
+        return {"thread_safe": False, "async_safe": False, "zero_copy": False, "otlp_traces": False}
+
+    def otlp_traces_endpoint(self) -> str:
+        """URL that takes OTLP/HTTP traces, for stores whose `otlp_traces` capability is true."""
+        raise NotImplementedError
+
+    @operation("GET", "/statistics", mutates=False)
+    async def statistics(self) -> LightningStoreStatistics:
+        """Counts and sizes of what the store holds."""
+        raise NotImplementedError
+
+    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        """Run the operation of that name.
+
+        With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes twice
+        within ten minutes, so that a retry over a network cannot act twice.
+        """
+        return await getattr(self, name)(**arguments)
+
+    async def close(self) -> None:
+        """Release what the store holds; acknowledged work is kept where the back end is durable."""
+
+    # ------------------------------------------------------------------ rollouts
+
+    @operation("POST", "/rollouts", status=201)
+    async def start_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        worker_id: str | None = None,
+    ) -> AttemptedRollout:
+        """Create a rollout with its first attempt, both `preparing`; it never enters the queue.
+
+        Without `resources_id` it is bound to the latest resources; an id that does not exist is kept as it is.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/queues/rollouts/enqueue-one", status=201)
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        """Create a rollout at the tail of the queue.
+
+        With a `rollout_id` of the caller's, a second call with the same id changes nothing and returns the rollout as it is.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/queues/rollouts/enqueue", status=201)
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        """Enqueue all or none, in the given order."""
+        raise NotImplementedError
+
+    @operation("POST", "/queues/rollouts/dequeue-one")
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, wait: float | None = None
+    ) -> AttemptedRollout | None:
+        """Claim the head of the queue: the rollout becomes `preparing` with a new attempt; None if the queue is empty.
+
+        Each entry is handed out once. `wait` blocks for up to that many seconds until there is work.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/queues/rollouts/dequeue")
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
+    ) -> Sequence[AttemptedRollout]:
+        """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
+        raise NotImplementedError
+
+    @operation("GET", "/rollouts/{rollout_id}", mutates=False)
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        """The rollout with its latest attempt if it has one; None if there is no such rollout.
+
+        As with every query, attempts whose time has run out are marked first.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/rollouts/search", mutates=False, by_keyword=True)
+    async def query_rollouts(
+        self,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """Rollouts that match, in the order of their creation unless sorted otherwise.
+
+        None does not filter, an empty sequence matches nothing. `status` and `rollout_ids` are the older names of
+        `status_in` and `rollout_id_in`.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/rollouts/{rollout_id}", by_keyword=True)
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: TaskInput | Unset = UNSET,
+        mode: RolloutMode | None | Unset = UNSET,
+        resources_id: str | None | Unset = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | None | Unset = UNSET,
+    ) -> Rollout:
+        """Change the named fields; fields left `UNSET` keep their value.
+
+        A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes it
+        out of the queue. Only this method can cancel a rollout.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/waits/rollouts", mutates=False, by_keyword=True)
+    async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        """Wait until all are finished or `timeout` seconds have passed; returns the finished ones, in the given order.
+
+        None waits for ever; ids that name nothing are ignored. Attempts that run out of time meanwhile are marked.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ attempts
+
+    @operation("POST", "/rollouts/{rollout_id}/attempts", status=201)
+    async def start_attempt(self, rollout_id: str, *, worker_id: str | None = None) -> AttemptedRollout:
+        """Begin another attempt now, whatever `max_attempts` says; the rollout becomes `preparing` and leaves the queue."""
+        raise NotImplementedError
+
+    @operation("POST", "/rollouts/{rollout_id}/attempts/search", mutates=False)
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        """Attempts of a rollout, the first one first; empty for an unknown rollout."""
+        raise NotImplementedError
+
+    @operation("GET", "/rollouts/{rollout_id}/attempts/latest", mutates=False)
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """The attempt with the highest number; None if there is none."""
+        raise NotImplementedError
+
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", by_keyword=True)
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | None | Unset = UNSET,
+    ) -> Attempt:
+        """Change the named fields of an attempt (`attempt_id` may be "latest").
+
+        A status given for the latest attempt decides the status of the rollout, which may send it back to the queue.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ spans
+
+    @operation("POST", "/spans", body="span", status=201)
+    async def add_span(self, span: Span) -> Span | None:
+        """Append a span to its attempt, which counts as a sign of life; a repeated span id is kept again."""
+        raise NotImplementedError
+
+    @operation("POST", "/spans/batch", status=201)
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
+        """Append all or none; of spans with one id in one attempt the first is kept, the others answer None."""
+        raise NotImplementedError
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
+    ) -> Span | None:
+        """Convert a span of the OpenTelemetry SDK and append it, under the next sequence id unless one is given."""
+        if sequence_id is None:
+            sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
+        span = Span.from_opentelemetry(
+            readable_span, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id
+        )
+        return await self.add_span(span)
+
+    @operation("POST", "/spans/next")
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """The next number of the rollout, shared by its attempts: from 1 upwards, never given twice. Ids are not checked."""
+        raise NotImplementedError
+
+    @operation("POST", "/spans/next/batch")
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One number for each (rollout id, attempt id), in the given order."""
+        raise NotImplementedError
+
+    @operation("POST", "/spans/search", mutates=False)
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        """Spans of a rollout, of one attempt, or of the newest attempt (`attempt_id="latest"`).
+
+        Unknown ids give an empty answer; spans that were dropped to save memory raise `SpansEvicted`.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ resources
+
+    @operation("POST", "/resources", status=201)
+    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        """Publish resources under a new id; they become the latest."""
+        raise NotImplementedError
+
+    @operation("POST", "/resources/{resources_id}")
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, merge: bool = False
+    ) -> ResourcesUpdate:
+        """Publish resources under a given id, new or not; they become the latest.
+
+        They replace what the id held; with `merge`, names that are not given keep what they had.
+        """
+        raise NotImplementedError
+
+    @operation("GET", "/resources/latest", mutates=False)
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """What was published last; None if nothing was."""
+        raise NotImplementedError
+
+    @operation("GET", "/resources/{resources_id}", mutates=False)
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """The resources of that id; None if there are none."""
+        raise NotImplementedError
+
+    @operation("GET", "/resources", mutates=False)
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        """Published resources, in the order of their first publication unless sorted otherwise."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ workers
+
+    @operation("POST", "/workers/search", mutates=False)
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        """Workers the store has heard of, in the order of their first sign of life unless sorted otherwise."""
+        raise NotImplementedError
+
+    @operation("GET", "/workers/{worker_id}", mutates=False)
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        """The worker of that id; None if the store has not heard of it."""
+        raise NotImplementedError
+
+    @operation("POST", "/workers/{worker_id}")
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET) -> Worker:
+        """Record a heartbeat of a worker, new or not."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ runs and metrics
+
+    @operation("POST", "/runs", status=201)
+    async def start_run(
+        self,
+        name: str = "run",
+        *,
+        config: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        run_id: str | None = None,
+    ) -> Run:
+        """Open a run; a second call with the same `run_id` returns it as it is."""
+        raise NotImplementedError
+
+    @operation("POST", "/runs/{run_id}/finish")
+    async def finish_run(
+        self, run_id: str, status: RunStatus = "succeeded", *, summary: dict[str, Any] | None = None
+    ) -> Run:
+        """Close a run with its outcome."""
+        raise NotImplementedError
+
+    @operation("GET", "/runs/{run_id}", mutates=False)
+    async def get_run_by_id(self, run_id: str) -> Run | None:
+        """The run of that id; None if there is none."""
+        raise NotImplementedError
+
+    @operation("POST", "/runs/search", mutates=False)
+    async def query_runs(
+        self,
+        *,
+        status_in: Sequence[RunStatus] | None = None,
+        name: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Run]:
+        """Runs that match, in the order of their start unless sorted otherwise."""
+        raise NotImplementedError
+
+    @operation("POST", "/runs/{run_id}/metrics", status=201)
+    async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> MetricPoint:
+        """Append figures to the curves of a run."""
+        raise NotImplementedError
+
+    @operation("GET", "/runs/{run_id}/metrics", mutates=False)
+    async def query_metrics(
+        self, run_id: str, *, names: Sequence[str] | None = None, limit: int = -1, offset: int = 0
+    ) -> PaginatedResult[MetricPoint]:
+        """Points of a run by step, then by time; with `names`, only the points and values of those names."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ changes
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        """Changes as they are committed, for ever: `async for notice in store.subscribe(["rollout"])`.
+
+        Only changes made after the call are told, or those behind the cursor `after`. Close the iterator (or cancel its
+        task) to stop.
+        """
+        raise NotImplementedError

@@ -1,0 +1,54 @@
+"""What each store operation does, as plain functions `(transaction, now, arguments…)`; all behaviour, no storage.
+
+`BEHAVIOURS` maps the name of an operation to its function. The arguments are those of the contract in `store/base.py`,
+less the ones about waiting, which is the store's business and not the transaction's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from agentlightning.store.behaviour import attempts, resources, rollouts, runs, spans, workers
+
+__all__ = ["BEHAVIOURS", "WITHOUT_WATCHDOG"]
+
+BEHAVIOURS: dict[str, Callable[..., Any]] = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        rollouts.start_rollout,
+        rollouts.enqueue_rollout,
+        rollouts.enqueue_many_rollouts,
+        rollouts.dequeue_rollout,
+        rollouts.dequeue_many_rollouts,
+        rollouts.get_rollout_by_id,
+        rollouts.query_rollouts,
+        rollouts.update_rollout,
+        attempts.start_attempt,
+        attempts.query_attempts,
+        attempts.get_latest_attempt,
+        attempts.update_attempt,
+        spans.add_span,
+        spans.add_many_spans,
+        spans.get_next_span_sequence_id,
+        spans.get_many_span_sequence_ids,
+        spans.query_spans,
+        resources.add_resources,
+        resources.update_resources,
+        resources.get_latest_resources,
+        resources.get_resources_by_id,
+        resources.query_resources,
+        workers.query_workers,
+        workers.get_worker_by_id,
+        workers.update_worker,
+        runs.start_run,
+        runs.finish_run,
+        runs.get_run_by_id,
+        runs.query_runs,
+        runs.add_metrics,
+        runs.query_metrics,
+    )
+}
+
+WITHOUT_WATCHDOG = frozenset(
+    ["add_span", "add_many_spans", "get_next_span_sequence_id", "get_many_span_sequence_ids", "add_metrics"]
+)
+"""Operations before which overdue attempts are not looked for: a late span must find its attempt as it was."""

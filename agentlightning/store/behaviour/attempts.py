@@ -1,0 +1,128 @@
+"""What the store does with attempts, and what the watchdog does about those that run out of time."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from agentlightning.errors import InvalidValue, NotFound
+from agentlightning.store.behaviour.rollouts import (
+    begin_attempt,
+    change_status,
+    known_rollout,
+    latest_attempt,
+    reschedule,
+)
+from agentlightning.store.behaviour.workers import release_worker, show_worker_busy
+from agentlightning.store.lifecycle import (
+    ATTEMPT_STATUSES,
+    attempt_end_time,
+    due_time,
+    is_running,
+    overdue_status,
+    rollout_status_from_attempt,
+)
+from agentlightning.store.operations import UNSET, Unset
+from agentlightning.store.selection import Selection, choose
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import detached_value, replaced
+from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout, SortOrder
+
+ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
+"""Fields a query may sort by."""
+
+
+def start_attempt(
+    tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None
+) -> AttemptedRollout:
+    return begin_attempt(tx, now, known_rollout(tx, rollout_id), worker_id)
+
+
+def query_attempts(
+    tx: Transaction,
+    now: float,
+    rollout_id: str,
+    *,
+    sort_by: str | None = "sequence_id",
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Attempt]:
+    selection = Selection(sort_by=sort_by, sort_order=sort_order, limit=limit, offset=offset)
+    return choose(tx.get_attempts(rollout_id), selection.checked(ATTEMPT_FIELDS))
+
+
+def get_latest_attempt(tx: Transaction, now: float, rollout_id: str) -> Attempt | None:
+    return latest_attempt(tx, rollout_id)
+
+
+def find_attempt(attempts: Sequence[Attempt], attempt_id: str | Literal["latest"]) -> Attempt | None:
+    if attempt_id == "latest":
+        return attempts[-1] if attempts else None
+    return next((attempt for attempt in reversed(attempts) if attempt.attempt_id == attempt_id), None)
+
+
+def known_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> Attempt:
+    """The attempt of that id, which must exist."""
+    attempts = tx.get_attempts(rollout_id)
+    if not attempts:
+        raise NotFound(f"No attempts found for rollout {rollout_id}; start or dequeue one first.")
+    attempt = find_attempt(attempts, attempt_id)
+    if attempt is None:
+        raise NotFound(f"Attempt {attempt_id} not found for rollout {rollout_id}.")
+    return attempt
+
+
+def update_attempt(
+    tx: Transaction,
+    now: float,
+    rollout_id: str,
+    attempt_id: str,
+    status: AttemptStatus | Unset = UNSET,
+    worker_id: str | Unset = UNSET,
+    last_heartbeat_time: float | Unset = UNSET,
+    metadata: dict[str, Any] | None | Unset = UNSET,
+) -> Attempt:
+    rollout = known_rollout(tx, rollout_id)
+    attempt = known_attempt(tx, rollout_id, attempt_id)
+    given = {"worker_id": worker_id, "last_heartbeat_time": last_heartbeat_time, "metadata": detached_value(metadata)}
+    changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
+    if not isinstance(status, Unset):
+        if status not in ATTEMPT_STATUSES:
+            raise InvalidValue(f"'{status}' is not an attempt status; use one of {list(ATTEMPT_STATUSES)}.")
+        changes |= {"status": status, "end_time": attempt_end_time(status, now)}
+    return _change_attempt(tx, now, rollout, attempt, changes)
+
+
+def _change_attempt(
+    tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, changes: dict[str, Any]
+) -> Attempt:
+    """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled."""
+    is_latest = attempt.sequence_id == len(tx.get_attempts(rollout.rollout_id))
+    before = due_time(rollout, attempt)
+    changed = replaced(attempt, **changes)
+    tx.put_attempt(changed)
+    if is_latest:
+        if "status" in changes and rollout.status != "cancelled":
+            rollout = change_status(tx, now, rollout, rollout_status_from_attempt(changed, rollout.config))
+        reschedule(tx, before, rollout, changed)
+    if changed.worker_id is not None:
+        if changed.end_time is not None:
+            release_worker(tx, now, changed)
+        elif "worker_id" in changes:
+            show_worker_busy(tx, now, changed.worker_id, changed)
+    return changed
+
+
+def mark_overdue(tx: Transaction, now: float) -> None:
+    """The watchdog: end attempts that took too long or fell silent, and finish or requeue their rollouts."""
+    for rollout_id in tx.overdue(now):
+        rollout = known_rollout(tx, rollout_id)
+        attempt = latest_attempt(tx, rollout_id)
+        if attempt is None or not is_running(rollout):
+            tx.schedule(rollout_id, None)
+            continue
+        status = overdue_status(rollout, attempt, now)
+        if status is not None:
+            end_time = attempt.end_time if status == attempt.status else attempt_end_time(status, now)
+            attempt = _change_attempt(tx, now, rollout, attempt, {"status": status, "end_time": end_time})
+            rollout = known_rollout(tx, rollout_id)
+        tx.schedule(rollout_id, due_time(rollout, attempt))

@@ -1,0 +1,85 @@
+"""What the store does with resources."""
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentlightning.errors import InvalidValue
+from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES
+from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.transaction import Transaction
+from agentlightning.types import NamedResources, PaginatedResult, ResourcesUpdate, SortOrder
+from agentlightning.utils.id import resources_id as new_resources_id
+
+RESOURCES_FIELDS = frozenset(ResourcesUpdate.model_fields) - {"resources"}
+"""Fields a query may filter and sort by."""
+
+_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+
+
+def add_resources(tx: Transaction, now: float, resources: NamedResources) -> ResourcesUpdate:
+    return _publish(tx, now, new_resources_id(), resources, None)
+
+
+def update_resources(
+    tx: Transaction, now: float, resources_id: str, resources: NamedResources, *, merge: bool = False
+) -> ResourcesUpdate:
+    previous = tx.get_record(ResourcesUpdate, resources_id)
+    if merge and previous is not None:
+        resources = {**previous.resources, **resources}
+    return _publish(tx, now, resources_id, resources, previous)
+
+
+def _publish(
+    tx: Transaction, now: float, resources_id: str, resources: NamedResources, previous: ResourcesUpdate | None
+) -> ResourcesUpdate:
+    update = ResourcesUpdate(
+        resources_id=resources_id,
+        resources=_own_copy(resources),
+        create_time=previous.create_time if previous else now,
+        update_time=now,
+        version=previous.version + 1 if previous else 1,
+    )
+    tx.put_record(update)
+    tx.put_setting(LATEST_RESOURCES, resources_id)
+    tx.note("resources", name=resources_id, number=update.version)
+    return update
+
+
+def _own_copy(resources: NamedResources) -> NamedResources:
+    try:
+        checked = _RESOURCES.validate_python(resources)
+    except ValidationError as error:
+        reason = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidValue(f"These are not resources (names mapped to LLM, ProxyLLM or PromptTemplate): {reason}.") from error
+    return {name: resource.model_copy(deep=True) for name, resource in checked.items()}
+
+
+def get_resources_by_id(tx: Transaction, now: float, resources_id: str) -> ResourcesUpdate | None:
+    return tx.get_record(ResourcesUpdate, resources_id)
+
+
+def get_latest_resources(tx: Transaction, now: float) -> ResourcesUpdate | None:
+    latest = tx.get_setting(LATEST_RESOURCES)
+    return None if latest is None else tx.get_record(ResourcesUpdate, latest)
+
+
+def query_resources(
+    tx: Transaction,
+    now: float,
+    *,
+    resources_id: str | None = None,
+    resources_id_contains: str | None = None,
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[ResourcesUpdate]:
+    selection = Selection(
+        conditions=conditions(
+            {"resources_id": {"exact": resources_id, "contains": resources_id_contains}}
+        ),
+        sort_by=sort_by,
+        sort_order=sort_order,
+        limit=limit,
+        offset=offset,
+    ).checked(RESOURCES_FIELDS)
+    return tx.select_records(ResourcesUpdate, selection)

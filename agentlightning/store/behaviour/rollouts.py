@@ -1,0 +1,316 @@
+"""What the store does with rollouts and the queue."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
+from agentlightning.store.behaviour.workers import release_worker, show_worker_busy, show_worker_idle
+from agentlightning.store.lifecycle import (
+    FINAL_ROLLOUT_STATUSES,
+    ROLLOUT_STATUSES,
+    due_time,
+    is_finished,
+    is_queuing,
+)
+from agentlightning.store.operations import UNSET, Unset
+from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import attempted, detached_value, replaced
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    FilterLogic,
+    PaginatedResult,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    SortOrder,
+    TaskInput,
+)
+from agentlightning.utils.id import attempt_id as new_attempt_id
+from agentlightning.utils.id import rollout_id as new_rollout_id
+
+LATEST_RESOURCES = "latest_resources_id"
+"""The setting that names the resources published last."""
+
+ROLLOUT_FIELDS = frozenset(Rollout.model_fields) - {"input", "config", "metadata"}
+"""Fields a query may filter and sort by."""
+
+MODES = ("train", "val", "test", None)
+
+
+def known_rollout(tx: Transaction, rollout_id: str) -> Rollout:
+    """The rollout of that id, which must exist."""
+    rollout = tx.get_rollout(rollout_id)
+    if rollout is None:
+        raise NotFound(f"Rollout {rollout_id} not found.")
+    return rollout
+
+
+def latest_attempt(tx: Transaction, rollout_id: str) -> Attempt | None:
+    attempts = tx.get_attempts(rollout_id)
+    return attempts[-1] if attempts else None
+
+
+def with_latest_attempt(tx: Transaction, rollout: Rollout) -> AttemptedRollout | Rollout:
+    attempt = latest_attempt(tx, rollout.rollout_id)
+    return attempted(rollout, attempt) if attempt else rollout
+
+
+def change_status(tx: Transaction, now: float, rollout: Rollout, status: RolloutStatus) -> Rollout:
+    """Move a rollout to a status: its end time, its place in the queue, and the notice follow."""
+    if status == rollout.status:
+        return rollout
+    changed = replaced(rollout, status=status, end_time=now if status in FINAL_ROLLOUT_STATUSES else None)
+    tx.put_rollout(changed)
+    if is_queuing(changed):
+        tx.push(rollout.rollout_id)
+    elif is_queuing(rollout):
+        tx.unqueue(rollout.rollout_id)
+    tx.note("rollout", rollout_id=rollout.rollout_id, status=status)
+    return changed
+
+
+def reschedule(tx: Transaction, before: float | None, rollout: Rollout, attempt: Attempt | None) -> None:
+    """Tell the watchdog when to look at a rollout, if that moment came closer or went away.
+
+    A moment that moves back, as with every sign of life, is left alone: the watchdog finds out when it looks.
+    """
+    due = due_time(rollout, attempt)
+    if due != before and (due is None or before is None or due < before):
+        tx.schedule(rollout.rollout_id, due)
+
+
+def begin_attempt(tx: Transaction, now: float, rollout: Rollout, worker_id: str | None) -> AttemptedRollout:
+    """Give a rollout its next attempt; it becomes `preparing`."""
+    attempts = tx.get_attempts(rollout.rollout_id)
+    before = due_time(rollout, attempts[-1] if attempts else None)
+    attempt = Attempt(
+        rollout_id=rollout.rollout_id,
+        attempt_id=new_attempt_id(),
+        sequence_id=len(attempts) + 1,
+        start_time=now,
+        worker_id=worker_id,
+    )
+    rollout = change_status(tx, now, rollout, "preparing")
+    tx.put_attempt(attempt)
+    reschedule(tx, before, rollout, attempt)
+    if worker_id is not None:
+        show_worker_busy(tx, now, worker_id, attempt)
+    return attempted(rollout, attempt)
+
+
+def _new_rollout(
+    tx: Transaction,
+    now: float,
+    status: RolloutStatus,
+    rollout_id: str,
+    input: TaskInput,
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+) -> Rollout:
+    if mode not in MODES:
+        raise InvalidValue(f"mode is {mode!r}; use 'train', 'val', 'test' or None.")
+    rollout = Rollout(
+        rollout_id=rollout_id,
+        input=detached_value(input),
+        start_time=now,
+        mode=mode,
+        resources_id=resources_id or tx.get_setting(LATEST_RESOURCES),
+        status=status,
+        config=config.model_copy(deep=True) if config is not None else RolloutConfig(),
+        metadata=dict(metadata) if metadata is not None else {},
+    )
+    tx.put_rollout(rollout)
+    tx.note("rollout", rollout_id, status=status)
+    return rollout
+
+
+def start_rollout(
+    tx: Transaction,
+    now: float,
+    input: TaskInput,
+    mode: RolloutMode | None = None,
+    resources_id: str | None = None,
+    config: RolloutConfig | None = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    worker_id: str | None = None,
+) -> AttemptedRollout:
+    new = _new_rollout(tx, now, "preparing", new_rollout_id(), input, mode, resources_id, config, metadata)
+    return begin_attempt(tx, now, new, worker_id)
+
+
+def enqueue_rollout(
+    tx: Transaction,
+    now: float,
+    input: TaskInput,
+    mode: RolloutMode | None = None,
+    resources_id: str | None = None,
+    config: RolloutConfig | None = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    rollout_id: str | None = None,
+) -> Rollout:
+    if rollout_id is None:
+        rollout_id = new_rollout_id()
+    else:
+        existing = tx.get_rollout(rollout_id)
+        if existing is not None:
+            return existing
+    rollout = _new_rollout(tx, now, "queuing", rollout_id, input, mode, resources_id, config, metadata)
+    tx.push(rollout_id)
+    return rollout
+
+
+def enqueue_many_rollouts(tx: Transaction, now: float, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    return [
+        enqueue_rollout(
+            tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id
+        )
+        for r in rollouts
+    ]
+
+
+def dequeue_rollout(tx: Transaction, now: float, worker_id: str | None = None) -> AttemptedRollout | None:
+    claimed = dequeue_many_rollouts(tx, now, limit=1, worker_id=worker_id)
+    return claimed[0] if claimed else None
+
+
+def dequeue_many_rollouts(
+    tx: Transaction, now: float, *, limit: int = 1, worker_id: str | None = None
+) -> list[AttemptedRollout]:
+    if limit < 1:
+        raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
+    claimed: list[AttemptedRollout] = []
+    while len(claimed) < limit:
+        rollout_id = tx.pop()
+        if rollout_id is None:
+            break
+        rollout = tx.get_rollout(rollout_id)
+        if rollout is not None and is_queuing(rollout):
+            claimed.append(begin_attempt(tx, now, rollout, worker_id))
+    if worker_id is not None and not claimed:
+        show_worker_idle(tx, now, worker_id, dequeued=True)
+    return claimed
+
+
+def return_claim(tx: Transaction, now: float, claim: AttemptedRollout) -> None:
+    """Undo a dequeue whose caller went away before it was told: the rollout goes back to the head of the queue."""
+    rollout = tx.get_rollout(claim.rollout_id)
+    latest = latest_attempt(tx, claim.rollout_id)
+    if rollout is None or latest != claim.attempt or rollout.status != "preparing":
+        return
+    tx.remove_latest_attempt(claim.rollout_id)
+    tx.schedule(claim.rollout_id, None)
+    status: RolloutStatus = "queuing" if claim.attempt.sequence_id == 1 else "requeuing"
+    tx.push(claim.rollout_id, front=True)
+    change_status(tx, now, rollout, status)
+    if claim.attempt.worker_id is not None:
+        release_worker(tx, now, claim.attempt)
+
+
+def get_rollout_by_id(tx: Transaction, now: float, rollout_id: str) -> AttemptedRollout | Rollout | None:
+    rollout = tx.get_rollout(rollout_id)
+    return None if rollout is None else with_latest_attempt(tx, rollout)
+
+
+def query_rollouts(
+    tx: Transaction,
+    now: float,
+    status: Sequence[RolloutStatus] | None = None,
+    rollout_ids: Sequence[str] | None = None,
+    *,
+    status_in: Sequence[RolloutStatus] | None = None,
+    rollout_id_in: Sequence[str] | None = None,
+    rollout_id_contains: str | None = None,
+    filter_logic: FilterLogic = "and",
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[AttemptedRollout | Rollout]:
+    selection = Selection(
+        conditions=conditions(
+            {
+                "status": {"within": _either("status_in", status_in, "status", status)},
+                "rollout_id": {
+                    "within": _either("rollout_id_in", rollout_id_in, "rollout_ids", rollout_ids),
+                    "contains": rollout_id_contains,
+                },
+            }
+        ),
+        logic=filter_logic,
+        sort_by=sort_by,
+        sort_order=sort_order,
+        limit=limit,
+        offset=offset,
+    ).checked(ROLLOUT_FIELDS)
+    page = tx.select_rollouts(selection)
+    items = [with_latest_attempt(tx, rollout) for rollout in page.items]
+    return PaginatedResult.model_construct(items=items, limit=limit, offset=offset, total=page.total)
+
+
+def _either(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+    if value is not None and old_value is not None and list(value) != list(old_value):
+        raise InvalidQuery(f"'{name}' and its older name '{old_name}' are both given and differ; give one of them.")
+    return value if value is not None else old_value
+
+
+def finished_rollouts(tx: Transaction, now: float, rollout_ids: Sequence[str]) -> dict[str, Rollout | None]:
+    """For each id that needs no more waiting: its finished rollout, or None where the id names nothing."""
+    settled: dict[str, Rollout | None] = {}
+    for rollout_id in rollout_ids:
+        rollout = tx.get_rollout(rollout_id)
+        if rollout is None:
+            settled[rollout_id] = None
+        elif is_finished(rollout):
+            settled[rollout_id] = with_latest_attempt(tx, rollout)
+    return settled
+
+
+def update_rollout(
+    tx: Transaction,
+    now: float,
+    rollout_id: str,
+    input: TaskInput | Unset = UNSET,
+    mode: RolloutMode | None | Unset = UNSET,
+    resources_id: str | None | Unset = UNSET,
+    status: RolloutStatus | Unset = UNSET,
+    config: RolloutConfig | Unset = UNSET,
+    metadata: dict[str, Any] | None | Unset = UNSET,
+) -> Rollout:
+    rollout = known_rollout(tx, rollout_id)
+    attempt = latest_attempt(tx, rollout_id)
+    before = due_time(rollout, attempt)
+    given = {
+        "input": detached_value(input),
+        "mode": mode,
+        "resources_id": resources_id,
+        "config": config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
+        "metadata": detached_value(metadata),
+    }
+    changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
+    if not isinstance(status, Unset) and status not in ROLLOUT_STATUSES:
+        raise InvalidValue(f"'{status}' is not a rollout status; use one of {list(ROLLOUT_STATUSES)}.")
+    if changes:
+        rollout = _revalidated(rollout, changes)
+        tx.put_rollout(rollout)
+    if not isinstance(status, Unset):
+        rollout = change_status(tx, now, rollout, status)
+    reschedule(tx, before, rollout, attempt)
+    return with_latest_attempt(tx, rollout)
+
+
+def _revalidated(rollout: Rollout, changes: dict[str, Any]) -> Rollout:
+    try:
+        return Rollout.model_validate({**rollout.__dict__, **changes})
+    except ValidationError as error:
+        reason = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidValue(f"Rollout '{rollout.rollout_id}' cannot be changed so: {reason}.") from error

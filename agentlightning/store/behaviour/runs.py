@@ -1,0 +1,121 @@
+"""What the store does with runs and their metrics."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from agentlightning.errors import InvalidValue, NotFound
+from agentlightning.store.selection import Selection, conditions, page_of
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import check_json, detached_value, replaced
+from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus, SortOrder
+from agentlightning.utils.id import run_id as new_run_id
+
+RUN_FIELDS = frozenset(Run.model_fields) - {"config", "metadata", "summary"}
+"""Fields a query may filter and sort by."""
+
+
+def start_run(
+    tx: Transaction,
+    now: float,
+    name: str = "run",
+    *,
+    config: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
+    run_id: str | None = None,
+) -> Run:
+    if run_id is not None:
+        existing = tx.get_record(Run, run_id)
+        if existing is not None:
+            return existing
+    run = Run(
+        run_id=run_id or new_run_id(),
+        name=name,
+        start_time=now,
+        config=detached_value(config or {}),
+        metadata=detached_value(metadata or {}),
+    )
+    return _put(tx, run)
+
+
+def _put(tx: Transaction, run: Run) -> Run:
+    tx.put_record(run)
+    tx.note("run", status=run.status, name=run.run_id)
+    return run
+
+
+def _known_run(tx: Transaction, run_id: str) -> Run:
+    run = tx.get_record(Run, run_id)
+    if run is None:
+        raise NotFound(f"Run {run_id} not found.")
+    return run
+
+
+def finish_run(
+    tx: Transaction,
+    now: float,
+    run_id: str,
+    status: RunStatus = "succeeded",
+    *,
+    summary: dict[str, Any] | None = None,
+) -> Run:
+    run = _known_run(tx, run_id)
+    if status not in get_args(RunStatus):
+        raise InvalidValue(f"'{status}' is not a run status; use one of {list(get_args(RunStatus))}.")
+    changes: dict[str, Any] = {"status": status, "end_time": None if status == "running" else now}
+    if summary is not None:
+        changes["summary"] = detached_value(summary)
+    return _put(tx, replaced(run, **changes))
+
+
+def get_run_by_id(tx: Transaction, now: float, run_id: str) -> Run | None:
+    return tx.get_record(Run, run_id)
+
+
+def query_runs(
+    tx: Transaction,
+    now: float,
+    *,
+    status_in: Sequence[RunStatus] | None = None,
+    name: str | None = None,
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Run]:
+    selection = Selection(
+        conditions=conditions({"status": {"within": status_in}, "name": {"exact": name}}),
+        sort_by=sort_by,
+        sort_order=sort_order,
+        limit=limit,
+        offset=offset,
+    ).checked(RUN_FIELDS)
+    return tx.select_records(Run, selection)
+
+
+def add_metrics(tx: Transaction, now: float, run_id: str, step: int, values: Mapping[str, float]) -> MetricPoint:
+    _known_run(tx, run_id)
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidValue(f"Metric '{name}' is a {type(value).__name__}; give a number.")
+        check_json(float(value), f"Metric '{name}' at step {step}")
+    point = MetricPoint(run_id=run_id, step=step, time=now, values=dict(values))
+    tx.append_metrics(point)
+    tx.note("metrics", name=run_id, number=step)
+    return point
+
+
+def query_metrics(
+    tx: Transaction,
+    now: float,
+    run_id: str,
+    *,
+    names: Sequence[str] | None = None,
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[MetricPoint]:
+    points = tx.get_metrics(run_id)
+    if names is not None:
+        wanted = frozenset(names)
+        kept = (replaced(p, values={n: v for n, v in p.values.items() if n in wanted}) for p in points)
+        points = [point for point in kept if point.values]
+    return page_of(points, Selection(limit=limit, offset=offset).checked(()))

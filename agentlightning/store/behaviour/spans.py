@@ -1,0 +1,139 @@
+"""What the store does with spans: keep them, number them, and take them as signs of life."""
+
+from collections.abc import Sequence
+
+from agentlightning.errors import InvalidValue, SpansEvicted
+from agentlightning.store.behaviour.attempts import find_attempt, known_attempt
+from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
+from agentlightning.store.behaviour.workers import show_worker_busy
+from agentlightning.store.lifecycle import (
+    attempt_status_after_span,
+    due_time,
+    is_queuing,
+    rollout_status_after_span,
+)
+from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import copied_span, replaced, weigh_span
+from agentlightning.types import FilterLogic, PaginatedResult, SortOrder, Span
+
+SPAN_FIELDS = frozenset(
+    ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
+)
+"""Fields a query may filter and sort by."""
+
+
+def add_span(tx: Transaction, now: float, span: Span) -> Span:
+    if not isinstance(span, Span):
+        raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; convert it with Span.from_opentelemetry.")
+    _append(tx, now, [span])
+    return span
+
+
+def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[Span | None]:
+    fresh: list[Span | None] = []
+    seen: set[tuple[str, str, str]] = set()
+    for span in spans:
+        key = (span.rollout_id, span.attempt_id, span.span_id)
+        known_rollout(tx, span.rollout_id)
+        is_repeated = key in seen or tx.has_span(known_attempt(tx, span.rollout_id, span.attempt_id), span.span_id)
+        seen.add(key)
+        fresh.append(None if is_repeated else span)
+    by_attempt: dict[tuple[str, str], list[Span]] = {}
+    for span in fresh:
+        if span is not None:
+            by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    for group in by_attempt.values():
+        _append(tx, now, group)
+    return fresh
+
+
+def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
+    """Append spans of one attempt and record the sign of life."""
+    rollout_id = spans[0].rollout_id
+    rollout = known_rollout(tx, rollout_id)
+    attempts = tx.get_attempts(rollout_id)
+    latest = attempts[-1] if attempts else None
+    if latest is not None and latest.attempt_id == spans[0].attempt_id:
+        attempt = latest
+    else:
+        attempt = known_attempt(tx, rollout_id, spans[0].attempt_id)
+    for span in spans:
+        tx.append_span(copied_span(span), attempt, weigh_span(span))
+        tx.note("span", rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
+    status = attempt_status_after_span(attempt, rollout)
+    if status == attempt.status:
+        alive = replaced(attempt, last_heartbeat_time=now)
+    else:
+        alive = replaced(attempt, last_heartbeat_time=now, status=status, end_time=None)
+    tx.put_attempt(alive)
+    if attempt is not latest:
+        return
+    new_status = rollout_status_after_span(rollout, status)
+    if new_status != rollout.status:
+        before = due_time(rollout, attempt)
+        was_queued = is_queuing(rollout)
+        rollout = change_status(tx, now, rollout, new_status)
+        reschedule(tx, before, rollout, alive)
+        if was_queued and alive.worker_id is not None:
+            show_worker_busy(tx, now, alive.worker_id, alive)
+
+
+def get_next_span_sequence_id(tx: Transaction, now: float, rollout_id: str, attempt_id: str) -> int:
+    sequence_id = tx.get_last_sequence(rollout_id) + 1
+    tx.put_last_sequence(rollout_id, sequence_id)
+    return sequence_id
+
+
+def get_many_span_sequence_ids(
+    tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]]
+) -> list[int]:
+    return [get_next_span_sequence_id(tx, now, *pair) for pair in rollout_attempt_ids]
+
+
+def query_spans(
+    tx: Transaction,
+    now: float,
+    rollout_id: str,
+    attempt_id: str | None = None,
+    *,
+    trace_id: str | None = None,
+    trace_id_contains: str | None = None,
+    span_id: str | None = None,
+    span_id_contains: str | None = None,
+    parent_id: str | None = None,
+    parent_id_contains: str | None = None,
+    name: str | None = None,
+    name_contains: str | None = None,
+    filter_logic: FilterLogic = "and",
+    limit: int = -1,
+    offset: int = 0,
+    sort_by: str | None = "sequence_id",
+    sort_order: SortOrder = "asc",
+) -> PaginatedResult[Span]:
+    selection = Selection(
+        conditions=conditions(
+            {
+                "trace_id": {"exact": trace_id, "contains": trace_id_contains},
+                "span_id": {"exact": span_id, "contains": span_id_contains},
+                "parent_id": {"exact": parent_id, "contains": parent_id_contains},
+                "name": {"exact": name, "contains": name_contains},
+            }
+        ),
+        logic=filter_logic,
+        sort_by=sort_by,
+        sort_order=sort_order,
+        limit=limit,
+        offset=offset,
+    ).checked(SPAN_FIELDS)
+    if tx.are_spans_evicted(rollout_id):
+        raise SpansEvicted(
+            f"Spans of rollout '{rollout_id}' were dropped to save memory; "
+            "raise eviction_memory_threshold or use the SQLite store."
+        )
+    attempt = None
+    if attempt_id is not None:
+        attempt = find_attempt(tx.get_attempts(rollout_id), attempt_id)
+        if attempt is None:
+            return PaginatedResult(items=[], limit=limit, offset=offset, total=0)
+    return tx.select_spans(rollout_id, attempt, selection)

@@ -1,0 +1,96 @@
+"""What the store knows of workers: signs of life, and whether they have work."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.store.operations import UNSET, Unset
+from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import detached_value, replaced
+from agentlightning.types import Attempt, FilterLogic, PaginatedResult, SortOrder, Worker, WorkerStatus
+
+WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
+"""Fields a query may filter and sort by."""
+
+
+def _put(tx: Transaction, before: Worker | None, worker: Worker) -> None:
+    tx.put_record(worker)
+    if before is None or before.status != worker.status:
+        tx.note("worker", status=worker.status, name=worker.worker_id)
+
+
+def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt) -> None:
+    """The worker has taken up an attempt."""
+    before = tx.get_record(Worker, worker_id)
+    worker = replaced(
+        before or Worker(worker_id=worker_id),
+        status="busy",
+        last_busy_time=now,
+        last_dequeue_time=now,
+        current_rollout_id=attempt.rollout_id,
+        current_attempt_id=attempt.attempt_id,
+    )
+    _put(tx, before, worker)
+
+
+def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False) -> None:
+    """The worker has nothing to do, because it finished or because it asked for work in vain."""
+    before = tx.get_record(Worker, worker_id)
+    changes: dict[str, Any] = {"last_dequeue_time": now} if dequeued else {}
+    worker = replaced(
+        before or Worker(worker_id=worker_id),
+        status="idle",
+        last_idle_time=now,
+        current_rollout_id=None,
+        current_attempt_id=None,
+        **changes,
+    )
+    _put(tx, before, worker)
+
+
+def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
+    """The attempt is over: its worker is idle, unless it has taken up another one meanwhile."""
+    if attempt.worker_id is None:
+        return
+    worker = tx.get_record(Worker, attempt.worker_id)
+    if worker is None or worker.current_attempt_id in (None, attempt.attempt_id):
+        show_worker_idle(tx, now, attempt.worker_id)
+
+
+def update_worker(
+    tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
+) -> Worker:
+    before = tx.get_record(Worker, worker_id)
+    changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached_value(heartbeat_stats)}
+    worker = replaced(before or Worker(worker_id=worker_id), last_heartbeat_time=now, **changes)
+    _put(tx, before, worker)
+    return worker
+
+
+def get_worker_by_id(tx: Transaction, now: float, worker_id: str) -> Worker | None:
+    return tx.get_record(Worker, worker_id)
+
+
+def query_workers(
+    tx: Transaction,
+    now: float,
+    *,
+    status_in: Sequence[WorkerStatus] | None = None,
+    worker_id_contains: str | None = None,
+    filter_logic: FilterLogic = "and",
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Worker]:
+    selection = Selection(
+        conditions=conditions(
+            {"status": {"within": status_in}, "worker_id": {"contains": worker_id_contains}}
+        ),
+        logic=filter_logic,
+        sort_by=sort_by,
+        sort_order=sort_order,
+        limit=limit,
+        offset=offset,
+    ).checked(WORKER_FIELDS)
+    return tx.select_records(Worker, selection)

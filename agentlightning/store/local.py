@@ -1,0 +1,275 @@
+"""LocalStore: what the stores that live in this process have in common.
+
+Every operation is its behaviour run in a transaction; the back end decides where (`_write`, `_read`). What cannot be one
+transaction is written here once: waiting for rollouts and for work, subscriptions, and the watchdog's clock, which also
+ticks while only a waiter waits.
+"""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from typing_extensions import Self
+
+from agentlightning.errors import InvalidQuery, RequestConflict
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
+from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
+from agentlightning.store.behaviour.attempts import mark_overdue
+from agentlightning.store.behaviour.rollouts import finished_rollouts, return_claim
+from agentlightning.store.detach import detached
+from agentlightning.store.notices import Listener, NoticeBoard
+from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.transaction import Answer, Transaction
+from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
+from agentlightning.utils.metrics import MetricsBackend
+
+__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "execute"]
+
+Clock = Callable[[], float]
+
+DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024
+ANSWER_LIFETIME_SECONDS = 600.0
+"""How long the answer to a request id is given again."""
+OPERATION_SECONDS = "agl_store_operation_seconds"
+
+
+def wall_clock() -> float:
+    """Seconds since the epoch, looked up at each call so that a test may replace `time.time`."""
+    return time.time()
+
+
+@dataclass(slots=True)
+class Call:
+    """One operation to be run in a transaction."""
+
+    name: str
+    behaviour: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+    watchdog: bool = True
+    """Whether overdue attempts are marked first."""
+
+
+def execute(call: Call, tx: Transaction, now: float) -> Any:
+    """Run a call, or give the answer of the first one that came with its request id; the result is the caller's own."""
+    if call.request_id is None:
+        return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
+    op = operations_of(LightningStore)[call.name]
+    answer = tx.get_answer(call.request_id, now)
+    if answer is not None:
+        if answer.operation != call.name:
+            raise RequestConflict(
+                f"Request id '{call.request_id}' was used for {answer.operation} and now for {call.name}; "
+                "give every request an id of its own."
+            )
+        return op.decode_result(answer.body)
+    result = call.behaviour(tx, now, *call.args, **call.kwargs)
+    if result is not None and result != []:
+        tx.put_answer(call.request_id, Answer(call.name, op.encode_result(result)), now)
+    return detached(result)
+
+
+def _measured(run: Callable[[Call], Awaitable[Any]], tracker: MetricsBackend) -> Callable[[Call], Coroutine[Any, Any, Any]]:
+    async def measured(call: Call) -> Any:
+        began = time.perf_counter()
+        try:
+            return await run(call)
+        finally:
+            tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": call.name})
+
+    return measured
+
+
+def _operation_method(op: Operation) -> Callable[..., Any]:
+    behaviour = BEHAVIOURS.get(op.name)
+    if behaviour is None:
+        return op.declared  # the class below defines it
+
+    watchdog = op.name not in WITHOUT_WATCHDOG
+
+    async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
+        return await self._write(Call(op.name, behaviour, args, kwargs, None, watchdog))
+
+    async def read(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
+        return await self._read(Call(op.name, behaviour, args, kwargs, None, watchdog))
+
+    return write if op.mutates else read
+
+
+@forward_operations(_operation_method)
+class LocalStore(LightningStore):
+    """A store in this process."""
+
+    def __init__(
+        self,
+        *,
+        max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        tracker: MetricsBackend | None = None,
+        scan_debounce_seconds: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.max_span_bytes = max_span_bytes
+        self.scan_debounce_seconds = scan_debounce_seconds
+        self._clock = clock or wall_clock
+        self._last_scan = -math.inf
+        self._start_time = self._clock()
+        self._board = NoticeBoard()
+        if tracker is not None:
+            tracker.register_histogram(OPERATION_SECONDS, ["operation"])
+            # Instance attributes hide the methods, so that a store without a tracker pays nothing.
+            self._write = _measured(self._write, tracker)  # type: ignore[method-assign]
+            self._read = _measured(self._read, tracker)  # type: ignore[method-assign]
+
+    # ------------------------------------------------------------------ what a back end gives
+
+    @abstractmethod
+    async def _write(self, call: Call) -> Any:
+        """Run a call in a transaction that may write, with overdue attempts marked before it."""
+
+    @abstractmethod
+    async def _read(self, call: Call) -> Any:
+        """Run a call in a transaction that only reads, with overdue attempts marked before it."""
+
+    @abstractmethod
+    def _next_due(self) -> float | None:
+        """When the watchdog must look again, at the earliest; None if nothing is scheduled."""
+
+    @abstractmethod
+    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+        """Committed notices behind a cursor; None if some of them are gone."""
+
+    def _newest_cursor(self) -> int:
+        return self._board.cursor
+
+    # ------------------------------------------------------------------ the store itself
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"thread_safe": True, "async_safe": True, "zero_copy": False, "otlp_traces": False}
+
+    async def statistics(self) -> LightningStoreStatistics:
+        counts: dict[str, Any] = await self._read(Call("statistics", lambda tx, now: tx.counts()))
+        known = LightningStoreStatistics(name=type(self).__name__, uptime=self._clock() - self._start_time)
+        known.update(counts)  # type: ignore[typeddict-item] # `counts` uses the same names
+        return known
+
+    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        if name not in operations_of(LightningStore):
+            raise InvalidQuery(f"There is no store operation '{name}'.")
+        if request_id is None or not operations_of(LightningStore)[name].mutates:
+            return await getattr(self, name)(**arguments)
+        given = dict(arguments)
+        wait = given.pop("wait", None)
+        call = Call(name, BEHAVIOURS[name], (), given, request_id, name not in WITHOUT_WATCHDOG)
+        return await self._call(call, wait)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ waiting
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, wait: float | None = None
+    ) -> AttemptedRollout | None:
+        call = Call("dequeue_rollout", BEHAVIOURS["dequeue_rollout"], (worker_id,))
+        claim: AttemptedRollout | None = await self._call(call, wait)
+        return claim
+
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
+    ) -> Sequence[AttemptedRollout]:
+        arguments = {"limit": limit, "worker_id": worker_id}
+        call = Call("dequeue_many_rollouts", BEHAVIOURS["dequeue_many_rollouts"], (), arguments)
+        claims: Sequence[AttemptedRollout] = await self._call(call, wait)
+        return claims
+
+    async def _call(self, call: Call, wait: float | None) -> Any:
+        """Run a call; with `wait`, run it again whenever there may be work, until it has an answer or time is over."""
+        answer = await self._write(call)
+        if answer or wait is None or wait <= 0:
+            return answer
+        deadline = time.monotonic() + wait
+        with self._board.queueing() as waiter:
+            while True:
+                answer = await self._write(call)
+                if answer or time.monotonic() >= deadline:
+                    return answer
+                await self._sleep(waiter, deadline)
+
+    async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pending = dict.fromkeys(rollout_ids)
+        settled: dict[str, Rollout | None] = {}
+        with self._board.listening(lambda notice: notice.rollout_id in pending) as listener:
+            while True:
+                settled |= await self._read(Call("wait_for_rollouts", finished_rollouts, (list(pending),)))
+                pending = {rollout_id: None for rollout_id in pending if rollout_id not in settled}
+                if not pending or time.monotonic() >= deadline:
+                    return [rollout for r in dict.fromkeys(rollout_ids) if (rollout := settled.get(r)) is not None]
+                await self._sleep(listener, deadline)
+
+    async def _sleep(self, listener: Listener, deadline: float) -> None:
+        """Wait to be woken, until the deadline (monotonic) or the moment the watchdog must look."""
+        remaining = deadline - time.monotonic()
+        due = self._next_due()
+        if due is not None:
+            remaining = min(remaining, max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
+        await listener.wait(None if math.isinf(remaining) else max(remaining, 0.0))
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        wanted = frozenset(NOTICE_KINDS if kinds is None else kinds)
+        unknown = wanted.difference(NOTICE_KINDS)
+        if unknown:
+            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
+        return self._subscription(wanted, self._newest_cursor() if after is None else after)
+
+    async def _subscription(self, wanted: frozenset[str], cursor: int) -> AsyncIterator[Notice]:
+        with self._board.listening(lambda notice: notice.kind in wanted) as listener:
+            while True:
+                notices = await self._notices_after(cursor)
+                if notices is None:
+                    cursor = self._newest_cursor()
+                    yield Notice("gap", cursor)
+                    continue
+                for notice in notices:
+                    cursor = notice.cursor
+                    if notice.kind in wanted:
+                        yield notice
+                if not notices:
+                    await self._sleep(listener, math.inf)
+                    await self._read(_LOOK)
+
+    # ------------------------------------------------------------------ the watchdog
+
+    def _is_scan_due(self, due: float | None, now: float) -> bool:
+        """Whether an overdue attempt may exist; debounced if the user asked for that."""
+        if due is None or now <= due:
+            return False
+        if now - self._last_scan < self.scan_debounce_seconds:
+            return False
+        self._last_scan = now
+        return True
+
+    async def _return_claims(self, claims: AttemptedRollout | Sequence[AttemptedRollout] | None) -> None:
+        """Put rollouts back that were claimed for a caller who is gone."""
+        for claim in [claims] if isinstance(claims, AttemptedRollout) else claims or ():
+            await self._write(Call("return_claim", partial(return_claim, claim=claim)))
+
+
+_PAST_DUE_SECONDS = 0.001
+"""A moment is past when the clock shows more, so a waiter sleeps this much beyond it."""
+
+_LOOK = Call("look", lambda tx, now: None)
+"""Nothing but an occasion for the watchdog."""
+
+WATCHDOG = Call("watchdog", mark_overdue, watchdog=False)

@@ -1,0 +1,193 @@
+"""The memory store: everything on dictionaries, under one lock.
+
+It is safe to use from any number of threads and event loops. When spans outgrow the eviction threshold, the spans of the
+oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStoreStatistics
+from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, WATCHDOG, Call, Clock, LocalStore, execute
+from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
+from agentlightning.store.memory_transaction import MemoryTransaction
+from agentlightning.store.notices import NoticeBoard
+from agentlightning.types import Notice, Span
+from agentlightning.utils.metrics import MetricsBackend
+
+__all__ = ["InMemoryLightningStore", "estimate_model_size"]
+
+FALLBACK_MEMORY_BYTES = 8 * 1024**3
+DEFAULT_EVICTION_RATIO = 0.7
+SAFE_SHARE_OF_EVICTION = 0.8
+EXACT_FROM_SHARE = 0.5
+"""Share of the eviction threshold from which sizes are computed exactly instead of estimated."""
+
+
+def estimate_model_size(obj: Any) -> int:
+    """Bytes an object takes with what hangs on it; keys of mappings are not counted."""
+    if isinstance(obj, BaseModel):
+        return sys.getsizeof(obj) + sum(map(estimate_model_size, obj.__dict__.values()))
+    if isinstance(obj, Mapping):
+        return sys.getsizeof(obj) + sum(map(estimate_model_size, obj.values()))
+    if isinstance(obj, (list, tuple, set)):
+        return sys.getsizeof(obj) + sum(map(estimate_model_size, obj))
+    return sys.getsizeof(obj)
+
+
+def _detect_total_memory_bytes() -> int:
+    """Memory of this machine."""
+    try:
+        import psutil
+    except ImportError:
+        return FALLBACK_MEMORY_BYTES
+    return int(psutil.virtual_memory().total)
+
+
+def _threshold_bytes(name: str, value: float | int, total: int, *, least: int) -> int:
+    """A float is a share of this machine's memory, an int a number of bytes."""
+    if isinstance(value, float):
+        if not (0.0 < value <= 1.0 or (least == 0 and value == 0.0)):
+            raise ConfigurationError(f"{name} is {value}; as a share of memory it must lie between 0 and 1.")
+        return int(total * value)
+    if isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name} is {value}; as a number of bytes it must be at least {least}.")
+    return value
+
+
+class InMemoryLightningStore(LocalStore):
+    """A store that lives and dies with its process."""
+
+    def __init__(
+        self,
+        *,
+        thread_safe: bool = True,
+        eviction_memory_threshold: float | int | None = None,
+        safe_memory_threshold: float | int | None = None,
+        span_size_estimator: Callable[[Span], int] | None = None,
+        tracker: MetricsBackend | None = None,
+        scan_debounce_seconds: float = 0.0,
+        max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make an empty store.
+
+        Args:
+            thread_safe: Accepted for scripts of the 0.3 release; this store is always thread-safe.
+            eviction_memory_threshold: Spans above this are dropped; a share of memory (float) or bytes (int).
+            safe_memory_threshold: Dropping stops at or below this; by default four fifths of the other threshold.
+            span_size_estimator: Bytes of one span; by default a cheap estimate, exact near the threshold.
+            tracker: Measures every operation.
+            scan_debounce_seconds: Least time between two looks of the watchdog.
+            max_span_bytes: Largest span that is accepted, as JSON.
+            clock: Seconds since the epoch; for tests.
+        """
+        super().__init__(
+            max_span_bytes=max_span_bytes, tracker=tracker, scan_debounce_seconds=scan_debounce_seconds, clock=clock
+        )
+        self._total_memory_bytes = _detect_total_memory_bytes()
+        eviction = DEFAULT_EVICTION_RATIO if eviction_memory_threshold is None else eviction_memory_threshold
+        self._eviction_threshold_bytes = _threshold_bytes(
+            "eviction_memory_threshold", eviction, self._total_memory_bytes, least=1
+        )
+        if safe_memory_threshold is None:
+            self._safe_threshold_bytes = int(self._eviction_threshold_bytes * SAFE_SHARE_OF_EVICTION)
+        else:
+            self._safe_threshold_bytes = _threshold_bytes(
+                "safe_memory_threshold", safe_memory_threshold, self._total_memory_bytes, least=0
+            )
+        if not 0 <= self._safe_threshold_bytes < self._eviction_threshold_bytes:
+            raise ConfigurationError(
+                f"safe_memory_threshold ({self._safe_threshold_bytes} bytes) must be below "
+                f"eviction_memory_threshold ({self._eviction_threshold_bytes} bytes)."
+            )
+        self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
+        self._tx = MemoryTransaction(
+            max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
+        )
+        if span_size_estimator is not None:
+            estimator = span_size_estimator
+            self._tx.weigh = lambda span: max(0, estimator(span))
+
+    async def _write(self, call: Call) -> Any:
+        with self._lock:
+            now = self._clock()
+            if call.watchdog and self._tx.due_heap and self._is_scan_due(self._tx.earliest_due(), now):
+                self._transact(WATCHDOG, now)
+            return self._transact(call, now)
+
+    async def _read(self, call: Call) -> Any:
+        return await self._write(call)
+
+    def _transact(self, call: Call, now: float) -> Any:
+        tx, board = self._tx, self._board
+        due = tx.earliest_due() if board.has_waiters else None
+        try:
+            result = execute(call, tx, now)
+        except BaseException:
+            tx.rollback()
+            raise
+        notices = tx.commit()
+        if notices:
+            board.publish(notices)
+        if tx.span_bytes > self._eviction_threshold_bytes * EXACT_FROM_SHARE:
+            self._evict()
+        if tx.due_heap and board.has_waiters:
+            earliest = tx.earliest_due()
+            if earliest is not None and (due is None or earliest < due):
+                board.wake_everyone()
+        return result
+
+    def _evict(self) -> None:
+        """Drop spans of the oldest rollouts if the threshold is passed."""
+        tx = self._tx
+        if tx.weigh is None:
+            self._weigh_exactly()
+        if tx.span_bytes <= self._eviction_threshold_bytes:
+            return
+        holding = [entry for entry in tx.entries.values() if entry.spans]
+        for entry in sorted(holding, key=lambda entry: entry.rollout.start_time):
+            if tx.span_bytes <= self._safe_threshold_bytes:
+                return
+            tx.evict_spans(entry)
+
+    def _weigh_exactly(self) -> None:
+        """From now on count real sizes, those of the spans already kept included."""
+        tx = self._tx
+        tx.weigh = estimate_model_size
+        for entry in tx.entries.values():
+            entry.bytes = sum(map(estimate_model_size, entry.spans))
+        tx.span_bytes = sum(entry.bytes for entry in tx.entries.values())
+
+    def _next_due(self) -> float | None:
+        with self._lock:
+            return self._tx.earliest_due()
+
+    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+        return self._board.after(cursor)
+
+    async def statistics(self) -> LightningStoreStatistics:
+        statistics = await super().statistics()
+        statistics["eviction_threshold_bytes"] = self._eviction_threshold_bytes
+        statistics["safe_threshold_bytes"] = self._safe_threshold_bytes
+        statistics["memory_capacity_bytes"] = self._total_memory_bytes
+        return statistics
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Data travels to another process; locks and waiters stay behind."""
+        with self._lock:
+            state = dict(self.__dict__)
+        state["_board"] = self._board.cursor
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._board = NoticeBoard()
+        self._board.start_at(state["_board"])

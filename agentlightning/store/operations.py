@@ -1,0 +1,163 @@
+"""Operations: how a declared store method can travel.
+
+`LightningStore` declares each method once and marks it with `@operation(verb, path)`. Everything else is derived from that
+declaration: this module turns it into an `Operation` that knows its route, can name the arguments of a call, and can carry
+arguments and results as JSON. Wrappers, servers and clients ask for `operations_of(LightningStore)`; none of them lists methods.
+
+Each argument is dumped by its own adapter (dumping one request model with `exclude_unset` would drop nested defaults such
+as generated ids), and results are dumped as what they are (or the attempt inside an AttemptedRollout would be lost).
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
+
+__all__ = ["UNSET", "Unset", "Operation", "Route", "operation", "operations_of", "forward_operations"]
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+StoreT = TypeVar("StoreT")
+Verb = Literal["GET", "POST"]
+
+
+class _UnsetType:
+    """The type of `UNSET`: an update that leaves the field alone, where None is a value."""
+
+    __slots__ = ()
+    _instance: "_UnsetType | None" = None
+
+    def __new__(cls) -> "_UnsetType":
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> tuple[type["_UnsetType"], tuple[()]]:
+        return _UnsetType, ()
+
+
+UNSET = _UnsetType()
+Unset = _UnsetType
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where an operation is found below `/v1/agl`."""
+
+    verb: Verb
+    path: str
+    body: str | None
+    """The argument that is the whole request body; None sends the arguments as one object."""
+    status: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One store method that can travel."""
+
+    name: str
+    route: Route
+    mutates: bool
+    by_keyword: bool
+    """Wrappers pass every argument by name: in the 0.2 release these methods took keywords only."""
+    signature: inspect.Signature
+    declared: Callable[..., Any]
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """Parameter name -> type, without the `Unset` alternative."""
+        hints = {name: _without_unset(hint) for name, hint in get_type_hints(self.declared, include_extras=True).items()}
+        return {name: hint for name, hint in hints.items() if name != "return"}
+
+    @functools.cached_property
+    def adapters(self) -> dict[str, TypeAdapter[Any]]:
+        return {name: TypeAdapter(hint) for name, hint in self.hints.items()}
+
+    @functools.cached_property
+    def result(self) -> TypeAdapter[Any]:
+        return TypeAdapter(get_type_hints(self.declared, include_extras=True)["return"])
+
+    def name_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of one call by name, leaving out the ones not given or `UNSET`."""
+        given = self.signature.bind(*args, **kwargs).arguments
+        return {name: value for name, value in given.items() if not isinstance(value, Unset)}
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call this operation on another store, in the argument shape that a store of any release understands."""
+        named = self.name_arguments(args, kwargs)
+        method = getattr(target, self.name)
+        if self.by_keyword:
+            return method(**named)
+        positional = [
+            named.pop(name, parameter.default)
+            for name, parameter in self.signature.parameters.items()
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+        ]
+        return method(*positional, **named)
+
+    def encode_result(self, value: Any) -> bytes:
+        return self.result.dump_json(value, serialize_as_any=True)
+
+    def decode_result(self, payload: bytes) -> Any:
+        return self.result.validate_json(payload)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    route: Route
+    mutates: bool
+    by_keyword: bool
+
+
+def operation(
+    verb: Verb, path: str, *, body: str | None = None, status: int = 200, mutates: bool = True, by_keyword: bool = False
+) -> Callable[[MethodT], MethodT]:
+    """Declare a store method as an operation with its route."""
+
+    def mark(method: MethodT) -> MethodT:
+        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, by_keyword))  # noqa: B010
+        return method
+
+    return mark
+
+
+@functools.cache
+def operations_of(store_type: type) -> Mapping[str, Operation]:
+    """Every operation a store type declares or inherits, by name, in the order of declaration."""
+    found: dict[str, Operation] = {}
+    for owner in reversed(store_type.__mro__):
+        for name, method in vars(owner).items():
+            mark: _Mark | None = getattr(method, "__operation__", None)
+            if mark is not None and name not in found:
+                signature = inspect.signature(method)
+                parameters = [p for p in signature.parameters.values() if p.name != "self"]
+                found[name] = Operation(
+                    name, mark.route, mark.mutates, mark.by_keyword, signature.replace(parameters=parameters), method
+                )
+    return types.MappingProxyType(found)
+
+
+def forward_operations(
+    make_method: Callable[[Operation], Callable[..., Any]],
+) -> Callable[[type[StoreT]], type[StoreT]]:
+    """Class decorator: give the class a method for every operation it does not define itself."""
+
+    def fill(store_type: type[StoreT]) -> type[StoreT]:
+        for op in operations_of(store_type).values():
+            if op.name not in vars(store_type):
+                setattr(store_type, op.name, functools.wraps(op.declared)(make_method(op)))
+        return store_type
+
+    return fill
+
+
+def _without_unset(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        return Union[tuple(member for member in get_args(hint) if member is not Unset)]  # noqa: UP007 # built at run time
+    return hint

@@ -1,0 +1,172 @@
+"""The database file: opened only if it is ours and whole, brought up to the current schema, never touched otherwise."""
+
+import sqlite3
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+
+__all__ = ["MEMORY", "Durability", "connect", "prepare", "store_errors"]
+
+Durability = Literal["process", "power"]
+
+MEMORY = ":memory:"
+"""The path of a database that lives in this process only."""
+
+APPLICATION_ID = 0x41474C53  # "AGLS", in the header of every file of ours
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\x00"
+_USER_VERSION_AT, _APPLICATION_ID_AT = 60, 68
+
+CHECKED_BYTES = 32 * 1024 * 1024
+"""Files up to this size are checked whole when they are opened; larger ones show damage where it is met."""
+BUSY_TIMEOUT_SECONDS = 30.0
+CHECKPOINT_PAGES = 4000
+WRITER_CACHE_KIB = 32 * 1024
+READER_CACHE_KIB = 4 * 1024
+SYNCHRONOUS: dict[str, str] = {"process": "NORMAL", "power": "FULL"}
+
+
+@contextmanager
+def store_errors(path: str) -> Iterator[None]:
+    """Say SQLite's errors in ours: what happened to which file, and the way out."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(error, path) from error
+
+
+def _translated(error: sqlite3.Error, path: str) -> StoreUnavailable:
+    text = str(error)
+    if "full" in text:
+        return StoreUnavailable(f"The disk of store '{path}' is full; what was acknowledged is kept. Free space, then retry.")
+    if "locked" in text or "busy" in text:
+        return StoreUnavailable(f"Store '{path}' was locked by another process for {BUSY_TIMEOUT_SECONDS:.0f} s; retry.")
+    if "malformed" in text or "not a database" in text or "corrupt" in text:
+        return IncompatibleStore(f"Store '{path}' is damaged ({text}); restore it from a backup.")
+    return StoreUnavailable(f"Store '{path}' cannot be used: {text}.")
+
+
+def connect(path: str, *, durability: Durability = "process", is_reader: bool = False) -> sqlite3.Connection:
+    """A connection that leaves transactions to the caller."""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if is_reader else WRITER_CACHE_KIB}")
+    if is_reader:
+        connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def prepare(path: str, durability: Durability) -> int:
+    """Check a file, create or migrate its schema, and return the number of its newest notice."""
+    if durability not in SYNCHRONOUS:
+        raise ConfigurationError(f"durability is {durability!r}; use 'process' or 'power'.")
+    _check_header(path)
+    with store_errors(path):
+        connection = connect(path, durability=durability)
+        try:
+            _check_whole(connection, path)
+            _use_write_ahead_log(connection)
+            migrate(connection, path)
+            newest: int = connection.execute("SELECT coalesce(max(last_cursor), 0) FROM notices").fetchone()[0]
+            return newest
+        finally:
+            connection.close()
+
+
+def _check_header(path: str) -> None:
+    """Look at the first bytes as a plain file, which cannot change anything."""
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise ConfigurationError(f"Folder '{file.parent}' for store '{path}' does not exist; create it first.")
+    if not file.exists() or file.stat().st_size == 0:
+        return
+    with file.open("rb") as stream:
+        header = stream.read(_HEADER_BYTES)
+    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+        raise IncompatibleStore(f"'{path}' is not a store (not a SQLite file); give another path or restore a backup.")
+    (application_id,) = struct.unpack_from(">i", header, _APPLICATION_ID_AT)
+    (version,) = struct.unpack_from(">i", header, _USER_VERSION_AT)
+    if application_id not in (0, APPLICATION_ID):
+        raise _foreign(path)
+    if application_id == APPLICATION_ID and version > len(_migrations()):
+        raise _newer(path, version)
+
+
+def _foreign(path: str) -> IncompatibleStore:
+    return IncompatibleStore(f"'{path}' is a SQLite file of another program; give the store a path of its own.")
+
+
+def _newer(path: str, version: int) -> IncompatibleStore:
+    return IncompatibleStore(
+        f"Store '{path}' has schema version {version}, this release knows {len(_migrations())}: "
+        "upgrade with `pip install -U agentlightning`. The file was not changed."
+    )
+
+
+def _check_whole(connection: sqlite3.Connection, path: str) -> None:
+    size = Path(path).stat().st_size
+    if 0 < size <= CHECKED_BYTES:
+        problems = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
+        if problems != ["ok"]:
+            raise IncompatibleStore(f"Store '{path}' is damaged ({'; '.join(problems)}); restore it from a backup.")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Readers then never wait for the writer. Two processes that switch a new file at once: one tries again."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Apply the migrations that a file lacks, all or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+        if has_tables and application_id != APPLICATION_ID:
+            raise _foreign(path)
+        migrations = _migrations()
+        if version > len(migrations):
+            raise _newer(path, version)
+        for number in range(version + 1, len(migrations) + 1):
+            for statement in _statements(migrations[number - 1]):
+                connection.execute(statement)
+            connection.execute("INSERT INTO schema_version VALUES (?, ?)", (number, time.time()))
+        if version < len(migrations):
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _migrations() -> list[str]:
+    folder = resources.files("agentlightning.store.sqlite") / "migrations"
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return [file.read_text(encoding="utf-8") for file in files]
+
+
+def _statements(script: str) -> Iterator[str]:
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,131 @@
+-- Rollouts have a number of their own: rows that refer to them then lie together in the order of creation, which keeps
+-- the cost of a write the same however much is stored. JSON is kept as text in BLOB columns.
+
+CREATE TABLE schema_version (
+    version      INTEGER PRIMARY KEY,
+    applied_time REAL NOT NULL
+);
+
+CREATE TABLE rollouts (
+    number       INTEGER PRIMARY KEY,
+    rollout_id   TEXT NOT NULL UNIQUE,
+    status       TEXT NOT NULL,
+    mode         TEXT,
+    resources_id TEXT,
+    start_time   REAL NOT NULL,
+    end_time     REAL,
+    config       BLOB NOT NULL,
+    metadata     BLOB NOT NULL,
+    due          REAL  -- when the watchdog must look
+);
+CREATE INDEX rollouts_by_status ON rollouts (status);
+CREATE INDEX rollouts_by_start ON rollouts (start_time);
+CREATE INDEX rollouts_by_due ON rollouts (due) WHERE due IS NOT NULL;
+
+-- Apart from the rollout, because a task may be large and a status changes often.
+CREATE TABLE inputs (
+    rollout INTEGER PRIMARY KEY,
+    body    BLOB NOT NULL
+);
+
+CREATE TABLE attempts (
+    rollout             INTEGER NOT NULL,
+    sequence_id         INTEGER NOT NULL,
+    attempt_id          TEXT NOT NULL,
+    status              TEXT NOT NULL,
+    start_time          REAL NOT NULL,
+    end_time            REAL,
+    worker_id           TEXT,
+    last_heartbeat_time REAL,
+    metadata            BLOB NOT NULL,
+    PRIMARY KEY (rollout, sequence_id)
+) WITHOUT ROWID;
+
+CREATE TABLE spans (
+    number      INTEGER PRIMARY KEY,
+    rollout     INTEGER NOT NULL,
+    attempt     INTEGER NOT NULL,  -- the attempt's sequence_id
+    span_id     TEXT NOT NULL,
+    sequence_id INTEGER NOT NULL,
+    body        BLOB NOT NULL
+);
+CREATE INDEX spans_by_attempt ON spans (rollout, attempt, span_id);
+
+-- Sequence ids that were given out; a span may show a higher one.
+CREATE TABLE sequences (
+    rollout_id TEXT PRIMARY KEY,
+    last       INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE queue (
+    position INTEGER PRIMARY KEY,
+    rollout  INTEGER NOT NULL UNIQUE
+);
+
+CREATE TABLE resources (
+    number       INTEGER PRIMARY KEY,
+    resources_id TEXT NOT NULL UNIQUE,
+    create_time  REAL NOT NULL,
+    update_time  REAL NOT NULL,
+    version      INTEGER NOT NULL,
+    resources    BLOB NOT NULL
+);
+
+CREATE TABLE workers (
+    number              INTEGER PRIMARY KEY,
+    worker_id           TEXT NOT NULL UNIQUE,
+    status              TEXT NOT NULL,
+    last_heartbeat_time REAL,
+    last_dequeue_time   REAL,
+    last_busy_time      REAL,
+    last_idle_time      REAL,
+    current_rollout_id  TEXT,
+    current_attempt_id  TEXT,
+    heartbeat_stats     BLOB NOT NULL
+);
+
+CREATE TABLE runs (
+    number     INTEGER PRIMARY KEY,
+    run_id     TEXT NOT NULL UNIQUE,
+    name       TEXT NOT NULL,
+    status     TEXT NOT NULL,
+    start_time REAL NOT NULL,
+    end_time   REAL,
+    config     BLOB NOT NULL,
+    metadata   BLOB NOT NULL,
+    summary    BLOB NOT NULL
+);
+
+CREATE TABLE metrics (
+    number INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    step   INTEGER NOT NULL,
+    time   REAL NOT NULL,
+    body   BLOB NOT NULL
+);
+CREATE INDEX metrics_by_run ON metrics (run_id, step);
+
+CREATE TABLE settings (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE answers (
+    request_id TEXT PRIMARY KEY,
+    operation  TEXT NOT NULL,
+    body       BLOB NOT NULL,
+    time       REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX answers_by_time ON answers (time);
+
+-- The notices of one commit in one row, under the number of the last of them.
+CREATE TABLE notices (
+    last_cursor INTEGER PRIMARY KEY,
+    body        BLOB NOT NULL
+);
+
+CREATE TABLE totals (
+    spans      INTEGER NOT NULL,
+    span_bytes INTEGER NOT NULL
+);
+INSERT INTO totals VALUES (0, 0);

@@ -1,0 +1,376 @@
+"""Rollouts, attempts and spans in SQLite.
+
+Rollouts that were met are remembered together with their attempts, so that the ten spans of a rollout read it once and,
+arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when it is flushed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from agentlightning.store.selection import Selection, choose
+from agentlightning.store.sqlite.rows import (
+    ATTEMPT_COLUMNS,
+    ROLLOUT_COLUMNS,
+    attempt_of,
+    attempt_row,
+    config_json,
+    rollout_of,
+)
+from agentlightning.store.sqlite.selecting import clauses_of
+from agentlightning.store.sqlite.session import Row, Session
+from agentlightning.store.values import as_json, check_size, span_as_json
+from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
+
+__all__ = ["Entry", "RolloutTables"]
+
+CACHED_ROLLOUTS = 2048
+"""How many rollouts are remembered between batches."""
+
+_SELECT_ROLLOUT = (
+    f"SELECT number, position, due, body, {ROLLOUT_COLUMNS} FROM rollouts "
+    "JOIN inputs ON inputs.rollout = number LEFT JOIN queue ON queue.rollout = number"
+)
+_INSERT_ROLLOUT = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_UPDATE_ROLLOUT = (
+    "UPDATE rollouts SET status = ?, mode = ?, resources_id = ?, end_time = ?, config = ?, metadata = ?, due = ? "
+    "WHERE number = ?"
+)
+_UPDATE_ATTEMPT = (
+    "UPDATE attempts SET status = ?, end_time = ?, worker_id = ?, last_heartbeat_time = ?, metadata = ? "
+    "WHERE rollout = ? AND sequence_id = ?"
+)
+_INSERT_ATTEMPT = f"INSERT INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_SPAN = "INSERT INTO spans (rollout, attempt, span_id, sequence_id, body) VALUES (?, ?, ?, ?, ?)"
+
+
+class Entry:
+    """A rollout as the transaction knows it."""
+
+    __slots__ = ("attempts", "due", "json", "number", "position", "rollout", "span_ids", "stored_attempts", "stored_input")
+
+    def __init__(self, rollout: Rollout, number: int) -> None:
+        self.rollout = rollout
+        self.number = number
+        self.json: tuple[bytes, bytes] = (b"", b"")
+        """Configuration and metadata."""
+        self.attempts: list[Attempt] | None = None
+        """None until they are asked for."""
+        self.stored_attempts = 0
+        """How many of the attempts have a row."""
+        self.stored_input: object = None
+        """The input that has a row."""
+        self.span_ids: dict[int, set[str]] = {}
+        """Ids of all spans, for attempts of which all are known."""
+        self.position: int | None = None
+        """Place in the queue."""
+        self.due: float | None = None
+
+
+class RolloutTables:
+    """The tables rollouts, inputs, attempts, spans and sequences."""
+
+    def __init__(self, session: Session, *, max_span_bytes: int) -> None:
+        self._session = session
+        self._max_span_bytes = max_span_bytes
+        session.flush_with(self.flush)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remember nothing, hold nothing back."""
+        self.entries: dict[str, Entry] = {}
+        self._next_number: int | None = None
+        self._new: dict[str, Entry] = {}
+        self._changed: dict[str, Entry] = {}
+        self._inputs: dict[int, bytes] = {}
+        self._attempts: dict[tuple[str, int], Entry] = {}
+        self._spans: list[Row] = []
+        self._sequences: dict[str, int] = {}
+
+    def trim(self) -> None:
+        """Keep the memory within bounds; only when nothing is held back."""
+        if len(self.entries) > CACHED_ROLLOUTS:
+            self.entries.clear()
+
+    def flush(self) -> None:
+        write = self._session.write
+        if self._new:
+            write(_INSERT_ROLLOUT, [_new_row(entry) for entry in self._new.values()])
+        changed = [_changed_row(entry) for key, entry in self._changed.items() if key not in self._new]
+        if changed:
+            write(_UPDATE_ROLLOUT, changed)
+        if self._inputs:
+            write("INSERT OR REPLACE INTO inputs VALUES (?, ?)", self._inputs.items())
+        if self._attempts:
+            self._flush_attempts()
+        if self._spans:
+            write(_INSERT_SPAN, self._spans)
+            size = sum(len(row[-1]) for row in self._spans)
+            write("UPDATE totals SET spans = spans + ?, span_bytes = span_bytes + ?", [(len(self._spans), size)])
+        if self._sequences:
+            write("INSERT OR REPLACE INTO sequences VALUES (?, ?)", self._sequences.items())
+        self._new, self._changed, self._inputs, self._attempts = {}, {}, {}, {}
+        self._spans, self._sequences = [], {}
+
+    def _flush_attempts(self) -> None:
+        new, changed = [], []
+        for (_, sequence_id), entry in self._attempts.items():
+            attempt = (entry.attempts or [])[sequence_id - 1]
+            metadata = as_json(attempt.metadata, "metadata")
+            if sequence_id > entry.stored_attempts:
+                new.append(attempt_row(attempt, entry.number, metadata))
+            else:
+                alive = (attempt.status, attempt.end_time, attempt.worker_id, attempt.last_heartbeat_time)
+                changed.append((*alive, metadata, entry.number, sequence_id))
+        if new:
+            self._session.write(_INSERT_ATTEMPT, new)
+        if changed:
+            self._session.write(_UPDATE_ATTEMPT, changed)
+        for entry in self._attempts.values():
+            entry.stored_attempts = len(entry.attempts or ())
+
+    # ------------------------------------------------------------------ rollouts
+
+    def find(self, rollout_id: str) -> Entry | None:
+        entry = self.entries.get(rollout_id)
+        if entry is None:
+            rows = self._session.select(f"{_SELECT_ROLLOUT} WHERE rollout_id = ?", (rollout_id,))
+            if rows:
+                entry = self.entries[rollout_id] = _entry_of(rows[0])
+        return entry
+
+    def known(self, rollout_id: str) -> Entry:
+        """The entry of a rollout the behaviour has already met."""
+        entry = self.find(rollout_id)
+        assert entry is not None
+        return entry
+
+    def put(self, rollout: Rollout) -> None:
+        entry = self.find(rollout.rollout_id)
+        if entry is None:
+            entry = self._insert(rollout)
+        else:
+            self._session.hold_back(_restore, entry, entry.rollout, entry.json)
+            self._changed[rollout.rollout_id] = entry
+            before = entry.rollout
+            if rollout.config is not before.config or rollout.metadata is not before.metadata:
+                entry.json = _json_of(rollout)
+            entry.rollout = rollout
+        if rollout.input is not entry.stored_input:
+            body = as_json(rollout.input, "input")
+            self._session.hold_back(self._restore_input, entry, entry.stored_input, self._inputs.get(entry.number))
+            self._inputs[entry.number] = body
+            entry.stored_input = rollout.input
+
+    def _restore_input(self, entry: Entry, stored_input: object, body: bytes | None) -> None:
+        entry.stored_input = stored_input
+        self._inputs.pop(entry.number, None)
+        if body is not None:
+            self._inputs[entry.number] = body
+
+    def _insert(self, rollout: Rollout) -> Entry:
+        entry = Entry(rollout, self._take_number())
+        entry.json = _json_of(rollout)
+        entry.attempts = []
+        entry.stored_input = _NOTHING
+        self._session.hold_back(self._remove, rollout.rollout_id, entry.number)
+        self.entries[rollout.rollout_id] = self._new[rollout.rollout_id] = entry
+        return entry
+
+    def _take_number(self) -> int:
+        if self._next_number is None:
+            self._next_number = (self._session.select("SELECT max(number) FROM rollouts")[0][0] or 0) + 1
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _remove(self, rollout_id: str, number: int) -> None:
+        self.entries.pop(rollout_id, None)
+        self._new.pop(rollout_id, None)
+        self._changed.pop(rollout_id, None)
+        self._inputs.pop(number, None)
+
+    def set_due(self, rollout_id: str, due: float | None) -> None:
+        entry = self.known(rollout_id)
+        if entry.due != due:
+            self._session.hold_back(setattr, entry, "due", entry.due)
+            self._changed[rollout_id] = entry
+            entry.due = due
+
+    def overdue(self, now: float) -> Sequence[str]:
+        rows = self._session.select("SELECT rollout_id FROM rollouts WHERE due < ? ORDER BY due", (now,))
+        return [rollout_id for (rollout_id,) in rows]
+
+    def select(self, selection: Selection) -> PaginatedResult[Rollout]:
+        clauses = clauses_of(selection)
+        page = f"{_SELECT_ROLLOUT}{clauses.where}{clauses.order}{clauses.page}"
+        entries = [_entry_of(row) for row in self._session.select(page, clauses.parameters)]
+        self._load_attempts(entries)
+        self.entries.update((entry.rollout.rollout_id, entry) for entry in entries)
+        total = len(entries) + selection.offset
+        if selection.limit >= 0 or (selection.offset and not entries):
+            count = f"SELECT count(*) FROM rollouts{clauses.where}"
+            total = self._session.select(count, clauses.parameters)[0][0]
+        items = [entry.rollout for entry in entries]
+        return PaginatedResult.model_construct(
+            items=items, limit=selection.limit, offset=selection.offset, total=total
+        )
+
+    # ------------------------------------------------------------------ attempts
+
+    def attempts_of(self, entry: Entry) -> list[Attempt]:
+        if entry.attempts is None:
+            self._load_attempts([entry])
+        assert entry.attempts is not None
+        return entry.attempts
+
+    def _load_attempts(self, entries: Sequence[Entry]) -> None:
+        by_number = {entry.number: entry for entry in entries}
+        rows = self._session.select(
+            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE rollout IN (SELECT value FROM json_each(?)) "
+            "ORDER BY rollout, sequence_id",
+            (orjson.dumps(list(by_number)),),
+        )
+        for entry in entries:
+            entry.attempts = []
+        for row in rows:
+            entry = by_number[row[0]]
+            assert entry.attempts is not None
+            entry.attempts.append(attempt_of(row, entry.rollout.rollout_id))
+        for entry in entries:
+            entry.stored_attempts = len(entry.attempts or ())
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        entry = self.known(attempt.rollout_id)
+        attempts = self.attempts_of(entry)
+        key = (attempt.rollout_id, attempt.sequence_id)
+        index = attempt.sequence_id - 1
+        if index == len(attempts):
+            as_json(attempt.metadata, "metadata")
+            self._session.hold_back(self._remove_attempt, entry, key)
+            attempts.append(attempt)
+            entry.span_ids[attempt.sequence_id] = set()
+        else:
+            if attempt.metadata is not attempts[index].metadata:
+                as_json(attempt.metadata, "metadata")
+            self._session.hold_back(attempts.__setitem__, index, attempts[index])
+            attempts[index] = attempt
+        self._attempts[key] = entry
+
+    def _remove_attempt(self, entry: Entry, key: tuple[str, int]) -> None:
+        assert entry.attempts is not None
+        entry.attempts.pop()
+        entry.span_ids.pop(key[1], None)
+        self._attempts.pop(key, None)
+
+    def remove_latest_attempt(self, rollout_id: str) -> None:
+        """Seldom used, so it goes straight to the database."""
+        entry = self.known(rollout_id)
+        attempts = self.attempts_of(entry)
+        self._session.flush()
+        sql = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
+        self._session.write(sql, [(entry.number, len(attempts))])
+        self._session.is_spoiled = True
+        entry.span_ids.pop(len(attempts), None)
+        attempts.pop()
+        entry.stored_attempts = len(attempts)
+
+    # ------------------------------------------------------------------ spans
+
+    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
+        check_size(span, size, self._max_span_bytes)
+        entry = self.known(attempt.rollout_id)
+        self._spans.append((entry.number, attempt.sequence_id, span.span_id, span.sequence_id, span_as_json(span)))
+        known = entry.span_ids.get(attempt.sequence_id)
+        is_fresh = known is not None and span.span_id not in known
+        if known is not None:
+            known.add(span.span_id)
+        self._session.hold_back(self._unappend, known if is_fresh else None, span.span_id)
+
+    def _unappend(self, known: set[str] | None, span_id: str) -> None:
+        self._spans.pop()
+        if known is not None:
+            known.discard(span_id)
+
+    def has_span(self, attempt: Attempt, span_id: str) -> bool:
+        entry = self.known(attempt.rollout_id)
+        known = entry.span_ids.get(attempt.sequence_id)
+        if known is None:
+            sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ?"
+            rows = self._session.select(sql, (entry.number, attempt.sequence_id))
+            known = entry.span_ids[attempt.sequence_id] = {found for (found,) in rows}
+        return span_id in known
+
+    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
+        entry = self.find(rollout_id)
+        where = "WHERE rollout = ?"
+        parameters: list[Any] = [entry.number if entry else 0]
+        if attempt is not None:
+            where += " AND attempt = ?"
+            parameters.append(attempt.sequence_id)
+        if selection.conditions or selection.sort_by not in (None, "sequence_id"):
+            rows = self._session.select(f"SELECT body FROM spans {where} ORDER BY number", parameters)
+            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
+        clauses = clauses_of(selection)
+        rows = self._session.select(f"SELECT body FROM spans {where}{clauses.order}{clauses.page}", parameters)
+        total = len(rows) + selection.offset
+        if selection.limit >= 0 or (selection.offset and not rows):
+            total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
+        items = [Span.model_validate_json(body) for (body,) in rows]
+        return PaginatedResult.model_construct(
+            items=items, limit=selection.limit, offset=selection.offset, total=total
+        )
+
+    def last_sequence(self, rollout_id: str) -> int:
+        held = self._sequences.get(rollout_id)
+        if held is not None and not self._spans:
+            return held
+        entry = self.find(rollout_id)
+        rows = self._session.select(
+            "SELECT max(coalesce((SELECT last FROM sequences WHERE rollout_id = ?), 0), "
+            "coalesce((SELECT max(sequence_id) FROM spans WHERE rollout = ?), 0))",
+            (rollout_id, entry.number if entry else 0),
+        )
+        last: int = rows[0][0]
+        return last
+
+    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        self._session.hold_back(self._restore_sequence, rollout_id, self._sequences.get(rollout_id))
+        self._sequences[rollout_id] = sequence_id
+
+    def _restore_sequence(self, rollout_id: str, sequence_id: int | None) -> None:
+        self._sequences.pop(rollout_id, None)
+        if sequence_id is not None:
+            self._sequences[rollout_id] = sequence_id
+
+
+_NOTHING = object()
+
+
+def _json_of(rollout: Rollout) -> tuple[bytes, bytes]:
+    return config_json(rollout.config), as_json(rollout.metadata, "metadata")
+
+
+def _restore(entry: Entry, rollout: Rollout, json: tuple[bytes, bytes]) -> None:
+    entry.rollout, entry.json = rollout, json
+
+
+def _entry_of(row: Row) -> Entry:
+    number, position, due, body, *columns = row
+    entry = Entry(rollout_of(tuple(columns), body), number)
+    entry.position, entry.due = position, due
+    entry.json = (columns[-2], columns[-1])
+    entry.stored_input = entry.rollout.input
+    return entry
+
+
+def _new_row(entry: Entry) -> Row:
+    rollout = entry.rollout
+    described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
+    return (entry.number, *described, rollout.start_time, rollout.end_time, *entry.json, entry.due)
+
+
+def _changed_row(entry: Entry) -> Row:
+    rollout = entry.rollout
+    described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
+    return (*described, *entry.json, entry.due, entry.number)

@@ -1,0 +1,133 @@
+"""Rows: how rollouts, attempts and the keyed records lie in their tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from agentlightning.store.values import as_json
+from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
+
+__all__ = [
+    "ATTEMPT_COLUMNS",
+    "RECORD_TABLES",
+    "ROLLOUT_COLUMNS",
+    "RecordTable",
+    "attempt_of",
+    "attempt_row",
+    "config_json",
+    "rollout_of",
+]
+
+Row = tuple[Any, ...]
+
+ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata"
+ATTEMPT_COLUMNS = (
+    "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata"
+)
+
+
+def rollout_of(row: Row, body: bytes) -> Rollout:
+    """A rollout from its columns and its input."""
+    rollout_id, status, mode, resources_id, start_time, end_time, config, metadata = row
+    return Rollout(
+        rollout_id=rollout_id,
+        input=orjson.loads(body),
+        start_time=start_time,
+        end_time=end_time,
+        mode=mode,
+        resources_id=resources_id,
+        status=status,
+        config=RolloutConfig.model_validate_json(config),
+        metadata=orjson.loads(metadata),
+    )
+
+
+def config_json(config: RolloutConfig) -> bytes:
+    return as_json(config.model_dump(), "config")
+
+
+def attempt_of(row: Row, rollout_id: str) -> Attempt:
+    _, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata = row
+    return Attempt(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence_id,
+        start_time=start_time,
+        end_time=end_time,
+        status=status,
+        worker_id=worker_id,
+        last_heartbeat_time=last_heartbeat_time,
+        metadata=orjson.loads(metadata),
+    )
+
+
+def attempt_row(attempt: Attempt, rollout_number: int, metadata: bytes) -> Row:
+    return (
+        rollout_number,
+        attempt.sequence_id,
+        attempt.attempt_id,
+        attempt.status,
+        attempt.start_time,
+        attempt.end_time,
+        attempt.worker_id,
+        attempt.last_heartbeat_time,
+        metadata,
+    )
+
+
+@dataclass(frozen=True)
+class RecordTable:
+    """A table of records under one key: plain columns first, JSON columns behind them."""
+
+    name: str
+    columns: tuple[str, ...]
+    """The key first."""
+    json_columns: tuple[str, ...]
+    model: Callable[..., Any]
+
+    @property
+    def key(self) -> str:
+        return self.columns[0]
+
+    @property
+    def column_list(self) -> str:
+        return ", ".join((*self.columns, *self.json_columns))
+
+    @property
+    def upsert(self) -> str:
+        names = (*self.columns, *self.json_columns)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+        marks = ", ".join("?" * len(names))
+        return (
+            f"INSERT INTO {self.name} ({self.column_list}) VALUES ({marks}) "
+            f"ON CONFLICT ({self.key}) DO UPDATE SET {changes}"
+        )
+
+    def row_of(self, record: Any) -> Row:
+        plain = [getattr(record, name) for name in self.columns]
+        return (*plain, *(_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns))
+
+    def record_of(self, row: Row) -> Any:
+        plain = dict(zip(self.columns, row, strict=False))
+        bodies = zip(self.json_columns, row[len(self.columns) :], strict=True)
+        return self.model(**plain, **{name: orjson.loads(body) for name, body in bodies})
+
+
+def _json_of(value: Any, where: str) -> bytes:
+    if isinstance(value, dict):
+        value = {name: item.model_dump() if hasattr(item, "model_dump") else item for name, item in value.items()}
+    return as_json(value, where)
+
+
+def _record_table(name: str, model: type[Any], key: str, json_columns: tuple[str, ...]) -> RecordTable:
+    columns = [field for field in model.model_fields if field != key and field not in json_columns]
+    return RecordTable(name, (key, *columns), json_columns, model)
+
+
+RECORD_TABLES: dict[type, RecordTable] = {
+    ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources_id", ("resources",)),
+    Worker: _record_table("workers", Worker, "worker_id", ("heartbeat_stats",)),
+    Run: _record_table("runs", Run, "run_id", ("config", "metadata", "summary")),
+}

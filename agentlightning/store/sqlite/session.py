@@ -1,0 +1,66 @@
+"""One connection's transaction in progress: the connection, what is held back, and how to undo it."""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["Row", "Session"]
+
+Row = tuple[Any, ...]
+
+
+class Session:
+    """What the tables of a transaction share."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.is_holding_back = False
+        """Whether some table holds rows that are not in the database yet."""
+        self.is_spoiled = False
+        """Whether rows of the operation in progress have reached the database, so that undoing it here is not enough."""
+        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._flushes: list[Callable[[], None]] = []
+
+    def flush_with(self, flush: Callable[[], None]) -> None:
+        """Have a table write its rows whenever the session is flushed."""
+        self._flushes.append(flush)
+
+    def hold_back(self, undo: Callable[..., Any], *arguments: Any) -> None:
+        """Note a write, with the call that takes it back."""
+        self._undo.append((undo, arguments))
+        self.is_holding_back = True
+
+    def flush(self) -> None:
+        """Write all rows held back; the transaction stays open."""
+        if not self.is_holding_back:
+            return
+        self.is_spoiled = self.is_spoiled or bool(self._undo)
+        for flush in self._flushes:
+            flush()
+        self.is_holding_back = False
+
+    def select(self, sql: str, parameters: Iterable[Any] = ()) -> list[Row]:
+        """Rows as the transaction sees them, its own writes included."""
+        if self.is_holding_back:
+            self.flush()
+        return self.connection.execute(sql, tuple(parameters)).fetchall()
+
+    def write(self, sql: str, rows: Iterable[Row]) -> None:
+        """Run a statement for every row; for the flushes."""
+        self.connection.executemany(sql, rows)
+
+    def keep(self) -> None:
+        """The operation is done; what it wrote stays."""
+        self._undo.clear()
+        self.is_spoiled = False
+
+    def take_back(self) -> None:
+        """The operation failed; what it wrote goes, the last write first."""
+        while self._undo:
+            undo, arguments = self._undo.pop()
+            undo(*arguments)
+
+    def forget(self) -> None:
+        """The transaction was rolled back: nothing is held back and nothing is to be undone."""
+        self._undo.clear()
+        self.is_spoiled = self.is_holding_back = False

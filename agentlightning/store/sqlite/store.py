@@ -1,0 +1,281 @@
+"""The SQLite store: durable, and shared by every process that opens its file.
+
+Writes go to one writer thread a process, reads to connections of their own, and both see what is committed (WAL). Waiters
+are woken by notices; those of other processes are found by a watching thread that reads `PRAGMA data_version` every
+50 ms, and only while somebody waits.
+"""
+
+import asyncio
+import os
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStoreCapabilities
+from agentlightning.store.behaviour.rollouts import return_claim
+from agentlightning.store.local import (
+    ANSWER_LIFETIME_SECONDS,
+    DEFAULT_MAX_SPAN_BYTES,
+    WATCHDOG,
+    Call,
+    Clock,
+    LocalStore,
+    execute,
+)
+from agentlightning.store.notices import Listener, NoticeFields
+from agentlightning.store.sqlite.database import MEMORY, Durability, connect, migrate, prepare, store_errors
+from agentlightning.store.sqlite.transaction import SqliteTransaction
+from agentlightning.store.sqlite.watcher import Watcher
+from agentlightning.store.sqlite.writer import Job, Writer, closed_store, read_notices
+from agentlightning.types import AttemptedRollout, Notice
+from agentlightning.utils.metrics import MetricsBackend
+
+__all__ = ["SqliteLightningStore"]
+
+READER_THREADS = 4
+
+
+class _Working:
+    """The threads and connections of a store that is in use; a forked child leaves its parent's behind."""
+
+    def __init__(self, writer: Writer, watcher: Watcher | None) -> None:
+        self.writer = writer
+        self.watcher = watcher
+        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="agl-store-reader")
+        self.idle: deque[sqlite3.Connection] = deque()
+
+    def close(self) -> None:
+        """Finish acknowledged work and let go of the file."""
+        self.readers.shutdown()
+        if self.watcher is not None:
+            self.watcher.stop()
+        self.writer.stop()
+        while self.idle:
+            self.idle.popleft().close()
+
+
+class SqliteLightningStore(LocalStore):
+    """A store in a SQLite file."""
+
+    def __init__(
+        self,
+        path: str | Path = MEMORY,
+        *,
+        durability: Durability = "process",
+        max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
+        tracker: MetricsBackend | None = None,
+        scan_debounce_seconds: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open a file, or create it.
+
+        Args:
+            path: The file; `:memory:` gives a store of this process only.
+            durability: With "process", what was acknowledged survives the death of every process; with "power", also
+                the loss of power, at the price of waiting for the disk at each commit.
+            max_span_bytes: Largest span that is accepted, as JSON.
+            tracker: Measures every operation.
+            scan_debounce_seconds: Least time between two looks of the watchdog.
+            clock: Seconds since the epoch; for tests.
+        """
+        super().__init__(
+            max_span_bytes=max_span_bytes, tracker=tracker, scan_debounce_seconds=scan_debounce_seconds, clock=clock
+        )
+        self.path = str(path)
+        self.durability: Durability = durability
+        self._options = {
+            "durability": durability,
+            "max_span_bytes": max_span_bytes,
+            "scan_debounce_seconds": scan_debounce_seconds,
+        }
+        self._starting = threading.Lock()  # protects `_working` and `_is_closed`
+        self._working: _Working | None = None
+        self._left_behind: list[_Working] = []  # a parent process's, which this one must not touch
+        self._is_closed = False
+        if self.path != MEMORY:
+            self._board.start_at(prepare(self.path, durability))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self.path, **self._options), ()
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        is_shared = self.path != MEMORY
+        return {"thread_safe": True, "async_safe": True, "zero_copy": is_shared, "otlp_traces": False}
+
+    # ------------------------------------------------------------------ threads
+
+    def _work(self) -> _Working:
+        working = self._working
+        return working if working is not None else self._start_working()
+
+    def _start_working(self) -> _Working:
+        """Start the threads on first use, so that a store may be handed to another process before."""
+        with self._starting:
+            if self._is_closed:
+                raise closed_store(self.path)
+            if self._working is None:
+                writer = Writer(
+                    self.path,
+                    self._open_transaction,
+                    self._board,
+                    clock=self._clock,
+                    is_scan_due=self._is_scan_due,
+                    on_abandoned=partial(_give_back, weakref.ref(self)),
+                )
+                watcher = None if self.path == MEMORY else Watcher(self.path, self._board)
+                self._working = _Working(writer, watcher)
+                weakref.finalize(self, self._working.close)
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
+            return self._working
+
+    def _open_transaction(self, *, is_reader: bool = False) -> SqliteTransaction:
+        connection = connect(self.path, durability=self.durability, is_reader=is_reader)
+        if self.path == MEMORY:
+            migrate(connection, self.path)
+        return SqliteTransaction(
+            connection, max_span_bytes=self.max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
+        )
+
+    async def close(self) -> None:
+        with self._starting:
+            self._is_closed = True
+            working, self._working = self._working, None
+        if working is not None:
+            await asyncio.get_running_loop().run_in_executor(None, working.close)
+
+    # ------------------------------------------------------------------ transactions
+
+    async def _write(self, call: Call) -> Any:
+        job = Job(call, asyncio.get_running_loop().create_future())
+        self._work().writer.submit(job)
+        assert job.future is not None
+        return await job.future
+
+    async def _read(self, call: Call) -> Any:
+        if self.path == MEMORY:
+            return await self._write(call)
+        loop = asyncio.get_running_loop()
+        working = self._work()
+        answer = await loop.run_in_executor(working.readers, self._read_now, working, call, call.watchdog)
+        if answer is _OVERDUE:
+            await self._write(WATCHDOG)
+            answer = await loop.run_in_executor(working.readers, self._read_now, working, call, False)
+        return answer
+
+    def _read_now(self, working: _Working, call: Call, look: bool) -> Any:
+        """Run a call on a reading connection; `look` finds out first whether the watchdog has work."""
+        with store_errors(self.path):
+            try:
+                connection = working.idle.pop()
+            except IndexError:
+                connection = connect(self.path, is_reader=True)
+            try:
+                return self._read_on(connection, call, look)
+            finally:
+                working.idle.append(connection)
+
+    def _read_on(self, connection: sqlite3.Connection, call: Call, look: bool) -> Any:
+        now = self._clock()
+        tx = SqliteTransaction(
+            connection, max_span_bytes=self.max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
+        )
+        connection.execute("BEGIN")
+        try:
+            if look:
+                tx.refresh_due()
+                if self._is_scan_due(tx.earliest_due, now):
+                    return _OVERDUE
+            return execute(call, tx, now)
+        finally:
+            connection.execute("ROLLBACK")
+
+    # ------------------------------------------------------------------ waiting
+
+    async def _sleep(self, listener: Listener, deadline: float) -> None:
+        watcher = self._work().watcher
+        if watcher is not None:
+            watcher.watch()
+        await super()._sleep(listener, deadline)
+
+    def _next_due(self) -> float | None:
+        working = self._work()
+        known = (working.writer.earliest_due, working.watcher.earliest_due if working.watcher else None)
+        return min((due for due in known if due is not None), default=None)
+
+    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
+        notices = self._board.after(cursor)
+        if notices is not None or self.path == MEMORY:
+            return notices
+        working = self._work()
+        loop = asyncio.get_running_loop()
+        kept: list[NoticeFields] = await loop.run_in_executor(working.readers, self._read_notices, cursor)
+        if not kept or kept[0][1] > cursor + 1:
+            return None
+        return [Notice(*fields) for fields in kept]
+
+    def _read_notices(self, cursor: int) -> list[NoticeFields]:
+        with store_errors(self.path):
+            connection = connect(self.path, is_reader=True)
+            try:
+                return read_notices(connection, cursor)
+            finally:
+                connection.close()
+
+    # ------------------------------------------------------------------ backup
+
+    async def backup(self, path: str | Path) -> None:
+        """Copy the store as it is now to another file, while it is in use; an existing file is replaced at the end."""
+        if self.path == MEMORY:
+            raise ConfigurationError("A ':memory:' store has no file to back up; use export_store, or open a file.")
+        await asyncio.get_running_loop().run_in_executor(self._work().readers, self._backup_now, Path(path))
+
+    def _backup_now(self, path: Path) -> None:
+        part = path.with_name(path.name + ".part")
+        part.unlink(missing_ok=True)
+        try:
+            with store_errors(str(part)):
+                source, target = connect(self.path, is_reader=True), sqlite3.connect(part)
+                try:
+                    source.backup(target)
+                finally:
+                    target.close()
+                    source.close()
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+_OVERDUE = object()
+"""What a read answers when overdue attempts must be marked before it."""
+
+
+def _give_back(store_reference: "weakref.ref[SqliteLightningStore]", job: Job) -> None:
+    """Return what was claimed for a caller who is gone; one with a request id will ask again."""
+    store = store_reference()
+    if store is None or job.error is not None or job.call.request_id is not None:
+        return
+    claims = [job.result] if isinstance(job.result, AttemptedRollout) else job.result
+    if job.call.name in ("dequeue_rollout", "dequeue_many_rollouts") and claims:
+        with suppress(ConnectionError):  # the store was closed meanwhile
+            for claim in claims:
+                store._work().writer.submit(Job(Call("return_claim", partial(return_claim, claim=claim))))
+
+
+def _leave_behind(store_reference: "weakref.ref[SqliteLightningStore]") -> None:
+    """In a forked child: threads are gone, and closing the parent's connections could harm its file."""
+    store = store_reference()
+    if store is not None:
+        store._starting = threading.Lock()
+        if store._working is not None:
+            store._left_behind.append(store._working)
+            store._working = None

@@ -1,0 +1,173 @@
+"""The seam a back end implements: a few verbs of storage, valid within one transaction.
+
+`store/behaviour` says what each operation does in these verbs and knows nothing of dictionaries or SQL. A back end decides
+where and how transactions run. The rules between the two:
+
+- Records are never changed in place: a behaviour reads one, makes a changed copy, and puts that. Whoever keeps a record
+  may keep it by reference.
+- A behaviour makes its selections before its writes, so a back end may hold writes back until it commits.
+- When a behaviour raises, nothing it wrote remains.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from agentlightning.store.selection import Selection
+from agentlightning.types import (
+    Attempt,
+    MetricPoint,
+    NoticeKind,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Run,
+    Span,
+    Worker,
+)
+
+__all__ = ["Answer", "Record", "Transaction"]
+
+Record = ResourcesUpdate | Worker | Run
+RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
+
+
+class Answer(NamedTuple):
+    """What an operation with a request id answered, kept for a retry."""
+
+    operation: str
+    body: bytes
+
+
+class Transaction(ABC):
+    """Reads and writes that take effect together or not at all."""
+
+    # rollouts
+
+    @abstractmethod
+    def get_rollout(self, rollout_id: str) -> Rollout | None: ...
+
+    @abstractmethod
+    def put_rollout(self, rollout: Rollout) -> None:
+        """Insert or replace."""
+
+    @abstractmethod
+    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
+        """Rollouts in the order of their insertion unless sorted."""
+
+    # attempts
+
+    @abstractmethod
+    def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
+        """All attempts of a rollout, the first one first; empty if there is no such rollout."""
+
+    @abstractmethod
+    def put_attempt(self, attempt: Attempt) -> None:
+        """Replace the attempt of that number, or append it if the number is the next one."""
+
+    @abstractmethod
+    def remove_latest_attempt(self, rollout_id: str) -> None: ...
+
+    # spans
+
+    @abstractmethod
+    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
+        """Keep a span; `size` is an upper estimate of its bytes."""
+
+    @abstractmethod
+    def has_span(self, attempt: Attempt, span_id: str) -> bool: ...
+
+    @abstractmethod
+    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
+        """Spans of a rollout, or of one attempt, in the order of their insertion unless sorted."""
+
+    @abstractmethod
+    def are_spans_evicted(self, rollout_id: str) -> bool: ...
+
+    @abstractmethod
+    def get_last_sequence(self, rollout_id: str) -> int:
+        """The highest sequence id seen or given for a rollout, known or not; 0 at first."""
+
+    @abstractmethod
+    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        """Remember a sequence id that was given out and that no span may ever show."""
+
+    # queue
+
+    @abstractmethod
+    def push(self, rollout_id: str, *, front: bool = False) -> None:
+        """Put a rollout at the tail (or head) of the queue, unless it is queued already."""
+
+    @abstractmethod
+    def pop(self) -> str | None:
+        """Take the head of the queue."""
+
+    @abstractmethod
+    def unqueue(self, rollout_id: str) -> None:
+        """Take a rollout out of the queue, if it is there."""
+
+    @abstractmethod
+    def queue_ids(self) -> Sequence[str]:
+        """The whole queue, its head first."""
+
+    # schedule of the watchdog
+
+    @abstractmethod
+    def schedule(self, rollout_id: str, due: float | None) -> None:
+        """Have the watchdog look at a rollout after that moment; None takes it off the schedule."""
+
+    @abstractmethod
+    def overdue(self, now: float) -> Sequence[str]:
+        """Rollouts whose moment lies before `now`, the earliest first."""
+
+    # resources, workers, runs: records under one key
+
+    @abstractmethod
+    def get_record(self, kind: type[RecordT], key: str) -> RecordT | None: ...
+
+    @abstractmethod
+    def put_record(self, record: Record) -> None: ...
+
+    @abstractmethod
+    def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
+        """Records in the order of their insertion unless sorted."""
+
+    @abstractmethod
+    def get_setting(self, name: str) -> str | None: ...
+
+    @abstractmethod
+    def put_setting(self, name: str, value: str) -> None: ...
+
+    # metrics
+
+    @abstractmethod
+    def append_metrics(self, point: MetricPoint) -> None: ...
+
+    @abstractmethod
+    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
+        """All points of a run, by step and then by insertion."""
+
+    # answers to requests, and notices
+
+    @abstractmethod
+    def get_answer(self, request_id: str, now: float) -> Answer | None:
+        """The kept answer, unless its time is over."""
+
+    @abstractmethod
+    def put_answer(self, request_id: str, answer: Answer, now: float) -> None: ...
+
+    @abstractmethod
+    def note(
+        self,
+        kind: NoticeKind,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        status: str | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Have subscribers told of a change once this transaction is committed (see `Notice`)."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """How many rollouts, attempts, spans, resources, workers and runs there are, the queue's length, the spans' bytes."""

@@ -1,0 +1,220 @@
+"""Values at the edge of the store: may this be kept, how large is it, and how is it copied.
+
+A store must give back what it was given. JSON has no NaN, UTF-8 has no lone surrogates, and a database cannot hold an
+arbitrary object, so such values are refused here, by name, before anything is written. Spans are the hot path: they are
+looked at once, in one pass that also weighs them.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel
+
+from agentlightning.errors import InvalidValue, PayloadTooLarge
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+from agentlightning.types.attributes import sum_of_numbers
+
+__all__ = [
+    "as_json",
+    "attempted",
+    "check_json",
+    "check_size",
+    "copied_span",
+    "detached_value",
+    "replaced",
+    "span_as_json",
+    "weigh_span",
+]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_BYTES_OF_A_SPAN = 2400
+"""At least what a span's own object, ids, times and empty parts take; the rest is weighed."""
+_BYTES_OF_A_NUMBER = 40
+_BYTES_OF_A_STRING = 80
+_BYTES_OF_A_CHARACTER = 4
+_BYTES_OF_A_SEQUENCE = 120
+_BYTES_OF_A_MAPPING_SLOT = 140
+_WORST_ESCAPE = 6
+"""A control character is one byte in memory and six in JSON."""
+
+_set_attribute = object.__setattr__
+
+
+# ---------------------------------------------------------------------- copies
+
+
+def replaced(model: ModelT, **changes: Any) -> ModelT:
+    """A copy of a model with some fields changed, unvalidated; what `model_copy` does, at a third of its cost."""
+    return _built(type(model), {**model.__dict__, **changes}, model)
+
+
+def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
+    """The rollout together with its latest attempt."""
+    return _built(AttemptedRollout, {**rollout.__dict__, "attempt": attempt}, rollout)
+
+
+def copied_span(span: Span) -> Span:
+    """A span that shares nothing a caller may change: the model and its attribute mapping are new."""
+    return _built(type(span), {**span.__dict__, "attributes": dict(span.attributes)}, span)
+
+
+def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
+    model = model_type.__new__(model_type)
+    _set_attribute(model, "__dict__", fields)
+    _set_attribute(model, "__pydantic_extra__", pattern.__pydantic_extra__)
+    _set_attribute(model, "__pydantic_fields_set__", pattern.__pydantic_fields_set__)
+    _set_attribute(model, "__pydantic_private__", pattern.__pydantic_private__)
+    return model
+
+
+def detached_value(value: Any) -> Any:
+    """A copy of the containers in a value. Objects of other types are opaque to the store and are passed on as they are."""
+    if type(value) is dict:
+        return {key: detached_value(item) for key, item in value.items()}
+    if type(value) is list:
+        return [detached_value(item) for item in value]
+    if type(value) is tuple:
+        return tuple(detached_value(item) for item in value)
+    if type(value) is set:
+        return set(value)
+    return value
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def check_json(value: Any, where: str) -> None:
+    """Refuse what JSON would not give back as it was."""
+    if value is None or isinstance(value, (bool, int)):
+        return
+    if isinstance(value, str):
+        _check_text(value, where)
+    elif isinstance(value, float):
+        _check_number(value, where)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InvalidValue(f"{where} has the key {key!r}; keys must be strings to be stored as JSON.")
+            _check_text(key, where)
+            check_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        total = sum_of_numbers(value)
+        if total is None or not math.isfinite(total):
+            for index, item in enumerate(value):
+                check_json(item, f"{where}[{index}]")
+    else:
+        raise InvalidValue(
+            f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings of them."
+        )
+
+
+def as_json(value: Any, where: str) -> bytes:
+    """A value as JSON, refused by name if it would not come back as it was."""
+    check_json(value, where)
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:  # an integer above 64 bits, or nesting beyond orjson's depth
+        raise InvalidValue(f"{where} cannot be stored as JSON: {error}.") from error
+
+
+def span_as_json(span: Span) -> bytes:
+    """A weighed span as JSON; orjson over the models' own fields is three times as fast as their serialiser."""
+    try:
+        return orjson.dumps(span, default=_plain)
+    except TypeError as error:
+        raise InvalidValue(f"Span '{span.name}' cannot be stored as JSON: {error}.") from error
+
+
+def _plain(value: object) -> object:
+    """What orjson does not know: our models, and number and sequence types that subclass the built-in ones."""
+    if isinstance(value, BaseModel):
+        return {**value.__dict__, **value.__pydantic_extra__} if value.__pydantic_extra__ else value.__dict__
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
+
+
+def _check_text(text: str, where: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidValue(
+                f"{where} holds a lone surrogate at position {error.start}, which is not text; "
+                "decode the bytes it came from with errors='replace'."
+            ) from error
+
+
+def _check_number(number: float, where: str) -> None:
+    if not math.isfinite(number):
+        raise InvalidValue(f"{where} is {number}, which JSON cannot hold; give a finite number, or leave it out.")
+
+
+# ---------------------------------------------------------------------- spans
+
+
+def weigh_span(span: Span) -> int:
+    """Check a span's values and give an upper estimate of the bytes it takes in memory."""
+    fields = span.__dict__
+    name = fields["name"]
+    _check_text(name, "The span's name")
+    size = _BYTES_OF_A_SPAN + len(name) + _weigh_attributes(fields["attributes"], name)
+    if fields["events"] or fields["links"] or fields["resource"].attributes or span.__pydantic_extra__:
+        size += _weigh_parts(span)
+    return size
+
+
+def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
+    size = 0
+    for key, value in attributes.items():
+        kind = type(value)
+        if kind is str:
+            if value.isascii():
+                size += len(value) + _BYTES_OF_A_STRING
+            else:
+                _check_text(value, f"Attribute '{key}' of span '{span_name}'")
+                size += _weigh_text(value)
+        elif kind is list or kind is tuple:
+            size += _weigh_sequence(value, key, span_name)
+        elif kind is float:
+            if not math.isfinite(value):
+                _check_number(value, f"Attribute '{key}' of span '{span_name}'")
+        elif kind is not int and kind is not bool:
+            check_json(value, f"Attribute '{key}' of span '{span_name}'")
+            size += sys.getsizeof(value)
+    return size + len(attributes) * _BYTES_OF_A_MAPPING_SLOT
+
+
+def _weigh_sequence(values: list[Any] | tuple[Any, ...], key: str, span_name: str) -> int:
+    total = sum_of_numbers(values)
+    if total is not None and math.isfinite(total):
+        return _BYTES_OF_A_SEQUENCE + len(values) * _BYTES_OF_A_NUMBER
+    check_json(values, f"Attribute '{key}' of span '{span_name}'")
+    return _BYTES_OF_A_SEQUENCE + sum(_weigh_text(str(value)) for value in values)
+
+
+def _weigh_text(text: str) -> int:
+    return _BYTES_OF_A_STRING + (len(text) if text.isascii() else len(text) * _BYTES_OF_A_CHARACTER)
+
+
+def _weigh_parts(span: Span) -> int:
+    """Events, links, resource and extra fields: seldom there, so checked the plain way and weighed by their JSON."""
+    parts = span.model_dump(include={"events", "links", "resource"}) | (span.__pydantic_extra__ or {})
+    return _BYTES_OF_A_NUMBER * len(as_json(parts, f"Span '{span.name}'"))
+
+
+def check_size(span: Span, size: int, limit: int) -> None:
+    """Refuse a span whose JSON is above the limit; `size` is its weight in memory."""
+    if size * _WORST_ESCAPE > limit:
+        actual = len(span_as_json(span))
+        if actual > limit:
+            raise PayloadTooLarge(
+                f"Span '{span.name}' takes {actual} bytes as JSON, above max_span_bytes={limit}; "
+                "store large payloads elsewhere and keep a reference in the span."
+            )

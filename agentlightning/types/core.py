@@ -1,0 +1,242 @@
+"""Rollouts and attempts: the work that flows, and the small interfaces around it.
+
+A *rollout* is one task given to an agent; an *attempt* is one try at it. Models hold data only: which state may follow
+which is decided in `agentlightning.store.lifecycle`.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel, Field, model_validator
+
+from agentlightning.types.tracer import Span, SpanCoreFields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Triplet",
+    "RolloutLegacy",
+    "Task",
+    "TaskInput",
+    "TaskIfAny",
+    "RolloutRawResultLegacy",
+    "RolloutRawResult",
+    "RolloutMode",
+    "GenericResponse",
+    "ParallelWorkerBase",
+    "Dataset",
+    "AttemptStatus",
+    "RolloutStatus",
+    "RolloutConfig",
+    "Rollout",
+    "Attempt",
+    "AttemptedRollout",
+    "EnqueueRolloutRequest",
+    "Worker",
+    "WorkerStatus",
+    "Hook",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+TaskInput: TypeAlias = Any
+"""What a task is made of; the store keeps it as it is."""
+
+RolloutMode = Literal["train", "val", "test"]
+RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+WorkerStatus = Literal["idle", "busy", "unknown"]
+
+
+class Triplet(BaseModel):
+    """One model call as training data: what was asked, what came back, and its reward."""
+
+    prompt: Any
+    response: Any
+    reward: float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class RolloutConfig(BaseModel):
+    """How patient the store is with a rollout, and when it tries again."""
+
+    timeout_seconds: float | None = None
+    """Wall-clock limit of one attempt; None waits for ever."""
+    unresponsive_seconds: float | None = None
+    """Longest silence of an attempt (no span, no heartbeat); None allows any."""
+    max_attempts: int = Field(default=1, ge=1)
+    """Attempts in all, the first one counted."""
+    retry_condition: list[AttemptStatus] = Field(default_factory=list)
+    """Attempt outcomes that lead to another attempt."""
+
+
+class Attempt(BaseModel):
+    """One try at a rollout."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    """1 for the first attempt of the rollout."""
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Rollout(BaseModel):
+    """One task for an agent, and where it stands."""
+
+    rollout_id: str
+    input: TaskInput
+    start_time: float
+    end_time: float | None = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = "queuing"
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] | None = None
+
+
+class AttemptedRollout(Rollout):
+    """A rollout together with its latest attempt."""
+
+    attempt: Attempt
+
+    @model_validator(mode="after")
+    def _attempt_belongs_to_rollout(self) -> "AttemptedRollout":
+        if self.attempt.rollout_id != self.rollout_id:
+            raise ValueError(f"Attempt of rollout '{self.attempt.rollout_id}' given for rollout '{self.rollout_id}'.")
+        return self
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout alone."""
+        return Rollout.model_construct(**{name: getattr(self, name) for name in Rollout.model_fields})
+
+
+class EnqueueRolloutRequest(BaseModel):
+    """One rollout of `enqueue_many_rollouts`."""
+
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+    rollout_id: str | None = None
+    """An id of the caller's; enqueuing it twice is enqueuing it once."""
+
+
+class Worker(BaseModel):
+    """A process or thread that runs agents, as the store last heard of it."""
+
+    worker_id: str
+    status: WorkerStatus = "unknown"
+    heartbeat_stats: dict[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
+
+
+class Task(BaseModel):
+    """A task of the v0.1 protocol; new code uses `Rollout`."""
+
+    rollout_id: str
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    create_time: float | None = None
+    last_claim_time: float | None = None
+    num_claims: int | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskIfAny(BaseModel):
+    """Answer to a poll of the v0.1 protocol."""
+
+    is_available: bool
+    task: Task | None = None
+
+
+class RolloutLegacy(BaseModel):
+    """A finished rollout of the v0.1 protocol."""
+
+    rollout_id: str
+    task: Task | None = None
+    final_reward: float | None = None
+    triplets: list[Triplet] | None = None
+    trace: list[dict[str, Any]] | None = None
+    """OpenTelemetry spans as `ReadableSpan.to_json` writes them."""
+    logs: list[str] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class GenericResponse(BaseModel):
+    """Acknowledgement of the v0.1 protocol."""
+
+    status: str = "success"
+    message: str | None = None
+    data: dict[str, Any] | None = None
+
+
+RolloutRawResult: TypeAlias = None | float | list[ReadableSpan] | list[Span] | list[SpanCoreFields]
+RolloutRawResultLegacy: TypeAlias = (
+    None | float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy
+)
+
+
+class ParallelWorkerBase:
+    """Life cycle of a part that works in several workers.
+
+    The order is `init` in the main process, `init_worker` in each worker, `run`, `teardown_worker`, `teardown`.
+    """
+
+    def __init__(self) -> None:
+        self.worker_id: int | None = None
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare what all workers share."""
+
+    def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Prepare one worker."""
+        self.worker_id = worker_id
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work."""
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`."""
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`."""
+
+
+class Dataset(Protocol[T_co]):
+    """Tasks by number; a plain list will do."""
+
+    def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
+
+    def __len__(self) -> int: ...
+
+
+class Hook(ParallelWorkerBase):
+    """Callbacks around a rollout; override what you need."""
+
+    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: AttemptedRollout) -> None:
+        """Tracing has begun; the agent has not run yet."""
+
+    async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: AttemptedRollout) -> None:
+        """The agent has run; tracing is about to end."""
+
+    async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: AttemptedRollout) -> None:
+        """The rollout was claimed; nothing has run yet."""
+
+    async def on_rollout_end(
+        self, *, agent: Any, runner: Any, rollout: AttemptedRollout, spans: "Sequence[ReadableSpan | Span]"
+    ) -> None:
+        """The rollout is over, with these spans; its status is about to be written."""

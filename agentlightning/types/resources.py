@@ -1,0 +1,138 @@
+"""Resources: what an algorithm publishes and an agent uses — model endpoints and prompts, by name and version."""
+
+import logging
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, PrivateAttr
+
+from agentlightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from agentlightning.types.core import AttemptedRollout
+
+__all__ = ["Resource", "LLM", "ProxyLLM", "PromptTemplate", "ResourceUnion", "NamedResources", "ResourcesUpdate"]
+
+logger = logging.getLogger(__name__)
+
+
+class Resource(BaseModel):
+    """Anything tunable that a rollout is given."""
+
+    resource_type: Any
+
+
+class LLM(Resource):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    resource_type: Literal["llm"] = "llm"
+    endpoint: str
+    model: str
+    api_key: str | None = None
+    sampling_parameters: dict[str, Any] = Field(default_factory=dict)
+
+    def get_base_url(self, *args: object, **kwargs: object) -> str:
+        """The URL an SDK client takes; arguments are accepted so that callers need not know which kind of LLM this is."""
+        return self.endpoint
+
+
+class ProxyLLM(LLM):
+    """A model behind the LLM proxy, which records calls under the rollout and attempt named in the URL."""
+
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # type: ignore[assignment] # narrows the discriminator, as pydantic wants
+    _initialized: bool = PrivateAttr(default=False)
+
+    def model_post_init(self, context: Any, /) -> None:
+        self._initialized = True
+
+    def get_base_url(self, rollout_id: str | None, attempt_id: str | None) -> str:  # type: ignore[override] # SPEC 2.2: both are required here
+        """The endpoint for one attempt: its path carries both ids, before a trailing `/v1`."""
+        endpoint = str(self.__dict__["endpoint"])
+        if rollout_id is None and attempt_id is None:
+            return endpoint
+        if not (isinstance(rollout_id, str) and isinstance(attempt_id, str)):
+            raise ValueError(
+                f"rollout_id and attempt_id must be strings or all be empty, not {rollout_id!r} and {attempt_id!r}."
+            )
+        root = endpoint.removesuffix("/")
+        suffix = "/v1" if root.endswith("/v1") else ""
+        return f"{root.removesuffix(suffix)}/rollout/{rollout_id}/attempt/{attempt_id}{suffix}"
+
+    def with_attempted_rollout(self, rollout: "AttemptedRollout") -> LLM:
+        """A plain LLM whose endpoint is bound to this attempt."""
+        return LLM(
+            endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            model=self.model,
+            sampling_parameters=self.sampling_parameters,
+            api_key=self.api_key,
+        )
+
+
+def _read_endpoint(llm: ProxyLLM) -> str:
+    if llm._initialized:
+        logger.warning(
+            "Accessing 'endpoint' directly on ProxyLLM is discouraged; "
+            "use get_base_url(rollout_id, attempt_id) so that calls are recorded under their attempt."
+        )
+    return str(llm.__dict__["endpoint"])
+
+
+def _write_endpoint(llm: ProxyLLM, value: str) -> None:
+    llm.__dict__["endpoint"] = value
+
+
+# A property over the field's own storage: pydantic reads and writes `__dict__`, users come through here.
+setattr(ProxyLLM, "endpoint", property(_read_endpoint, _write_endpoint))  # noqa: B010 # a plain assignment is typed as a field
+
+
+class PromptTemplate(Resource):
+    """A prompt with placeholders."""
+
+    resource_type: Literal["prompt_template"] = "prompt_template"
+    template: str
+    engine: Literal["jinja", "f-string", "poml"]
+
+    def format(self, **kwargs: Any) -> str:
+        """Fill the placeholders; one without a value is an error in every engine."""
+        if self.engine == "f-string":
+            return self.template.format(**kwargs)
+        if self.engine == "jinja":
+            return _format_jinja(self.template, kwargs)
+        return _format_poml(self.template, kwargs)
+
+
+def _format_jinja(template: str, values: dict[str, Any]) -> str:
+    """Rendered in a sandbox: an optimiser's model may have written the template."""
+    try:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise ImportError("Jinja prompt templates need jinja2: pip install jinja2") from error
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(**values)
+
+
+def _format_poml(template: str, values: dict[str, Any]) -> str:
+    try:
+        import poml
+    except ImportError as error:
+        raise ImportError('POML prompt templates need poml: pip install "agentlightning[apo]"') from error
+    rendered = poml.poml(template, context=values, chat=False, format="dict")["messages"]
+    if not isinstance(rendered, str):
+        raise ConfigurationError("A POML prompt template must render to text; this one holds images or other media.")
+    return rendered
+
+
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
+NamedResources = dict[str, ResourceUnion]
+
+
+class ResourcesUpdate(BaseModel):
+    """A published set of resources."""
+
+    resources_id: str
+    resources: NamedResources
+    create_time: float = Field(default_factory=time.time)
+    update_time: float = Field(default_factory=time.time)
+    version: int = 1
+    """How often this id was written, starting at 1."""

@@ -1,0 +1,278 @@
+"""Figures reach the log or Prometheus; mistakes in measuring are loud."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+
+import prometheus_client
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.utils.metrics import (
+    ConsoleMetricsBackend,
+    MetricsBackend,
+    MultiMetricsBackend,
+    PrometheusMetricsBackend,
+)
+
+BACKENDS: list[Callable[[], MetricsBackend]] = [
+    ConsoleMetricsBackend,
+    PrometheusMetricsBackend,
+    lambda: MultiMetricsBackend([ConsoleMetricsBackend(), PrometheusMetricsBackend()]),
+]
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(params=BACKENDS, ids=["console", "prometheus", "multi"])
+def backend(request: pytest.FixtureRequest) -> MetricsBackend:
+    made: MetricsBackend = request.param()
+    made.register_counter("calls", ["route"])
+    made.register_histogram("seconds")
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def console(clock: Clock, caplog: pytest.LogCaptureFixture) -> ConsoleMetricsBackend:
+    caplog.set_level(logging.INFO)
+    made = ConsoleMetricsBackend(log_interval_seconds=10.0, clock=clock)
+    made.register_counter("calls", ["route"])
+    made.register_histogram("seconds")
+    return made
+
+
+def test_unregistered_counter_is_rejected_with_the_way_out(backend: MetricsBackend) -> None:
+    with pytest.raises(ConfigurationError, match=r"'lost' is not registered; call register_counter\('lost', ...\)"):
+        backend.inc_counter("lost")
+
+
+def test_unregistered_histogram_is_rejected_with_the_way_out(backend: MetricsBackend) -> None:
+    with pytest.raises(ConfigurationError, match="call register_histogram"):
+        backend.observe_histogram("lost", 1.0)
+
+
+def test_counter_used_as_histogram_is_rejected(backend: MetricsBackend) -> None:
+    with pytest.raises(ConfigurationError, match="'calls' is a counter, not a histogram"):
+        backend.observe_histogram("calls", 1.0, {"route": "/"})
+
+
+@pytest.mark.parametrize(
+    "labels", [None, {"path": "/"}, {"route": "/", "path": "/"}], ids=["missing", "other", "additional"]
+)
+def test_wrong_labels_are_rejected_by_name(backend: MetricsBackend, labels: dict[str, str] | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"'calls' has the labels \['route'\]; it was given"):
+        backend.inc_counter("calls", labels=labels)
+
+
+def test_counter_does_not_shrink(backend: MetricsBackend) -> None:
+    with pytest.raises(ConfigurationError, match="'calls' only grows; it was given -1"):
+        backend.inc_counter("calls", -1, {"route": "/"})
+
+
+def test_same_metric_may_be_registered_again(backend: MetricsBackend) -> None:
+    backend.register_counter("calls", ("route",))
+    backend.register_histogram("seconds")
+
+    backend.inc_counter("calls", labels={"route": "/"})
+
+
+def test_different_metric_of_the_same_name_is_rejected(backend: MetricsBackend) -> None:
+    with pytest.raises(ConfigurationError, match=r"'calls' is already registered as a counter with labels \['route'\]"):
+        backend.register_counter("calls", ["path"])
+
+
+def test_console_is_quiet_within_the_interval(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.now = 9.9
+    console.inc_counter("calls", labels={"route": "/"})
+
+    assert caplog.messages == []
+
+
+def test_console_writes_one_line_per_interval(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tick in range(1, 41):
+        clock.now = tick / 2
+        console.inc_counter("calls", labels={"route": "/"})
+
+    assert caplog.messages == ['calls{route="/"}: total=20 rate=2.00/s', 'calls{route="/"}: total=40 rate=2.00/s']
+
+
+def test_console_summarises_a_histogram(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in range(1, 101):
+        console.observe_histogram("seconds", value)
+    clock.now = 10.0
+
+    console.report()
+
+    assert caplog.messages == ["seconds: count=100 rate=10.00/s mean=50.5 p50=50 p95=95 p99=99"]
+
+
+def test_console_counts_a_histogram_anew_after_each_line(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    console.observe_histogram("seconds", 100.0)
+    clock.now = 10.0
+    console.report()
+    console.observe_histogram("seconds", 2.0)
+    clock.now = 12.0
+    console.report()
+
+    assert caplog.messages[1] == "seconds: count=1 rate=0.50/s mean=2 p50=2 p95=2 p99=2"
+
+
+def test_console_writes_all_metrics_that_moved_and_no_others(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    console.register_counter("idle")
+    console.inc_counter("calls", labels={"route": "/a"})
+    console.inc_counter("calls", 2, {"route": "/b"})
+    clock.now = 10.0
+    console.observe_histogram("seconds", 1.0)
+
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        'calls{route="/a"}',
+        'calls{route="/b"}',
+        "seconds",
+    ]
+
+
+def test_console_estimates_percentiles_of_many_observations_from_a_bounded_sample(
+    console: ConsoleMetricsBackend, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in range(20_000):
+        console.observe_histogram("seconds", float(value))
+    clock.now = 10.0
+
+    console.report()
+
+    figures = dict(word.split("=") for word in caplog.messages[0].split()[1:])
+    assert figures["count"] == "20000"
+    assert 8_000 < float(figures["p50"]) < 12_000
+
+
+def test_console_reports_without_a_rate_when_no_time_has_passed(
+    console: ConsoleMetricsBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    console.inc_counter("calls", labels={"route": "/"})
+
+    console.report()
+
+    assert caplog.messages == ['calls{route="/"}: total=1 rate=n/a']
+
+
+def test_console_uses_the_given_logger(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    console = ConsoleMetricsBackend(0.0, logging.getLogger("sample.metrics"), clock=clock)
+    console.register_counter("calls")
+
+    console.inc_counter("calls")
+
+    assert [record.name for record in caplog.records] == ["sample.metrics"]
+
+
+def test_console_counts_every_call_of_many_threads(
+    console: ConsoleMetricsBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    def count() -> None:
+        for _ in range(500):
+            console.inc_counter("calls", labels={"route": "/"})
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    console.report()
+
+    assert "total=2000" in caplog.messages[0]
+
+
+def test_prometheus_counts_by_label() -> None:
+    backend = PrometheusMetricsBackend()
+    backend.register_counter("agl.calls", ["route"])
+
+    backend.inc_counter("agl.calls", 2, {"route": "/a"})
+    backend.inc_counter("agl.calls", labels={"route": "/b"})
+
+    assert backend.registry.get_sample_value("agl_calls_total", {"route": "/a"}) == 2.0
+    assert backend.registry.get_sample_value("agl_calls_total", {"route": "/b"}) == 1.0
+
+
+def test_prometheus_counts_observations_in_the_given_buckets() -> None:
+    backend = PrometheusMetricsBackend()
+    backend.register_histogram("seconds", buckets=[0.1, 1.0])
+
+    backend.observe_histogram("seconds", 0.5)
+
+    assert backend.registry.get_sample_value("seconds_bucket", {"le": "0.1"}) == 0.0
+    assert backend.registry.get_sample_value("seconds_bucket", {"le": "1.0"}) == 1.0
+    assert backend.registry.get_sample_value("seconds_sum") == 0.5
+
+
+def test_prometheus_uses_the_given_registry() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    backend = PrometheusMetricsBackend(registry)
+    backend.register_counter("calls")
+
+    backend.inc_counter("calls")
+
+    assert registry.get_sample_value("calls_total") == 1.0
+
+
+def test_two_prometheus_backends_do_not_meet() -> None:
+    first, second = PrometheusMetricsBackend(), PrometheusMetricsBackend()
+    first.register_counter("calls")
+    second.register_counter("calls")
+
+    first.inc_counter("calls")
+
+    assert second.registry.get_sample_value("calls_total") == 0.0
+
+
+def test_metric_that_prometheus_refuses_stays_unregistered() -> None:
+    backend = PrometheusMetricsBackend()
+
+    with pytest.raises(ConfigurationError, match="Prometheus refuses metric 'seconds'"):
+        backend.register_histogram("seconds", buckets=[2.0, 1.0])
+
+    with pytest.raises(ConfigurationError, match="not registered"):
+        backend.observe_histogram("seconds", 1.0)
+
+
+def test_missing_prometheus_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+
+    with pytest.raises(ImportError, match=r'pip install "agentlightning\[prometheus\]"'):
+        PrometheusMetricsBackend()
+
+
+def test_multi_sends_every_figure_to_all() -> None:
+    first, second = PrometheusMetricsBackend(), PrometheusMetricsBackend()
+    backend = MultiMetricsBackend([first, second])
+    backend.register_counter("calls")
+    backend.register_histogram("seconds")
+
+    backend.inc_counter("calls", 3)
+    backend.observe_histogram("seconds", 0.5)
+
+    for one in (first, second):
+        assert one.registry.get_sample_value("calls_total") == 3.0
+        assert one.registry.get_sample_value("seconds_sum") == 0.5

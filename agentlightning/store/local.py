@@ -21,7 +21,7 @@ from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
 from agentlightning.store.behaviour.rollouts import finished_rollouts, return_claim
 from agentlightning.store.detach import detached
-from agentlightning.store.notices import Listener, NoticeBoard
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
@@ -74,7 +74,9 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
     return detached(result)
 
 
-def _measured(run: Callable[[Call], Awaitable[Any]], tracker: MetricsBackend) -> Callable[[Call], Coroutine[Any, Any, Any]]:
+def _measured(
+    run: Callable[[Call], Awaitable[Any]], tracker: MetricsBackend
+) -> Callable[[Call], Coroutine[Any, Any, Any]]:
     async def measured(call: Call) -> Any:
         began = time.perf_counter()
         try:
@@ -112,13 +114,14 @@ class LocalStore(LightningStore):
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
         clock: Clock | None = None,
+        kept_notices: int = DEFAULT_CAPACITY,
     ) -> None:
         self.max_span_bytes = max_span_bytes
         self.scan_debounce_seconds = scan_debounce_seconds
         self._clock = clock or wall_clock
         self._last_scan = -math.inf
         self._start_time = self._clock()
-        self._board = NoticeBoard()
+        self._board = NoticeBoard(kept_notices)
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             # Instance attributes hide the methods, so that a store without a tracker pays nothing.
@@ -128,11 +131,11 @@ class LocalStore(LightningStore):
     # ------------------------------------------------------------------ what a back end gives
 
     @abstractmethod
-    async def _write(self, call: Call) -> Any:
+    def _write(self, call: Call) -> Awaitable[Any]:
         """Run a call in a transaction that may write, with overdue attempts marked before it."""
 
     @abstractmethod
-    async def _read(self, call: Call) -> Any:
+    def _read(self, call: Call) -> Awaitable[Any]:
         """Run a call in a transaction that only reads, with overdue attempts marked before it."""
 
     @abstractmethod

@@ -107,9 +107,7 @@ class InMemoryLightningStore(LocalStore):
                 f"eviction_memory_threshold ({self._eviction_threshold_bytes} bytes)."
             )
         self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
-        self._tx = MemoryTransaction(
-            max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
-        )
+        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
         if span_size_estimator is not None:
             estimator = span_size_estimator
             self._tx.weigh = lambda span: max(0, estimator(span))

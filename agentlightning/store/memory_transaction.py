@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Answer, Record, Transaction
-from agentlightning.store.values import check_size
+from agentlightning.store.values import check_size, copied_span, replaced, weigh_span
 from agentlightning.types import (
     Attempt,
     MetricPoint,
@@ -151,16 +151,24 @@ class MemoryTransaction(Transaction):
 
     # ------------------------------------------------------------------ spans
 
-    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        entry = self.entries[attempt.rollout_id]
+        for span in spans:
+            self._append_span(entry, attempt, span)
+        alive = replaced(attempt, last_heartbeat_time=now)
+        self.put_attempt(alive)
+        return alive
+
+    def _append_span(self, entry: Entry, attempt: Attempt, span: Span) -> None:
+        size = weigh_span(span)
         check_size(span, size, self._max_span_bytes)
         if self.weigh is not None:
             size = self.weigh(span)
         rollout_id = attempt.rollout_id
-        entry = self.entries[rollout_id]
         key = attempt.attempt_id + span.span_id
         last_sequence = self._sequences.get(rollout_id, 0)
         self._undo.append((self._unappend, (entry, None if key in entry.span_ids else key, size, last_sequence)))
-        entry.spans.append(span)
+        entry.spans.append(copied_span(span))
         entry.span_ids.add(key)
         entry.bytes += size
         self.span_bytes += size

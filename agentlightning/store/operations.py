@@ -72,7 +72,9 @@ class Operation:
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
         """Parameter name -> type, without the `Unset` alternative."""
-        hints = {name: _without_unset(hint) for name, hint in get_type_hints(self.declared, include_extras=True).items()}
+        hints = {
+            name: _without_unset(hint) for name, hint in get_type_hints(self.declared, include_extras=True).items()
+        }
         return {name: hint for name, hint in hints.items() if name != "return"}
 
     @functools.cached_property

@@ -58,7 +58,9 @@ class Selection:
         if self.sort_order not in ("asc", "desc"):
             raise InvalidQuery(f"sort_order is '{self.sort_order}'; use 'asc' or 'desc'.")
         if self.limit < -1 or self.offset < 0:
-            raise InvalidQuery(f"limit {self.limit} and offset {self.offset}: use a limit from -1 (all), offset from 0.")
+            raise InvalidQuery(
+                f"limit {self.limit} and offset {self.offset}: use a limit from -1 (all), offset from 0."
+            )
         return self
 
 

@@ -71,8 +71,9 @@ class Transaction(ABC):
     # spans
 
     @abstractmethod
-    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
-        """Keep a span; `size` is an upper estimate of its bytes."""
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        """Keep copies of spans of an attempt. They are a sign of life: the attempt, with `last_heartbeat_time` set to
+        `now`, is put and returned."""
 
     @abstractmethod
     def has_span(self, attempt: Attempt, span_id: str) -> bool: ...

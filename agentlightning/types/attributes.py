@@ -40,7 +40,9 @@ def _is_attribute_value(value: object) -> bool:
         return sum_of_numbers(value) is not None or all(isinstance(item, str) for item in value) or _are_numbers(value)
     if isinstance(value, (str, bool, int, float)):
         return True
-    return isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)) and _is_attribute_value(list(value))
+    return (
+        isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)) and _is_attribute_value(list(value))
+    )
 
 
 def _are_numbers(values: Sequence[object]) -> bool:

@@ -30,9 +30,7 @@ ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
 
 
-def start_attempt(
-    tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None
-) -> AttemptedRollout:
+def start_attempt(tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None) -> AttemptedRollout:
     return begin_attempt(tx, now, known_rollout(tx, rollout_id), worker_id)
 
 

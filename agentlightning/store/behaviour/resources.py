@@ -49,7 +49,9 @@ def _own_copy(resources: NamedResources) -> NamedResources:
         checked = _RESOURCES.validate_python(resources)
     except ValidationError as error:
         reason = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise InvalidValue(f"These are not resources (names mapped to LLM, ProxyLLM or PromptTemplate): {reason}.") from error
+        raise InvalidValue(
+            f"These are not resources (names mapped to LLM, ProxyLLM or PromptTemplate): {reason}."
+        ) from error
     return {name: resource.model_copy(deep=True) for name, resource in checked.items()}
 
 
@@ -74,9 +76,7 @@ def query_resources(
     offset: int = 0,
 ) -> PaginatedResult[ResourcesUpdate]:
     selection = Selection(
-        conditions=conditions(
-            {"resources_id": {"exact": resources_id, "contains": resources_id_contains}}
-        ),
+        conditions=conditions({"resources_id": {"exact": resources_id, "contains": resources_id_contains}}),
         sort_by=sort_by,
         sort_order=sort_order,
         limit=limit,

@@ -171,9 +171,7 @@ def enqueue_rollout(
 
 def enqueue_many_rollouts(tx: Transaction, now: float, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
     return [
-        enqueue_rollout(
-            tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id
-        )
+        enqueue_rollout(tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id)
         for r in rollouts
     ]
 

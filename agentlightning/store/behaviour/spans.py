@@ -14,8 +14,8 @@ from agentlightning.store.lifecycle import (
 )
 from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import copied_span, replaced, weigh_span
-from agentlightning.types import FilterLogic, PaginatedResult, SortOrder, Span
+from agentlightning.store.values import replaced
+from agentlightning.types import Attempt, FilterLogic, PaginatedResult, Rollout, SortOrder, Span
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -26,7 +26,7 @@ SPAN_FIELDS = frozenset(
 def add_span(tx: Transaction, now: float, span: Span) -> Span:
     if not isinstance(span, Span):
         raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; convert it with Span.from_opentelemetry.")
-    _append(tx, now, [span])
+    _append(tx, now, (span,))
     return span
 
 
@@ -49,34 +49,33 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
 
 
 def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
-    """Append spans of one attempt and record the sign of life."""
-    rollout_id = spans[0].rollout_id
+    """Append spans of one attempt; it and its rollout are running now, unless they are over."""
+    rollout_id, attempt_id = spans[0].rollout_id, spans[0].attempt_id
     rollout = known_rollout(tx, rollout_id)
     attempts = tx.get_attempts(rollout_id)
-    latest = attempts[-1] if attempts else None
-    if latest is not None and latest.attempt_id == spans[0].attempt_id:
-        attempt = latest
-    else:
-        attempt = known_attempt(tx, rollout_id, spans[0].attempt_id)
+    attempt = attempts[-1] if attempts else None
+    is_latest = attempt is not None and attempt.attempt_id == attempt_id
+    if attempt is None or not is_latest:
+        attempt = known_attempt(tx, rollout_id, attempt_id)
+    alive = tx.append_spans(attempt, spans, now)
     for span in spans:
-        tx.append_span(copied_span(span), attempt, weigh_span(span))
-        tx.note("span", rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
+        tx.note("span", rollout_id, attempt_id, None, span.name, span.sequence_id)
+    if attempt.status != "running" or (is_latest and rollout.status != "running"):
+        _show_running(tx, now, rollout, alive, is_latest)
+
+
+def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, is_latest: bool) -> None:
+    before = due_time(rollout, attempt)
     status = attempt_status_after_span(attempt, rollout)
-    if status == attempt.status:
-        alive = replaced(attempt, last_heartbeat_time=now)
-    else:
-        alive = replaced(attempt, last_heartbeat_time=now, status=status, end_time=None)
-    tx.put_attempt(alive)
-    if attempt is not latest:
-        return
-    new_status = rollout_status_after_span(rollout, status)
-    if new_status != rollout.status:
-        before = due_time(rollout, attempt)
+    if status != attempt.status:
+        attempt = replaced(attempt, status=status, end_time=None)
+        tx.put_attempt(attempt)
+    if is_latest:
         was_queued = is_queuing(rollout)
-        rollout = change_status(tx, now, rollout, new_status)
-        reschedule(tx, before, rollout, alive)
-        if was_queued and alive.worker_id is not None:
-            show_worker_busy(tx, now, alive.worker_id, alive)
+        rollout = change_status(tx, now, rollout, rollout_status_after_span(rollout, status))
+        reschedule(tx, before, rollout, attempt)
+        if was_queued and attempt.worker_id is not None:
+            show_worker_busy(tx, now, attempt.worker_id, attempt)
 
 
 def get_next_span_sequence_id(tx: Transaction, now: float, rollout_id: str, attempt_id: str) -> int:

@@ -84,9 +84,7 @@ def query_workers(
     offset: int = 0,
 ) -> PaginatedResult[Worker]:
     selection = Selection(
-        conditions=conditions(
-            {"status": {"within": status_in}, "worker_id": {"contains": worker_id_contains}}
-        ),
+        conditions=conditions({"status": {"within": status_in}, "worker_id": {"contains": worker_id_contains}}),
         logic=filter_logic,
         sort_by=sort_by,
         sort_order=sort_order,

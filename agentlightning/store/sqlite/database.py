@@ -11,7 +11,7 @@ from typing import Literal
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 
-__all__ = ["MEMORY", "Durability", "connect", "prepare", "store_errors"]
+__all__ = ["MEMORY", "PAGE_BYTES", "Durability", "connect", "migrate", "prepare", "set_patience", "store_errors"]
 
 Durability = Literal["process", "power"]
 
@@ -26,7 +26,10 @@ _USER_VERSION_AT, _APPLICATION_ID_AT = 60, 68
 CHECKED_BYTES = 32 * 1024 * 1024
 """Files up to this size are checked whole when they are opened; larger ones show damage where it is met."""
 BUSY_TIMEOUT_SECONDS = 30.0
-CHECKPOINT_PAGES = 4000
+CHECKPOINT_PAGES = 50_000
+"""The log is checkpointed beside the work long before it has this length; only then would a commit do it."""
+PAGE_BYTES = 8192
+"""Spans take a kilobyte or two; twice the usual page halves what a commit of a few of them writes."""
 WRITER_CACHE_KIB = 32 * 1024
 READER_CACHE_KIB = 4 * 1024
 SYNCHRONOUS: dict[str, str] = {"process": "NORMAL", "power": "FULL"}
@@ -44,9 +47,13 @@ def store_errors(path: str) -> Iterator[None]:
 def _translated(error: sqlite3.Error, path: str) -> StoreUnavailable:
     text = str(error)
     if "full" in text:
-        return StoreUnavailable(f"The disk of store '{path}' is full; what was acknowledged is kept. Free space, then retry.")
+        return StoreUnavailable(
+            f"The disk of store '{path}' is full; what was acknowledged is kept. Free space, then retry."
+        )
     if "locked" in text or "busy" in text:
-        return StoreUnavailable(f"Store '{path}' was locked by another process for {BUSY_TIMEOUT_SECONDS:.0f} s; retry.")
+        return StoreUnavailable(
+            f"Store '{path}' was locked by another process for {BUSY_TIMEOUT_SECONDS:.0f} s; retry."
+        )
     if "malformed" in text or "not a database" in text or "corrupt" in text:
         return IncompatibleStore(f"Store '{path}' is damaged ({text}); restore it from a backup.")
     return StoreUnavailable(f"Store '{path}' cannot be used: {text}.")
@@ -55,12 +62,18 @@ def _translated(error: sqlite3.Error, path: str) -> StoreUnavailable:
 def connect(path: str, *, durability: Durability = "process", is_reader: bool = False) -> sqlite3.Connection:
     """A connection that leaves transactions to the caller."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # counts for a new file only
     connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if is_reader else WRITER_CACHE_KIB}")
     if is_reader:
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def set_patience(connection: sqlite3.Connection, patient: bool) -> None:
+    """Wait for another process that holds the file, or be told at once."""
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000) if patient else 0}")
 
 
 def prepare(path: str, durability: Durability) -> int:

@@ -72,7 +72,8 @@ class QueueTable:
         if not self._head:
             return None
         position, rollout_id = self._head.popleft()
-        entry = self._rollouts.known(rollout_id)
+        entry = self._rollouts.find(rollout_id)
+        assert entry is not None  # a queued rollout is stored
         self._session.hold_back(self._unpop, entry, position, self._changes.get(position))
         entry.position = None
         self._changes[position] = None

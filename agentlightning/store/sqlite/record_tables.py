@@ -98,9 +98,7 @@ class RecordTables:
         rows = self._session.select(page, clauses.parameters)
         total = self._session.select(f"SELECT count(*) {source}", clauses.parameters)[0][0]
         items = [table.record_of(row) for row in rows]
-        return PaginatedResult.model_construct(
-            items=items, limit=selection.limit, offset=selection.offset, total=total
-        )
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
 
     # ------------------------------------------------------------------ settings, metrics, answers
 

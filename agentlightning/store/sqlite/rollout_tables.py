@@ -9,10 +9,12 @@ from typing import Any
 
 import orjson
 
+from agentlightning.store.lifecycle import is_finished
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.sqlite.rows import (
     ATTEMPT_COLUMNS,
     ROLLOUT_COLUMNS,
+    SELECT_ATTEMPTS,
     attempt_of,
     attempt_row,
     config_json,
@@ -20,7 +22,7 @@ from agentlightning.store.sqlite.rows import (
 )
 from agentlightning.store.sqlite.selecting import clauses_of
 from agentlightning.store.sqlite.session import Row, Session
-from agentlightning.store.values import as_json, check_size, span_as_json
+from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
 from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
 
 __all__ = ["Entry", "RolloutTables"]
@@ -37,18 +39,15 @@ _UPDATE_ROLLOUT = (
     "UPDATE rollouts SET status = ?, mode = ?, resources_id = ?, end_time = ?, config = ?, metadata = ?, due = ? "
     "WHERE number = ?"
 )
-_UPDATE_ATTEMPT = (
-    "UPDATE attempts SET status = ?, end_time = ?, worker_id = ?, last_heartbeat_time = ?, metadata = ? "
-    "WHERE rollout = ? AND sequence_id = ?"
-)
-_INSERT_ATTEMPT = f"INSERT INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_SPAN = "INSERT INTO spans (rollout, attempt, span_id, sequence_id, body) VALUES (?, ?, ?, ?, ?)"
+_PUT_ATTEMPT = f"INSERT OR REPLACE INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_SPAN = "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_LAST_SPAN = "SELECT number, bytes_so_far FROM spans ORDER BY number DESC LIMIT 1"
 
 
 class Entry:
     """A rollout as the transaction knows it."""
 
-    __slots__ = ("attempts", "due", "json", "number", "position", "rollout", "span_ids", "stored_attempts", "stored_input")
+    __slots__ = ("attempts", "due", "json", "number", "position", "rollout", "span_ids", "stored_input")
 
     def __init__(self, rollout: Rollout, number: int) -> None:
         self.rollout = rollout
@@ -57,8 +56,6 @@ class Entry:
         """Configuration and metadata."""
         self.attempts: list[Attempt] | None = None
         """None until they are asked for."""
-        self.stored_attempts = 0
-        """How many of the attempts have a row."""
         self.stored_input: object = None
         """The input that has a row."""
         self.span_ids: dict[int, set[str]] = {}
@@ -81,15 +78,20 @@ class RolloutTables:
         """Remember nothing, hold nothing back."""
         self.entries: dict[str, Entry] = {}
         self._next_number: int | None = None
+        self._finished: list[str] = []
         self._new: dict[str, Entry] = {}
         self._changed: dict[str, Entry] = {}
         self._inputs: dict[int, bytes] = {}
-        self._attempts: dict[tuple[str, int], Entry] = {}
+        self._attempts: dict[tuple[int, int], Row] = {}
         self._spans: list[Row] = []
+        self._last_span: tuple[int, int] | None = None  # its number, and the bytes of all spans
         self._sequences: dict[str, int] = {}
 
     def trim(self) -> None:
-        """Keep the memory within bounds; only when nothing is held back."""
+        """Forget rollouts that are over, and all if there are too many; only when nothing is held back."""
+        for rollout_id in self._finished:
+            self.entries.pop(rollout_id, None)
+        self._finished = []
         if len(self.entries) > CACHED_ROLLOUTS:
             self.entries.clear()
 
@@ -103,48 +105,29 @@ class RolloutTables:
         if self._inputs:
             write("INSERT OR REPLACE INTO inputs VALUES (?, ?)", self._inputs.items())
         if self._attempts:
-            self._flush_attempts()
+            write(_PUT_ATTEMPT, self._attempts.values())
         if self._spans:
             write(_INSERT_SPAN, self._spans)
-            size = sum(len(row[-1]) for row in self._spans)
-            write("UPDATE totals SET spans = spans + ?, span_bytes = span_bytes + ?", [(len(self._spans), size)])
+            self._session.written_bytes += self._spans[-1][-2] - self._spans[0][-2] + len(self._spans[0][-1])
         if self._sequences:
             write("INSERT OR REPLACE INTO sequences VALUES (?, ?)", self._sequences.items())
         self._new, self._changed, self._inputs, self._attempts = {}, {}, {}, {}
         self._spans, self._sequences = [], {}
 
-    def _flush_attempts(self) -> None:
-        new, changed = [], []
-        for (_, sequence_id), entry in self._attempts.items():
-            attempt = (entry.attempts or [])[sequence_id - 1]
-            metadata = as_json(attempt.metadata, "metadata")
-            if sequence_id > entry.stored_attempts:
-                new.append(attempt_row(attempt, entry.number, metadata))
-            else:
-                alive = (attempt.status, attempt.end_time, attempt.worker_id, attempt.last_heartbeat_time)
-                changed.append((*alive, metadata, entry.number, sequence_id))
-        if new:
-            self._session.write(_INSERT_ATTEMPT, new)
-        if changed:
-            self._session.write(_UPDATE_ATTEMPT, changed)
-        for entry in self._attempts.values():
-            entry.stored_attempts = len(entry.attempts or ())
-
     # ------------------------------------------------------------------ rollouts
 
     def find(self, rollout_id: str) -> Entry | None:
+        """A rollout, remembered or stored; rows that are held back are all of remembered ones."""
         entry = self.entries.get(rollout_id)
         if entry is None:
-            rows = self._session.select(f"{_SELECT_ROLLOUT} WHERE rollout_id = ?", (rollout_id,))
+            rows = self._session.select_stored(f"{_SELECT_ROLLOUT} WHERE rollout_id = ?", (rollout_id,))
             if rows:
                 entry = self.entries[rollout_id] = _entry_of(rows[0])
         return entry
 
     def known(self, rollout_id: str) -> Entry:
         """The entry of a rollout the behaviour has already met."""
-        entry = self.find(rollout_id)
-        assert entry is not None
-        return entry
+        return self.entries[rollout_id]
 
     def put(self, rollout: Rollout) -> None:
         entry = self.find(rollout.rollout_id)
@@ -157,6 +140,8 @@ class RolloutTables:
             if rollout.config is not before.config or rollout.metadata is not before.metadata:
                 entry.json = _json_of(rollout)
             entry.rollout = rollout
+        if is_finished(rollout):
+            self._finished.append(rollout.rollout_id)
         if rollout.input is not entry.stored_input:
             body = as_json(rollout.input, "input")
             self._session.hold_back(self._restore_input, entry, entry.stored_input, self._inputs.get(entry.number))
@@ -212,9 +197,7 @@ class RolloutTables:
             count = f"SELECT count(*) FROM rollouts{clauses.where}"
             total = self._session.select(count, clauses.parameters)[0][0]
         items = [entry.rollout for entry in entries]
-        return PaginatedResult.model_construct(
-            items=items, limit=selection.limit, offset=selection.offset, total=total
-        )
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
 
     # ------------------------------------------------------------------ attempts
 
@@ -226,9 +209,8 @@ class RolloutTables:
 
     def _load_attempts(self, entries: Sequence[Entry]) -> None:
         by_number = {entry.number: entry for entry in entries}
-        rows = self._session.select(
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE rollout IN (SELECT value FROM json_each(?)) "
-            "ORDER BY rollout, sequence_id",
+        rows = self._session.select_stored(
+            f"{SELECT_ATTEMPTS} WHERE rollout IN (SELECT value FROM json_each(?)) ORDER BY rollout, sequence_id",
             (orjson.dumps(list(by_number)),),
         )
         for entry in entries:
@@ -237,31 +219,31 @@ class RolloutTables:
             entry = by_number[row[0]]
             assert entry.attempts is not None
             entry.attempts.append(attempt_of(row, entry.rollout.rollout_id))
-        for entry in entries:
-            entry.stored_attempts = len(entry.attempts or ())
 
     def put_attempt(self, attempt: Attempt) -> None:
         entry = self.known(attempt.rollout_id)
         attempts = self.attempts_of(entry)
-        key = (attempt.rollout_id, attempt.sequence_id)
+        key = (entry.number, attempt.sequence_id)
+        row = attempt_row(attempt, entry.number, self._newest_span()[0])
         index = attempt.sequence_id - 1
+        self._session.hold_back(self._restore_attempt, key, self._attempts.get(key))
+        self._attempts[key] = row
         if index == len(attempts):
-            as_json(attempt.metadata, "metadata")
-            self._session.hold_back(self._remove_attempt, entry, key)
+            self._session.hold_back(self._forget_attempt, entry, attempt.sequence_id)
             attempts.append(attempt)
             entry.span_ids[attempt.sequence_id] = set()
         else:
-            if attempt.metadata is not attempts[index].metadata:
-                as_json(attempt.metadata, "metadata")
             self._session.hold_back(attempts.__setitem__, index, attempts[index])
             attempts[index] = attempt
-        self._attempts[key] = entry
 
-    def _remove_attempt(self, entry: Entry, key: tuple[str, int]) -> None:
-        assert entry.attempts is not None
-        entry.attempts.pop()
-        entry.span_ids.pop(key[1], None)
+    def _restore_attempt(self, key: tuple[int, int], row: Row | None) -> None:
         self._attempts.pop(key, None)
+        if row is not None:
+            self._attempts[key] = row
+
+    def _forget_attempt(self, entry: Entry, sequence_id: int) -> None:
+        self.attempts_of(entry).pop()
+        entry.span_ids.pop(sequence_id, None)
 
     def remove_latest_attempt(self, rollout_id: str) -> None:
         """Seldom used, so it goes straight to the database."""
@@ -273,24 +255,46 @@ class RolloutTables:
         self._session.is_spoiled = True
         entry.span_ids.pop(len(attempts), None)
         attempts.pop()
-        entry.stored_attempts = len(attempts)
 
     # ------------------------------------------------------------------ spans
 
-    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
-        check_size(span, size, self._max_span_bytes)
-        entry = self.known(attempt.rollout_id)
-        self._spans.append((entry.number, attempt.sequence_id, span.span_id, span.sequence_id, span_as_json(span)))
-        known = entry.span_ids.get(attempt.sequence_id)
-        is_fresh = known is not None and span.span_id not in known
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
+        entry = self.entries[attempt.rollout_id]
+        sequence = attempt.sequence_id
+        number, total = newest = self._newest_span()
+        fresh_ids: list[str] = []
+        self._session.hold_back(self._unappend, entry, attempt, newest, len(self._spans), fresh_ids)
+        for span in spans:
+            body = span_as_json(span)
+            check_json_size(span, len(body), self._max_span_bytes)
+            number += 1
+            total += len(body)
+            self._spans.append((number, entry.number, sequence, span.span_id, span.sequence_id, now, total, body))
+        self._last_span = number, total
+        known = entry.span_ids.get(sequence)
         if known is not None:
-            known.add(span.span_id)
-        self._session.hold_back(self._unappend, known if is_fresh else None, span.span_id)
+            fresh_ids.extend(span.span_id for span in spans if span.span_id not in known)
+            known.update(fresh_ids)
+        alive = replaced(attempt, last_heartbeat_time=now)
+        self.attempts_of(entry)[sequence - 1] = alive
+        return alive
 
-    def _unappend(self, known: set[str] | None, span_id: str) -> None:
-        self._spans.pop()
-        if known is not None:
-            known.discard(span_id)
+    def _unappend(
+        self, entry: Entry, attempt: Attempt, newest: tuple[int, int], held_back: int, fresh_ids: list[str]
+    ) -> None:
+        del self._spans[held_back:]
+        self._last_span = newest
+        self.attempts_of(entry)[attempt.sequence_id - 1] = attempt
+        if attempt.sequence_id in entry.span_ids:
+            entry.span_ids[attempt.sequence_id].difference_update(fresh_ids)
+
+    def _newest_span(self) -> tuple[int, int]:
+        """Number of the last span, and the bytes of all spans."""
+        if self._last_span is None:
+            rows = self._session.select_stored(_SELECT_LAST_SPAN)
+            self._last_span = rows[0] if rows else (0, 0)
+        return self._last_span
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         entry = self.known(attempt.rollout_id)
@@ -317,9 +321,7 @@ class RolloutTables:
         if selection.limit >= 0 or (selection.offset and not rows):
             total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
         items = [Span.model_validate_json(body) for (body,) in rows]
-        return PaginatedResult.model_construct(
-            items=items, limit=selection.limit, offset=selection.offset, total=total
-        )
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
 
     def last_sequence(self, rollout_id: str) -> int:
         held = self._sequences.get(rollout_id)

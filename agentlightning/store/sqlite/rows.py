@@ -13,6 +13,7 @@ __all__ = [
     "ATTEMPT_COLUMNS",
     "RECORD_TABLES",
     "ROLLOUT_COLUMNS",
+    "SELECT_ATTEMPTS",
     "RecordTable",
     "attempt_of",
     "attempt_row",
@@ -24,8 +25,17 @@ Row = tuple[Any, ...]
 
 ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata"
 ATTEMPT_COLUMNS = (
-    "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata"
+    "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, heartbeat_span, "
+    "metadata"
 )
+SELECT_ATTEMPTS = """
+SELECT rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+       coalesce((SELECT arrival_time FROM spans
+                 WHERE spans.rollout = attempts.rollout AND spans.attempt = attempts.sequence_id
+                   AND spans.number > heartbeat_span ORDER BY spans.number DESC LIMIT 1), last_heartbeat_time),
+       metadata
+FROM attempts
+"""
 
 
 def rollout_of(row: Row, body: bytes) -> Rollout:
@@ -63,7 +73,8 @@ def attempt_of(row: Row, rollout_id: str) -> Attempt:
     )
 
 
-def attempt_row(attempt: Attempt, rollout_number: int, metadata: bytes) -> Row:
+def attempt_row(attempt: Attempt, rollout_number: int, last_span: int) -> Row:
+    """An attempt whose heartbeat is later than that of any span up to `last_span`."""
     return (
         rollout_number,
         attempt.sequence_id,
@@ -73,7 +84,8 @@ def attempt_row(attempt: Attempt, rollout_number: int, metadata: bytes) -> Row:
         attempt.end_time,
         attempt.worker_id,
         attempt.last_heartbeat_time,
-        metadata,
+        last_span,
+        as_json(attempt.metadata, "metadata"),
     )
 
 

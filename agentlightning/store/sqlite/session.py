@@ -18,6 +18,8 @@ class Session:
         """Whether some table holds rows that are not in the database yet."""
         self.is_spoiled = False
         """Whether rows of the operation in progress have reached the database, so that undoing it here is not enough."""
+        self.written_bytes = 0
+        """Bytes of span bodies written; reset by whoever counts them."""
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._flushes: list[Callable[[], None]] = []
 
@@ -43,6 +45,10 @@ class Session:
         """Rows as the transaction sees them, its own writes included."""
         if self.is_holding_back:
             self.flush()
+        return self.select_stored(sql, parameters)
+
+    def select_stored(self, sql: str, parameters: Iterable[Any] = ()) -> list[Row]:
+        """Rows as they are in the database; for what is known not to be held back."""
         return self.connection.execute(sql, tuple(parameters)).fetchall()
 
     def write(self, sql: str, rows: Iterable[Row]) -> None:

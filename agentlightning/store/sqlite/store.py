@@ -30,7 +30,7 @@ from agentlightning.store.local import (
     LocalStore,
     execute,
 )
-from agentlightning.store.notices import Listener, NoticeFields
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeFields
 from agentlightning.store.sqlite.database import MEMORY, Durability, connect, migrate, prepare, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.sqlite.watcher import Watcher
@@ -41,6 +41,11 @@ from agentlightning.utils.metrics import MetricsBackend
 __all__ = ["SqliteLightningStore"]
 
 READER_THREADS = 4
+NOTICES_AT_HAND = 1000
+"""Older ones are read from the file."""
+MANY_AT_ONCE = frozenset(["enqueue_many_rollouts", "add_many_spans"])
+LARGE = 64
+"""An operation on more items than this is left to the writer's thread."""
 
 
 class _Working:
@@ -87,7 +92,11 @@ class SqliteLightningStore(LocalStore):
             clock: Seconds since the epoch; for tests.
         """
         super().__init__(
-            max_span_bytes=max_span_bytes, tracker=tracker, scan_debounce_seconds=scan_debounce_seconds, clock=clock
+            max_span_bytes=max_span_bytes,
+            tracker=tracker,
+            scan_debounce_seconds=scan_debounce_seconds,
+            clock=clock,
+            kept_notices=DEFAULT_CAPACITY if str(path) == MEMORY else NOTICES_AT_HAND,
         )
         self.path = str(path)
         self.durability: Durability = durability
@@ -127,6 +136,7 @@ class SqliteLightningStore(LocalStore):
                     self.path,
                     self._open_transaction,
                     self._board,
+                    waits_for_disk=self.durability == "power",
                     clock=self._clock,
                     is_scan_due=self._is_scan_due,
                     on_abandoned=partial(_give_back, weakref.ref(self)),
@@ -155,11 +165,11 @@ class SqliteLightningStore(LocalStore):
 
     # ------------------------------------------------------------------ transactions
 
-    async def _write(self, call: Call) -> Any:
-        job = Job(call, asyncio.get_running_loop().create_future())
-        self._work().writer.submit(job)
-        assert job.future is not None
-        return await job.future
+    def _write(self, call: Call) -> "asyncio.Future[Any]":
+        future = asyncio.get_running_loop().create_future()
+        is_large = call.name in MANY_AT_ONCE and any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
+        self._work().writer.submit(Job(call, future, is_large))
+        return future
 
     async def _read(self, call: Call) -> Any:
         if self.path == MEMORY:

@@ -33,9 +33,9 @@ __all__ = ["SqliteTransaction"]
 RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 
 _COUNTS = """
-SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts), spans, (SELECT count(*) FROM resources),
-       (SELECT count(*) FROM workers), (SELECT count(*) FROM runs), (SELECT count(*) FROM queue), span_bytes
-FROM totals
+SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts), coalesce((SELECT max(number) FROM spans), 0),
+       (SELECT count(*) FROM resources), (SELECT count(*) FROM workers), (SELECT count(*) FROM runs),
+       (SELECT count(*) FROM queue), coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)
 """
 _COUNTED = (
     "total_rollouts",
@@ -60,6 +60,7 @@ class SqliteTransaction(Transaction):
         self.cursor = 0
         """Number of the newest committed notice."""
         self.notices: list[NoticeFields] = []
+        self._kept_notices = 0
         self.earliest_due: float | None = None
         """No rollout is due before this moment; None if none is scheduled."""
 
@@ -70,6 +71,17 @@ class SqliteTransaction(Transaction):
         self._queue.forget()
         self._records.forget()
         self.notices = []
+        self._kept_notices = 0
+
+    def keep(self) -> None:
+        """The operation is done; what it wrote stays."""
+        self.session.keep()
+        self._kept_notices = len(self.notices)
+
+    def take_back(self) -> None:
+        """The operation failed; what it wrote goes."""
+        self.session.take_back()
+        del self.notices[self._kept_notices :]
 
     def refresh_due(self) -> None:
         """Read the earliest moment of the schedule."""
@@ -78,6 +90,7 @@ class SqliteTransaction(Transaction):
     def end_batch(self) -> list[NoticeFields]:
         """After a commit: what is to be told."""
         notices, self.notices = self.notices, []
+        self._kept_notices = 0
         self.cursor += len(notices)
         self._rollouts.trim()
         self._records.trim()
@@ -94,7 +107,6 @@ class SqliteTransaction(Transaction):
     ) -> None:
         cursor = self.cursor + len(self.notices) + 1
         self.notices.append((kind, cursor, rollout_id, attempt_id, status, name, number))
-        self.session.hold_back(self.notices.pop)
 
     # ------------------------------------------------------------------ rollouts and attempts
 
@@ -120,8 +132,8 @@ class SqliteTransaction(Transaction):
 
     # ------------------------------------------------------------------ spans
 
-    def append_span(self, span: Span, attempt: Attempt, size: int) -> None:
-        self._rollouts.append_span(span, attempt, size)
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        return self._rollouts.append_spans(attempt, spans, now)
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         return self._rollouts.has_span(attempt, span_id)

@@ -1,14 +1,21 @@
-"""The writer: one thread that takes all waiting operations, runs them in one transaction, commits once, answers all.
+"""The writer: takes all waiting operations, runs them in one transaction, commits once, answers all.
 
 Group commit makes durable writes cheap: sixteen workers that each append a span share one commit. Nothing is answered
 before it is committed. An operation that raises takes only itself down; a commit that fails takes its whole batch down,
 and every caller of the batch is told.
+
+There is one writing connection and one *turn*; whoever has the turn runs everyone's operations. A short batch is run where
+it was submitted, at the end of the event loop's current round: handing it to a thread and back would cost as much as the
+batch itself. The writer's own thread takes over whatever may have to wait: commits that wait for the disk
+(`durability="power"`), large operations, another process that holds the file, and checkpoints.
 """
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,13 +26,18 @@ import orjson
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.local import WATCHDOG, Call, Clock, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
-from agentlightning.store.sqlite.database import store_errors
+from agentlightning.store.sqlite.database import PAGE_BYTES, connect, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 
-__all__ = ["Job", "Writer", "read_notices"]
+__all__ = ["Job", "Writer", "closed_store", "read_notices"]
+
+logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 512
+LARGEST_BATCH_IN_LOOP = 64
+"""More than this would keep an event loop from its other work for milliseconds."""
 COMMITS_BETWEEN_PRUNES = 1000
+BYTES_BETWEEN_CHECKPOINTS = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -35,12 +47,17 @@ class Job:
     call: Call
     future: "asyncio.Future[Any] | None" = None
     """None if nobody does."""
+    is_large: bool = False
     result: Any = None
     error: BaseException | None = None
 
 
 class _Spoiled(Exception):
     """A failed operation had rows in the database already; the batch must be run again without it."""
+
+
+class _Busy(Exception):
+    """Another process holds the file."""
 
 
 def read_notices(connection: sqlite3.Connection, after: int) -> list[NoticeFields]:
@@ -51,7 +68,7 @@ def read_notices(connection: sqlite3.Connection, after: int) -> list[NoticeField
 
 
 class Writer:
-    """The thread that owns the writing connection."""
+    """The one way into the file."""
 
     def __init__(
         self,
@@ -59,78 +76,120 @@ class Writer:
         open_transaction: Callable[[], SqliteTransaction],
         board: NoticeBoard,
         *,
+        waits_for_disk: bool,
         clock: Clock,
         is_scan_due: Callable[[float | None, float], bool],
         on_abandoned: Callable[[Job], None],
     ) -> None:
         self._path = path
-        self._open_transaction = open_transaction
         self._board = board
+        self._waits_for_disk = waits_for_disk
         self._clock = clock
         self._is_scan_due = is_scan_due
         self._on_abandoned = on_abandoned
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._tx = open_transaction()
+        self._connection = self._tx.session.connection
+        self._turn = threading.Lock()  # protects the connection, the transaction, and the fields below up to `_jobs`
         self._data_version = -1
+        self._is_patient = True
         self._commits = 0
-        self._thread = threading.Thread(target=self._run, name="agl-store-writer", daemon=True)
+        self._bytes_since_checkpoint = 0
+        self._jobs: deque[Job] = deque()
+        self._rounds: set[asyncio.AbstractEventLoop] = set()  # loops that will run a batch at the end of their round
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run_errands, name="agl-store-writer", daemon=True)
         self.earliest_due: float | None = None
         """When the watchdog must look again, as of the last commit."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        self._jobs.put(job)
+        """Have a job run; from the thread of the loop that waits for it, or from any if none does."""
+        self._jobs.append(job)
+        if job.future is None or job.is_large or self._waits_for_disk:
+            self._errands.put(self._run_patiently)
+            return
+        loop = job.future.get_loop()
+        if loop not in self._rounds:
+            self._rounds.add(loop)
+            loop.call_soon(self._end_round, loop)
 
     def stop(self) -> None:
         """Finish what was submitted, then close the connection."""
-        self._jobs.put(None)
+        self._errands.put(self._run_patiently)
+        self._errands.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    # ------------------------------------------------------------------ the thread
+    # ------------------------------------------------------------------ whose turn
 
-    def _run(self) -> None:
-        try:
-            with store_errors(self._path):
-                self._tx = self._open_transaction()
-        except Exception as error:  # noqa: BLE001 # whoever waits must be told
-            self._refuse_all(error)
+    def _run_errands(self) -> None:
+        """The writer's thread."""
+        while (errand := self._errands.get()) is not None:
+            errand()
+        with self._turn:
+            self._connection.close()
+
+    def _run_patiently(self) -> None:
+        """Run all that waits. The line is looked at again after each turn: a loop may just have found the turn taken."""
+        while self._jobs:
+            with self._turn:
+                self._run_batch(LARGEST_BATCH, None)
+
+    def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run what was submitted in this round of a loop, unless somebody else has the turn and will."""
+        self._rounds.discard(loop)
+        if not self._turn.acquire(blocking=False):
             return
-        self._connection = self._tx.session.connection
-        while (job := self._jobs.get()) is not None:
-            batch = [job]
-            while batch:
-                batch = self._run_batch(batch)
-        self._connection.close()
+        try:
+            self._run_batch(LARGEST_BATCH_IN_LOOP, loop)
+        except _Busy:
+            self._errands.put(self._run_patiently)
+            return
+        finally:
+            self._turn.release()
+        if self._jobs and loop not in self._rounds:  # too many, or somebody found the turn taken
+            self._rounds.add(loop)
+            loop.call_soon(self._end_round, loop)
 
-    def _refuse_all(self, error: Exception) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.error = error
-            _settle([job], self._on_abandoned)
+    # ------------------------------------------------------------------ a batch
 
-    def _run_batch(self, jobs: list[Job]) -> list[Job]:
-        """Run jobs, and those that arrive meanwhile, in one transaction; returns the jobs to run again."""
+    def _run_batch(self, most: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Run waiting jobs in one transaction; a loop that runs them itself does not wait for other processes."""
+        jobs: list[Job] = []
         try:
             with store_errors(self._path):
-                self._begin()
-                self._run_jobs(jobs)
+                self._begin(patient=loop is None)
+                self._run_jobs(jobs, most)
                 notices = self._commit()
+        except _Busy:
+            raise
         except _Spoiled:
             self._roll_back()
-            settled = [job for job in jobs if job.error is not None]
-            _settle(settled, self._on_abandoned)
-            return [job for job in jobs if job.error is None]
+            self._jobs.extendleft(job for job in reversed(jobs) if job.error is None)
+            jobs = [job for job in jobs if job.error is not None]
         except Exception as error:  # noqa: BLE001 # every caller of the batch must be told
             self._roll_back()
+            jobs = jobs or [self._jobs.popleft()]
             for job in jobs:
                 job.error = job.error or error
-            _settle(jobs, self._on_abandoned)
-            return []
-        self._publish(notices)
-        _settle(jobs, self._on_abandoned)
-        return []
+        except BaseException:  # an interrupt: nothing was answered, so nothing may remain
+            self._roll_back()
+            self._jobs.extendleft(reversed(jobs))
+            raise
+        else:
+            self._publish(notices)
+        self._settle(jobs, loop)
 
-    def _begin(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _begin(self, *, patient: bool) -> None:
+        if patient != self._is_patient:
+            set_patience(self._connection, patient)
+            self._is_patient = patient
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not patient and "locked" in str(error):
+                raise _Busy from error
+            raise
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         if version != self._data_version:
             self._data_version = version
@@ -145,44 +204,33 @@ class Writer:
             self._board.publish(foreign)
         self._tx.cursor = self._board.cursor
 
-    def _run_jobs(self, jobs: list[Job]) -> None:
-        """Run the given jobs and append those that were waiting by then."""
-        index = 0
-        while index < len(jobs):
-            self._run_job(jobs[index])
-            index += 1
-            if index == len(jobs):
-                self._take_waiting(jobs)
-
-    def _take_waiting(self, jobs: list[Job]) -> None:
-        while len(jobs) < LARGEST_BATCH:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return
-            if job is None:
-                self._jobs.put(None)
-                return
+    def _run_jobs(self, jobs: list[Job], most: int) -> None:
+        """Take jobs from the line and run them, appending each to `jobs`."""
+        tx = self._tx
+        while self._jobs and len(jobs) < most:
+            job = self._jobs.popleft()
             jobs.append(job)
+            if job.future is not None and job.future.cancelled():
+                continue
+            now = self._clock()
+            if tx.earliest_due is not None and job.call.watchdog and self._is_scan_due(tx.earliest_due, now):
+                execute(WATCHDOG, tx, now)
+                tx.keep()
+                tx.refresh_due()
+            self._run_job(job, now)
+            tx.keep()
 
-    def _run_job(self, job: Job) -> None:
-        if job.future is not None and job.future.cancelled():
-            return
-        now = self._clock()
-        if job.call.watchdog and self._is_scan_due(self._tx.earliest_due, now):
-            execute(WATCHDOG, self._tx, now)
-            self._tx.session.keep()
-            self._tx.refresh_due()
+    def _run_job(self, job: Job, now: float) -> None:
+        tx = self._tx
         try:
-            job.result = execute(job.call, self._tx, now)
+            job.result = execute(job.call, tx, now)
         except sqlite3.Error:
             raise
         except Exception as error:  # noqa: BLE001 # goes to the caller
             job.error = error
-            if self._tx.session.is_spoiled:
+            if tx.session.is_spoiled:
                 raise _Spoiled from error
-            self._tx.session.take_back()
-        self._tx.session.keep()
+            tx.take_back()
 
     def _commit(self) -> list[NoticeFields]:
         session = self._tx.session
@@ -194,7 +242,23 @@ class Writer:
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
             session.write("DELETE FROM notices WHERE last_cursor < ?", [(self._tx.cursor - DEFAULT_CAPACITY,)])
         self._connection.execute("COMMIT")
+        self._bytes_since_checkpoint += session.written_bytes + PAGE_BYTES
+        session.written_bytes = 0
+        if self._bytes_since_checkpoint > BYTES_BETWEEN_CHECKPOINTS:
+            self._bytes_since_checkpoint = 0
+            self._errands.put(self._checkpoint)
         return self._tx.end_batch()
+
+    def _checkpoint(self) -> None:
+        """Move the log into the file on a connection of its own, beside the work that goes on."""
+        try:
+            connection = connect(self._path)
+            try:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            logger.warning("Could not checkpoint store '%s', which only makes its log longer: %s", self._path, error)
 
     def _roll_back(self) -> None:
         """Forget the batch; the next one reads everything afresh."""
@@ -212,30 +276,32 @@ class Writer:
         if due is not None and (before is None or due < before):
             self._board.wake_everyone()
 
+    def _settle(self, jobs: list[Job], here: asyncio.AbstractEventLoop | None) -> None:
+        """Hand results to the loops that wait for them, once a loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+        for job in jobs:
+            if job.future is not None:
+                by_loop.setdefault(job.future.get_loop(), []).append(job)
+        for loop, of_loop in by_loop.items():
+            if loop is here:
+                self._answer(of_loop)
+                continue
+            try:
+                loop.call_soon_threadsafe(self._answer, of_loop)
+            except RuntimeError:  # the loop is closed
+                for job in of_loop:
+                    self._on_abandoned(job)
 
-def _settle(jobs: list[Job], on_abandoned: Callable[[Job], None]) -> None:
-    """Hand results to the loops that wait for them, once a loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-    for job in jobs:
-        if job.future is not None:
-            by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, of_loop in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_answer, of_loop, on_abandoned)
-        except RuntimeError:  # the loop is closed
-            for job in of_loop:
-                on_abandoned(job)
-
-
-def _answer(jobs: list[Job], on_abandoned: Callable[[Job], None]) -> None:
-    for job in jobs:
-        future = job.future
-        if future is None or future.done():
-            on_abandoned(job)
-        elif job.error is not None:
-            future.set_exception(job.error)
-        else:
-            future.set_result(job.result)
+    def _answer(self, jobs: list[Job]) -> None:
+        """Runs in the loop of the jobs' futures."""
+        for job in jobs:
+            future = job.future
+            if future is None or future.done():
+                self._on_abandoned(job)
+            elif job.error is not None:
+                future.set_exception(job.error)
+            else:
+                future.set_result(job.result)
 
 
 def closed_store(path: str) -> StoreUnavailable:

@@ -37,19 +37,22 @@ CREATE TABLE attempts (
     end_time            REAL,
     worker_id           TEXT,
     last_heartbeat_time REAL,
+    heartbeat_span      INTEGER NOT NULL,  -- spans behind this number are later signs of life
     metadata            BLOB NOT NULL,
     PRIMARY KEY (rollout, sequence_id)
 ) WITHOUT ROWID;
 
 CREATE TABLE spans (
-    number      INTEGER PRIMARY KEY,
-    rollout     INTEGER NOT NULL,
-    attempt     INTEGER NOT NULL,  -- the attempt's sequence_id
-    span_id     TEXT NOT NULL,
-    sequence_id INTEGER NOT NULL,
-    body        BLOB NOT NULL
+    number       INTEGER PRIMARY KEY,
+    rollout      INTEGER NOT NULL,
+    attempt      INTEGER NOT NULL,  -- the attempt's sequence_id
+    span_id      TEXT NOT NULL,
+    sequence_id  INTEGER NOT NULL,
+    arrival_time REAL NOT NULL,  -- the attempt's heartbeat
+    bytes_so_far INTEGER NOT NULL,  -- of all bodies up to this one; spans are never deleted, so the last row counts all
+    body         BLOB NOT NULL
 );
-CREATE INDEX spans_by_attempt ON spans (rollout, attempt, span_id);
+CREATE INDEX spans_by_attempt ON spans (rollout, attempt);  -- and, within an attempt, by number
 
 -- Sequence ids that were given out; a span may show a higher one.
 CREATE TABLE sequences (
@@ -123,9 +126,3 @@ CREATE TABLE notices (
     last_cursor INTEGER PRIMARY KEY,
     body        BLOB NOT NULL
 );
-
-CREATE TABLE totals (
-    spans      INTEGER NOT NULL,
-    span_bytes INTEGER NOT NULL
-);
-INSERT INTO totals VALUES (0, 0);

@@ -1,2 +1,72 @@
+"""Agent Lightning makes any AI agent learn: `import agentlightning as agl`.
+
+The public names are loaded on first touch from one table, so that importing the package is quick and pulls in nothing
+that is not used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentlightning.env_var import *
+    from agentlightning.logging import configure_logger as configure_logger
+    from agentlightning.logging import setup as setup_logging  # noqa: F401 # a public name
+    from agentlightning.logging import setup_module as setup_module_logging  # noqa: F401 # a public name
+    from agentlightning.store import *
+    from agentlightning.types import *
+
 __version__ = "0.4.0.dev0"
-from agentlightning.store import *
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "agentlightning.env_var": (
+        "LightningEnvVar",
+        "resolve_bool_env_var",
+        "resolve_int_env_var",
+        "resolve_str_env_var",
+    ),
+    "agentlightning.logging": ("configure_logger",),
+    "agentlightning.store": (
+        "UNSET",
+        "Unset",
+        "LightningStore",
+        "LightningStoreCapabilities",
+        "LightningStoreStatistics",
+        "LightningStoreThreaded",
+        "InMemoryLightningStore",
+        "SqliteLightningStore",
+        "SQLiteLightningStore",
+        "BlockingStore",
+        "export_store",
+        "import_store",
+    ),
+    "agentlightning.types": (
+        *("Triplet", "RolloutLegacy", "Task", "TaskInput", "TaskIfAny", "RolloutRawResultLegacy", "RolloutRawResult"),
+        *("RolloutMode", "GenericResponse", "ParallelWorkerBase", "Dataset", "AttemptStatus", "RolloutStatus"),
+        *("RolloutConfig", "Rollout", "Attempt", "AttemptedRollout", "EnqueueRolloutRequest", "Worker", "WorkerStatus"),
+        *("Hook", "Resource", "LLM", "ProxyLLM", "PromptTemplate", "ResourceUnion", "NamedResources"),
+        *("ResourcesUpdate", "AttributeValue", "Attributes", "TraceState", "SpanContext", "StatusCode", "TraceStatus"),
+        *("Event", "Link", "OtelResource", "Span", "SpanCoreFields", "SpanRecordingContext", "SpanNames"),
+        *("SpanAttributeNames", "SpanLike", "PaginatedResult", "FilterOptions", "FilterField", "SortOptions"),
+        *("FilterLogic", "SortOrder", "Run", "RunStatus", "MetricPoint", "Notice", "NoticeKind", "NOTICE_KINDS"),
+    ),
+}
+_RENAMED = {
+    "setup_logging": ("agentlightning.logging", "setup"),
+    "setup_module_logging": ("agentlightning.logging", "setup_module"),
+}
+_HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
+
+__all__ = ["__version__", *_HOME_OF]  # strings, of the table
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")
+    home, original = _HOME_OF[name]
+    value = getattr(importlib.import_module(home), original)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """Every exception Agent Lightning raises, as one tree.
 
-Each class also inherits the builtin it refines, so user code that catches `ValueError` or `ConnectionError` keeps working,
-and carries the HTTP status with which a server answers it. All take one message and pickle.
+Each class also inherits the builtin it refines, so user code that catches `ValueError` or `ConnectionError` keeps
+working, and carries the HTTP status with which a server answers it. All take one message and pickle.
 
     AgentLightningError
     ├── ConfigurationError (ValueError)      a part cannot be built as asked

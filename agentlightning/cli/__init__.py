@@ -1,1 +1,48 @@
-"""The `agl` command."""
+"""The `agl` command: one file a command, loaded when it is called."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import agentlightning
+from agentlightning.errors import AgentLightningError
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "store": "look into a store file, copy it, move it",
+}
+
+EXAMPLES = """\
+examples:
+  agl store status runs.db
+  agl store export runs.db runs.jsonl
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="agl",
+        description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",
+        epilog=EXAMPLES + "\n`agl COMMAND --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="agl [-h] [--version] COMMAND ...",
+    )
+    parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. Errors of ours are one line, not a traceback."""
+    arguments = _parser().parse_args(argv)
+    module = importlib.import_module(f"agentlightning.cli.{arguments.command}")
+    try:
+        code: int = module.main(arguments.rest)
+    except AgentLightningError as error:
+        print(f"agl {arguments.command}: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
+        return 1
+    return code

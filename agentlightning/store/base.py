@@ -1,8 +1,9 @@
 """The store's contract: every operation once, with its meaning and its route.
 
-An algorithm and its runners meet only here. Each method is atomic towards every concurrent caller (tasks, threads, event
-loops, and processes where the back end allows them), and its effect is visible to whoever asks after it returned. Ids that
-name nothing raise `NotFound` unless a method says otherwise. Values handed in are copied, values handed out are copies.
+An algorithm and its runners meet only here. Each method is atomic towards every concurrent caller (tasks, threads,
+event loops, and processes where the back end allows them), and its effect is visible to whoever asks after it
+returned. Ids that name nothing raise `NotFound` unless a method says otherwise. Values handed in are copied, values
+handed out are copies.
 
 How an operation behaves is written in `store/behaviour`; how it travels is derived from these declarations by
 `store/operations.py`.
@@ -108,8 +109,8 @@ class LightningStore:
     async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
         """Run the operation of that name.
 
-        With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes twice
-        within ten minutes, so that a retry over a network cannot act twice.
+        With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes
+        twice within ten minutes, so that a retry over a network cannot act twice.
         """
         return await getattr(self, name)(**arguments)
 
@@ -148,7 +149,8 @@ class LightningStore:
     ) -> Rollout:
         """Create a rollout at the tail of the queue.
 
-        With a `rollout_id` of the caller's, a second call with the same id changes nothing and returns the rollout as it is.
+        With a `rollout_id` of the caller's, a second call with the same id changes nothing and returns the rollout as
+        it is.
         """
         raise NotImplementedError
 
@@ -217,8 +219,8 @@ class LightningStore:
     ) -> Rollout:
         """Change the named fields; fields left `UNSET` keep their value.
 
-        A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes it
-        out of the queue. Only this method can cancel a rollout.
+        A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes
+        it out of the queue. Only this method can cancel a rollout.
         """
         raise NotImplementedError
 
@@ -234,7 +236,7 @@ class LightningStore:
 
     @operation("POST", "/rollouts/{rollout_id}/attempts", status=201)
     async def start_attempt(self, rollout_id: str, *, worker_id: str | None = None) -> AttemptedRollout:
-        """Begin another attempt now, whatever `max_attempts` says; the rollout becomes `preparing` and leaves the queue."""
+        """Begin another attempt now, whatever `max_attempts` says; the rollout is `preparing` and out of the queue."""
         raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/search", mutates=False)
@@ -296,7 +298,7 @@ class LightningStore:
 
     @operation("POST", "/spans/next")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """The next number of the rollout, shared by its attempts: from 1 upwards, never given twice. Ids are not checked."""
+        """The next number of a rollout, shared by its attempts: from 1, never given twice; ids are not checked."""
         raise NotImplementedError
 
     @operation("POST", "/spans/next/batch")

@@ -1,6 +1,7 @@
 """Rules of a rollout's life: which state follows which, and when patience ends.
 
-Pure functions of data and `now`; they touch no storage and no clock. `store/behaviour` asks them and writes the outcome.
+Pure functions of data and `now`; they touch no storage and no clock. `store/behaviour` asks them and writes the
+outcome.
 """
 
 from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus

@@ -1,8 +1,8 @@
 """LocalStore: what the stores that live in this process have in common.
 
-Every operation is its behaviour run in a transaction; the back end decides where (`_write`, `_read`). What cannot be one
-transaction is written here once: waiting for rollouts and for work, subscriptions, and the watchdog's clock, which also
-ticks while only a waiter waits.
+Every operation is its behaviour run in a transaction; the back end decides where (`_write`, `_read`). What cannot be
+one transaction is written here once: waiting for rollouts and for work, subscriptions, and the watchdog's clock, which
+also ticks while only a waiter waits.
 """
 
 import math
@@ -10,7 +10,6 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from typing_extensions import Self
@@ -19,7 +18,7 @@ from agentlightning.errors import InvalidQuery, RequestConflict
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
-from agentlightning.store.behaviour.rollouts import finished_rollouts, return_claim
+from agentlightning.store.behaviour.rollouts import finished_rollouts
 from agentlightning.store.detach import detached
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
@@ -53,6 +52,8 @@ class Call:
     request_id: str | None = None
     watchdog: bool = True
     """Whether overdue attempts are marked first."""
+    is_large: bool = False
+    """Whether it may take long, so that an event loop should not run it itself."""
 
 
 def execute(call: Call, tx: Transaction, now: float) -> Any:
@@ -125,8 +126,8 @@ class LocalStore(LightningStore):
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             # Instance attributes hide the methods, so that a store without a tracker pays nothing.
-            self._write = _measured(self._write, tracker)  # type: ignore[method-assign]
-            self._read = _measured(self._read, tracker)  # type: ignore[method-assign]
+            self._write = _measured(self._write, tracker)  # type: ignore[method-assign, assignment]
+            self._read = _measured(self._read, tracker)  # type: ignore[method-assign, assignment]
 
     # ------------------------------------------------------------------ what a back end gives
 
@@ -262,11 +263,6 @@ class LocalStore(LightningStore):
             return False
         self._last_scan = now
         return True
-
-    async def _return_claims(self, claims: AttemptedRollout | Sequence[AttemptedRollout] | None) -> None:
-        """Put rollouts back that were claimed for a caller who is gone."""
-        for claim in [claims] if isinstance(claims, AttemptedRollout) else claims or ():
-            await self._write(Call("return_claim", partial(return_claim, claim=claim)))
 
 
 _PAST_DUE_SECONDS = 0.001

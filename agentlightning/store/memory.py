@@ -1,7 +1,7 @@
 """The memory store: everything on dictionaries, under one lock.
 
-It is safe to use from any number of threads and event loops. When spans outgrow the eviction threshold, the spans of the
-oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again.
+It is safe to use from any number of threads and event loops. When spans outgrow the eviction threshold, the spans of
+the oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again.
 """
 
 import sys

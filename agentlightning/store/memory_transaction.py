@@ -1,7 +1,7 @@
 """Transactions on dictionaries, for the memory store.
 
-Every write leaves behind how to undo it, so that a behaviour that raises leaves nothing. The store holds its lock around
-each transaction; nothing here locks.
+Every write leaves behind how to undo it, so that a behaviour that raises leaves nothing. The store holds its lock
+around each transaction; nothing here locks.
 """
 
 import heapq

@@ -1,9 +1,9 @@
 """Change notices: published after a commit, kept for a while, and waited for without polling.
 
-A `NoticeBoard` is a bounded log with numbered entries. Subscribers each hold a cursor into it, so a slow one costs nothing
-and is told of a gap when it fell behind the log. Two kinds of waiting coroutines hang on it, woken from any thread:
-listeners, which are woken by every notice they care about, and queue waiters, of which one is woken for each rollout
-that enters the queue.
+A `NoticeBoard` is a bounded log with numbered entries. Subscribers each hold a cursor into it, so a slow one costs
+nothing and is told of a gap when it fell behind the log. Two kinds of waiting coroutines hang on it, woken from any
+thread: listeners, which are woken by every notice they care about, and queue waiters, of which one is woken for each
+rollout that enters the queue.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from agentlightning.store.lifecycle import QUEUE_STATUSES
 from agentlightning.types import Notice, NoticeKind
@@ -20,7 +21,7 @@ __all__ = ["Listener", "NoticeBoard", "NoticeFields"]
 NoticeFields = tuple[NoticeKind, int, str | None, str | None, str | None, str | None, int | None]
 """The fields of a `Notice` in order. The log keeps plain tuples: they are cheap to make and, unlike a subclass of
 tuple, no burden to the garbage collector. A `Notice` is made when somebody reads one."""
-_CURSOR = Notice._fields.index("cursor")
+_CURSOR: Final = 1
 
 DEFAULT_CAPACITY = 100_000
 """How many notices are kept for subscribers that come back."""

@@ -1,11 +1,13 @@
 """Operations: how a declared store method can travel.
 
-`LightningStore` declares each method once and marks it with `@operation(verb, path)`. Everything else is derived from that
-declaration: this module turns it into an `Operation` that knows its route, can name the arguments of a call, and can carry
-arguments and results as JSON. Wrappers, servers and clients ask for `operations_of(LightningStore)`; none of them lists methods.
+`LightningStore` declares each method once and marks it with `@operation(verb, path)`. Everything else is derived from
+that declaration: this module turns it into an `Operation` that knows its route, can name the arguments of a call, and
+can carry arguments and results as JSON. Wrappers, servers and clients ask for `operations_of(LightningStore)`; none of
+them lists methods.
 
-Each argument is dumped by its own adapter (dumping one request model with `exclude_unset` would drop nested defaults such
-as generated ids), and results are dumped as what they are (or the attempt inside an AttemptedRollout would be lost).
+Each argument is dumped by its own adapter (dumping one request model with `exclude_unset` would drop nested defaults
+such as generated ids), and results are dumped as what they are (or the attempt inside an AttemptedRollout would be
+lost).
 """
 
 import functools
@@ -151,7 +153,8 @@ def forward_operations(
     """Class decorator: give the class a method for every operation it does not define itself."""
 
     def fill(store_type: type[StoreT]) -> type[StoreT]:
-        for op in operations_of(store_type).values():
+        operations = operations_of(store_type)  # type: ignore[arg-type] # mypy: type[T] is not known to be hashable
+        for op in operations.values():
             if op.name not in vars(store_type):
                 setattr(store_type, op.name, functools.wraps(op.declared)(make_method(op)))
         return store_type

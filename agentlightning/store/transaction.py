@@ -1,7 +1,7 @@
 """The seam a back end implements: a few verbs of storage, valid within one transaction.
 
-`store/behaviour` says what each operation does in these verbs and knows nothing of dictionaries or SQL. A back end decides
-where and how transactions run. The rules between the two:
+`store/behaviour` says what each operation does in these verbs and knows nothing of dictionaries or SQL. A back end
+decides where and how transactions run. The rules between the two:
 
 - Records are never changed in place: a behaviour reads one, makes a changed copy, and puts that. Whoever keeps a record
   may keep it by reference.
@@ -169,6 +169,9 @@ class Transaction(ABC):
     ) -> None:
         """Have subscribers told of a change once this transaction is committed (see `Notice`)."""
 
+    def relieve(self) -> None:  # noqa: B027 # most back ends need not do anything
+        """A long operation has written much; a back end that holds writes back may let go of them now."""
+
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """How many rollouts, attempts, spans, resources, workers and runs there are, the queue's length, the spans' bytes."""
+        """Numbers of everything kept, under the names of `LightningStoreStatistics`."""

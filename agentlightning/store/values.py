@@ -73,7 +73,7 @@ def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel)
 
 
 def detached_value(value: Any) -> Any:
-    """A copy of the containers in a value. Objects of other types are opaque to the store and are passed on as they are."""
+    """A copy of the containers in a value; objects of other types are opaque and passed on as they are."""
     if type(value) is dict:
         return {key: detached_value(item) for key, item in value.items()}
     if type(value) is list:
@@ -109,7 +109,7 @@ def check_json(value: Any, where: str) -> None:
                 check_json(item, f"{where}[{index}]")
     else:
         raise InvalidValue(
-            f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings of them."
+            f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings."
         )
 
 

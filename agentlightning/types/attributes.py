@@ -1,8 +1,9 @@
 """Span attributes: what a value may be, checked fast.
 
-OpenTelemetry allows strings, booleans, numbers and flat sequences of one of them. A union of eight types says so to a type
-checker but costs a validator tens of microseconds a span, because every member is tried on every token list. `Attributes`
-therefore carries its own check: one pass that leans on built-ins which already refuse what does not belong.
+OpenTelemetry allows strings, booleans, numbers and flat sequences of one of them. A union of eight types says so to a
+type checker but costs a validator tens of microseconds a span, because every member is tried on every token list.
+`Attributes` therefore carries its own check: one pass that leans on built-ins which already refuse what does not
+belong.
 """
 
 from collections.abc import Mapping, Sequence

@@ -184,9 +184,9 @@ class GenericResponse(BaseModel):
     data: dict[str, Any] | None = None
 
 
-RolloutRawResult: TypeAlias = None | float | list[ReadableSpan] | list[Span] | list[SpanCoreFields]
+RolloutRawResult: TypeAlias = float | list[ReadableSpan] | list[Span] | list[SpanCoreFields] | None
 RolloutRawResultLegacy: TypeAlias = (
-    None | float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy
+    float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy | None
 )
 
 

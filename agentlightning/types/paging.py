@@ -26,7 +26,7 @@ class FilterField(TypedDict, total=False):
 
 
 FilterOptions = Mapping[str, Any]
-"""Field name -> `FilterField`, plus `_aggregate` ("and" by default, or "or") and `_must` (a group that always applies)."""
+"""Field name -> `FilterField`, plus `_aggregate` ("and" by default, or "or") and `_must` (always applies)."""
 
 
 class SortOptions(TypedDict):

@@ -32,7 +32,7 @@ class LLM(Resource):
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
 
     def get_base_url(self, *args: object, **kwargs: object) -> str:
-        """The URL an SDK client takes; arguments are accepted so that callers need not know which kind of LLM this is."""
+        """The URL an SDK client takes; arguments are ignored here, so that callers need not know the kind of LLM."""
         return self.endpoint
 
 

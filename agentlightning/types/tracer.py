@@ -177,10 +177,9 @@ class SpanRecordingContext(Protocol):
     def get_recorded_span(self) -> SpanCoreFields: ...
 
 
-_MODELLED_FIELDS = (
-    "name context parent resource attributes events links start_time end_time status span_processor "
-    "rollout_id attempt_id trace_id span_id parent_id"
-).split()
+_MODELLED_FIELDS: tuple[str, ...]
+_MODELLED_FIELDS = ("name", "context", "parent", "resource", "attributes", "events", "links", "start_time", "end_time")
+_MODELLED_FIELDS += ("status", "span_processor", "rollout_id", "attempt_id", "trace_id", "span_id", "parent_id")
 
 
 class Span(_FromOpenTelemetry):

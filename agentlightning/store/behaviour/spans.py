@@ -40,9 +40,8 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
         seen.add(key)
         fresh.append(None if is_repeated else span)
     by_attempt: dict[tuple[str, str], list[Span]] = {}
-    for span in fresh:
-        if span is not None:
-            by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    for span in filter(None, fresh):
+        by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
     for group in by_attempt.values():
         _append(tx, now, group)
     return fresh

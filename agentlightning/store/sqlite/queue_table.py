@@ -38,7 +38,8 @@ class QueueTable:
         self._changes = {}
 
     def push(self, rollout_id: str, *, front: bool) -> None:
-        entry = self._rollouts.known(rollout_id)
+        entry = self._rollouts.find(rollout_id)
+        assert entry is not None  # only a stored rollout is queued
         if entry.position is not None:
             return
         if front:

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import orjson
 
+from agentlightning.store.selection import Selection
 from agentlightning.store.sqlite.rows import RECORD_TABLES
 from agentlightning.store.sqlite.selecting import clauses_of
 from agentlightning.store.sqlite.session import Row, Session
-from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
 from agentlightning.types import MetricPoint, PaginatedResult, ResourcesUpdate, Run, Worker

@@ -1,7 +1,8 @@
 """Rollouts, attempts and spans in SQLite.
 
-Rollouts that were met are remembered together with their attempts, so that the ten spans of a rollout read it once and,
-arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when it is flushed.
+Rollouts that were met are remembered together with their attempts, so that the ten spans of a rollout read it once
+and, arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when it is
+flushed.
 """
 
 from collections.abc import Sequence

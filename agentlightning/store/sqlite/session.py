@@ -17,7 +17,7 @@ class Session:
         self.is_holding_back = False
         """Whether some table holds rows that are not in the database yet."""
         self.is_spoiled = False
-        """Whether rows of the operation in progress have reached the database, so that undoing it here is not enough."""
+        """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
         self.written_bytes = 0
         """Bytes of span bodies written; reset by whoever counts them."""
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -36,7 +36,9 @@ class Session:
         """Write all rows held back; the transaction stays open."""
         if not self.is_holding_back:
             return
-        self.is_spoiled = self.is_spoiled or bool(self._undo)
+        if self._undo:
+            self.is_spoiled = True
+            self._undo.clear()
         for flush in self._flushes:
             flush()
         self.is_holding_back = False

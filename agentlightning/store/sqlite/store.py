@@ -1,8 +1,8 @@
 """The SQLite store: durable, and shared by every process that opens its file.
 
-Writes go to one writer thread a process, reads to connections of their own, and both see what is committed (WAL). Waiters
-are woken by notices; those of other processes are found by a watching thread that reads `PRAGMA data_version` every
-50 ms, and only while somebody waits.
+All writes go through one writer, reads to connections of their own, and both see what is committed (WAL). Waiters are
+woken by notices; those of other processes are found by a watching thread that reads `PRAGMA data_version` every 50 ms,
+and only while somebody waits.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class SqliteLightningStore(LocalStore):
         )
         self.path = str(path)
         self.durability: Durability = durability
-        self._options = {
+        self._options: dict[str, Any] = {
             "durability": durability,
             "max_span_bytes": max_span_bytes,
             "scan_debounce_seconds": scan_debounce_seconds,
@@ -167,8 +167,9 @@ class SqliteLightningStore(LocalStore):
 
     def _write(self, call: Call) -> "asyncio.Future[Any]":
         future = asyncio.get_running_loop().create_future()
-        is_large = call.name in MANY_AT_ONCE and any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
-        self._work().writer.submit(Job(call, future, is_large))
+        if call.name in MANY_AT_ONCE:
+            call.is_large = any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
+        self._work().writer.submit(Job(call, future))
         return future
 
     async def _read(self, call: Call) -> Any:
@@ -176,13 +177,14 @@ class SqliteLightningStore(LocalStore):
             return await self._write(call)
         loop = asyncio.get_running_loop()
         working = self._work()
-        answer = await loop.run_in_executor(working.readers, self._read_now, working, call, call.watchdog)
+        read = partial(self._read_now, working, call)
+        answer = await loop.run_in_executor(working.readers, partial(read, look=call.watchdog))
         if answer is _OVERDUE:
             await self._write(WATCHDOG)
-            answer = await loop.run_in_executor(working.readers, self._read_now, working, call, False)
+            answer = await loop.run_in_executor(working.readers, partial(read, look=False))
         return answer
 
-    def _read_now(self, working: _Working, call: Call, look: bool) -> Any:
+    def _read_now(self, working: _Working, call: Call, *, look: bool) -> Any:
         """Run a call on a reading connection; `look` finds out first whether the watchdog has work."""
         with store_errors(self.path):
             try:

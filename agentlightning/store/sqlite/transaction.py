@@ -201,6 +201,10 @@ class SqliteTransaction(Transaction):
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
         self._records.put_answer(request_id, answer, now)
 
+    def relieve(self) -> None:
+        self.session.flush()
+        self._rollouts.entries.clear()
+
     def counts(self) -> dict[str, int]:
         row = self.session.select(_COUNTS)[0]
         return dict(zip(_COUNTED, row, strict=True))

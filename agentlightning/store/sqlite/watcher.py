@@ -4,7 +4,7 @@ import logging
 import sqlite3
 import threading
 
-from agentlightning.store.notices import NoticeBoard
+from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.sqlite.database import connect
 from agentlightning.store.sqlite.writer import read_notices
 
@@ -70,9 +70,9 @@ class Watcher:
             logger.warning("Cannot see what other processes write to store '%s': %s", self._path, error)
             return -1
 
-    def _tell(self, foreign: list[tuple[object, ...]], due: float | None) -> None:
+    def _tell(self, foreign: list[NoticeFields], due: float | None) -> None:
         if foreign:
-            self._board.publish(foreign)  # type: ignore[arg-type] # rows are written from the same fields
+            self._board.publish(foreign)
         before, self.earliest_due = self.earliest_due, due
         if due is not None and (before is None or due < before):
             self._board.wake_everyone()

@@ -4,9 +4,9 @@ Group commit makes durable writes cheap: sixteen workers that each append a span
 before it is committed. An operation that raises takes only itself down; a commit that fails takes its whole batch down,
 and every caller of the batch is told.
 
-There is one writing connection and one *turn*; whoever has the turn runs everyone's operations. A short batch is run where
-it was submitted, at the end of the event loop's current round: handing it to a thread and back would cost as much as the
-batch itself. The writer's own thread takes over whatever may have to wait: commits that wait for the disk
+There is one writing connection and one *turn*; whoever has the turn runs everyone's operations. A short batch is run
+where it was submitted, at the end of the event loop's current round: handing it to a thread and back would cost as
+much as the batch itself. The writer's own thread takes over whatever may have to wait: commits that wait for the disk
 (`durability="power"`), large operations, another process that holds the file, and checkpoints.
 """
 
@@ -47,7 +47,6 @@ class Job:
     call: Call
     future: "asyncio.Future[Any] | None" = None
     """None if nobody does."""
-    is_large: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -105,7 +104,7 @@ class Writer:
     def submit(self, job: Job) -> None:
         """Have a job run; from the thread of the loop that waits for it, or from any if none does."""
         self._jobs.append(job)
-        if job.future is None or job.is_large or self._waits_for_disk:
+        if job.future is None or job.call.is_large or self._waits_for_disk:
             self._errands.put(self._run_patiently)
             return
         loop = job.future.get_loop()
@@ -130,7 +129,7 @@ class Writer:
             self._connection.close()
 
     def _run_patiently(self) -> None:
-        """Run all that waits. The line is looked at again after each turn: a loop may just have found the turn taken."""
+        """Run all that waits; looked at again after each turn, for a loop may just have found it taken."""
         while self._jobs:
             with self._turn:
                 self._run_batch(LARGEST_BATCH, None)
@@ -226,7 +225,7 @@ class Writer:
             job.result = execute(job.call, tx, now)
         except sqlite3.Error:
             raise
-        except Exception as error:  # noqa: BLE001 # goes to the caller
+        except Exception as error:  # goes to the caller
             job.error = error
             if tx.session.is_spoiled:
                 raise _Spoiled from error

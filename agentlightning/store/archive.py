@@ -1,0 +1,196 @@
+"""Archives: a whole store as JSON lines, to move it, keep it, or look into it.
+
+The first line says what the file is, then follows one record a line, and the last line counts them, so that a file that
+was cut off is recognised. An archive is read into a store that holds nothing yet, whole or not at all.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidTransition
+from agentlightning.store.base import LightningStore
+from agentlightning.store.behaviour.attempts import known_attempt
+from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES
+from agentlightning.store.lifecycle import due_time
+from agentlightning.store.local import Call, LocalStore
+from agentlightning.store.selection import Selection
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import as_json
+from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Span, Worker
+
+__all__ = ["export_store", "import_store"]
+
+FORMAT = "agentlightning-store"
+VERSION = 1
+ROLLOUTS_AT_ONCE = 500
+
+_EVERYTHING = Selection()
+
+
+async def export_store(store: LightningStore, path: str | Path) -> dict[str, int]:
+    """Write everything in a store, as it is at one moment, to a file; returns how many records of each kind."""
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    try:
+        counts: dict[str, int] = await _local(store)._read(Call("export", _write_records, (part,)))
+        part.replace(target)
+        return counts
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def import_store(store: LightningStore, path: str | Path) -> dict[str, int]:
+    """Read an archive into an empty store, whole or not at all; returns how many records of each kind."""
+    counts: dict[str, int] = await _local(store)._write(Call("import", _read_records, (Path(path),), is_large=True))
+    return counts
+
+
+def _local(store: LightningStore) -> LocalStore:
+    inner = getattr(store, "store", store)
+    if not isinstance(inner, LocalStore):
+        raise ConfigurationError(
+            f"A {type(store).__name__} cannot be exported or imported from here; do it where the store itself is."
+        )
+    return inner
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _write_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    with path.open("wb") as file:
+        file.write(_line("header", {"format": FORMAT, "version": VERSION, "time": now}))
+        for kind, value in _records(tx):
+            counts[kind] += 1
+            file.write(_line(kind, value))
+        file.write(_line("end", dict(counts)))
+    return dict(counts)
+
+
+def _line(kind: str, value: Any) -> bytes:
+    body = value.model_dump_json().encode() if isinstance(value, BaseModel) else as_json(value, kind)
+    if kind == "rollout":
+        as_json(value.input, "input")  # a memory store may hold what JSON cannot
+    return b'{"kind":"%s","value":%s}\n' % (kind.encode(), body)
+
+
+def _records(tx: Transaction) -> Iterator[tuple[str, Any]]:
+    for resources in tx.select_records(ResourcesUpdate, _EVERYTHING).items:
+        yield "resources", resources
+    latest = tx.get_setting(LATEST_RESOURCES)
+    if latest is not None:
+        yield "latest_resources", latest
+    for worker in tx.select_records(Worker, _EVERYTHING).items:
+        yield "worker", worker
+    for run in tx.select_records(Run, _EVERYTHING).items:
+        yield "run", run
+        for point in tx.get_metrics(run.run_id):
+            yield "metrics", point
+    yield from _rollout_records(tx)
+    for rollout_id in tx.queue_ids():
+        yield "queued", rollout_id
+
+
+def _rollout_records(tx: Transaction) -> Iterator[tuple[str, Any]]:
+    offset = 0
+    while page := tx.select_rollouts(Selection(limit=ROLLOUTS_AT_ONCE, offset=offset)).items:
+        for rollout in page:
+            yield "rollout", rollout
+            for attempt in tx.get_attempts(rollout.rollout_id):
+                yield "attempt", attempt
+            for span in tx.select_spans(rollout.rollout_id, None, _EVERYTHING).items:
+                yield "span", span
+            yield "sequence", [rollout.rollout_id, tx.get_last_sequence(rollout.rollout_id)]
+        offset += len(page)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _read_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
+    if any(tx.counts().values()):
+        raise InvalidTransition(f"'{path}' can only be imported into an empty store; this one is not.")
+    counts: Counter[str] = Counter()
+    expected: dict[str, int] | None = None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            kind, value = _parsed(line, path, number)
+            if number == 1:
+                _check_header(kind, value, path)
+            elif kind == "end":
+                expected = value
+            else:
+                if kind == "rollout" and counts[kind] % ROLLOUTS_AT_ONCE == 0:
+                    tx.relieve()
+                counts[kind] += 1
+                _put(tx, kind, value, where=f"'{path}' line {number}")
+    if expected != counts:
+        raise IncompatibleStore(f"'{path}' was cut off ({dict(counts)} of {expected}); nothing was imported.")
+    return dict(counts)
+
+
+def _parsed(line: bytes, path: Path, number: int) -> tuple[str, Any]:
+    try:
+        record = orjson.loads(line)
+        return record["kind"], record["value"]
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise IncompatibleStore(f"'{path}' line {number} is not an archive record; nothing was imported.") from error
+
+
+def _check_header(kind: str, value: Any, path: Path) -> None:
+    if kind != "header" or not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise IncompatibleStore(f"'{path}' is not an archive of a store.")
+    if value.get("version") != VERSION:
+        raise IncompatibleStore(
+            f"'{path}' has archive version {value.get('version')}, this release reads {VERSION}: "
+            "upgrade with `pip install -U agentlightning`."
+        )
+
+
+def _put(tx: Transaction, kind: str, value: Any, *, where: str) -> None:
+    try:
+        if kind == "span":
+            _put_span(tx, Span.model_validate(value))
+        elif kind == "rollout":
+            tx.put_rollout(Rollout.model_validate(value))
+        elif kind == "attempt":
+            _put_attempt(tx, Attempt.model_validate(value))
+        elif kind == "sequence":
+            tx.put_last_sequence(*value)
+        elif kind == "queued":
+            tx.push(value)
+        elif kind == "metrics":
+            tx.append_metrics(MetricPoint.model_validate(value))
+        elif kind == "latest_resources":
+            tx.put_setting(LATEST_RESOURCES, value)
+        else:
+            tx.put_record(_RECORDS[kind].model_validate(value))
+    except (ValueError, KeyError, TypeError) as error:
+        raise IncompatibleStore(f"{where}: not a valid '{kind}' record ({error}); nothing was imported.") from error
+
+
+_RECORDS: dict[str, type[ResourcesUpdate] | type[Worker] | type[Run]] = {
+    "resources": ResourcesUpdate,
+    "worker": Worker,
+    "run": Run,
+}
+
+
+def _put_attempt(tx: Transaction, attempt: Attempt) -> None:
+    tx.put_attempt(attempt)
+    rollout = tx.get_rollout(attempt.rollout_id)
+    if rollout is not None:
+        tx.schedule(attempt.rollout_id, due_time(rollout, attempt))
+
+
+def _put_span(tx: Transaction, span: Span) -> None:
+    """Keep a span without taking it as a sign of life."""
+    attempt = known_attempt(tx, span.rollout_id, span.attempt_id)
+    tx.append_spans(attempt, [span], attempt.last_heartbeat_time or attempt.start_time)
+    tx.put_attempt(attempt)

@@ -1,0 +1,114 @@
+"""Wrappers: stores that hand every operation to another store and add one thing.
+
+`LightningStoreThreaded` adds mutual exclusion, `BlockingStore` lets synchronous code call without `await`. Their
+methods are derived from the contract; an operation added there is forwarded here without another line.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.types import Notice, NoticeKind, Span
+from agentlightning.utils.cross_loop_lock import CrossLoopLock
+from agentlightning.utils.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["BlockingStore", "LightningStoreThreaded"]
+
+UNLOCKED = frozenset(["wait_for_rollouts"])
+"""Operations that wait, during which others must be able to act."""
+
+
+def _locked_method(op: Operation) -> Callable[..., Any]:
+    async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
+        if op.name in UNLOCKED or kwargs.get("wait") is not None or self._needs_no_lock:
+            return await op.call(self.store, args, kwargs)
+        async with self._lock:
+            return await op.call(self.store, args, kwargs)
+
+    return method
+
+
+@forward_operations(_locked_method)
+class LightningStoreThreaded(LightningStore):
+    """Makes any store safe for threads that each run their own event loop; one that already is passes through."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+        self._lock = CrossLoopLock()
+        self._needs_no_lock = bool(store.capabilities.get("thread_safe"))
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {**self.store.capabilities, "thread_safe": True, "async_safe": True}
+
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
+    ) -> Span | None:
+        if self._needs_no_lock:
+            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+        async with self._lock:
+            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        if self._needs_no_lock or name in UNLOCKED or arguments.get("wait") is not None:
+            return await self.store.perform(name, arguments, request_id=request_id)
+        async with self._lock:
+            return await self.store.perform(name, arguments, request_id=request_id)
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        return self.store.subscribe(kinds, after=after)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class BlockingStore:
+    """A store for synchronous code: every method runs to its end and returns its value.
+
+    The methods are those of `LightningStore`, with the same arguments, without `await`; `subscribe` is an ordinary
+    iterator. Waiting happens on a loop thread of its own, which `close` ends.
+    """
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+        self._thread = LoopThread("agl-blocking-store")
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self.store.capabilities
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in operations_of(LightningStore) and name not in ("add_otel_span", "perform"):
+            raise AttributeError(f"A store has no operation '{name}'.")
+        method = getattr(self.store, name)
+
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            return self._thread.run(method(*args, **kwargs))
+
+        blocking.__name__, blocking.__doc__ = name, method.__doc__
+        return blocking
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *operations_of(LightningStore)]
+
+    def subscribe(self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None) -> Iterator[Notice]:
+        """Changes as they are committed, for ever; the subscription begins with this call."""
+        notices = self.store.subscribe(kinds, after=after)
+
+        async def next_notice() -> Notice:
+            return await notices.__anext__()
+
+        return iter(lambda: self._thread.run(next_notice()), None)
+
+    def close(self) -> None:
+        """End the loop thread; the store behind it stays open."""
+        self._thread.stop()

@@ -1,0 +1,62 @@
+"""An event loop in a thread of its own: the one place that makes a second loop."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["LoopThread"]
+
+ResultT = TypeVar("ResultT")
+
+
+class LoopThread:
+    """Runs coroutines for synchronous callers; started by the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._starting = threading.Lock()  # protects `_loop` and `_thread`
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run a coroutine to its end and return what it returns; blocks the calling thread."""
+        loop = self._started()
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(f"Called from the loop thread '{self._name}' itself, which would wait for ever.")
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread; a later call starts a new one."""
+        with self._starting:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()

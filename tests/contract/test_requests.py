@@ -1,0 +1,92 @@
+"""Request ids: a request that comes twice acts once, over every back end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import InvalidQuery, RequestConflict
+from agentlightning.store import LightningStore
+
+TEN_MINUTES = 600
+
+
+async def test_repeated_request_gives_the_first_answer_again(store: LightningStore) -> None:
+    first = await store.perform("enqueue_rollout", {"input": {"n": 1}}, request_id="q-1")
+    again = await store.perform("enqueue_rollout", {"input": {"n": 1}}, request_id="q-1")
+    other = await store.perform("enqueue_rollout", {"input": {"n": 1}}, request_id="q-2")
+
+    assert first == again
+    assert other.rollout_id != first.rollout_id
+    assert len(await store.query_rollouts()) == 2
+
+
+async def test_repeated_dequeue_does_not_lose_a_rollout(store: LightningStore) -> None:
+    for n in range(2):
+        await store.enqueue_rollout(n)
+
+    first = await store.perform("dequeue_rollout", {"worker_id": "w"}, request_id="q-1")
+    again = await store.perform("dequeue_rollout", {"worker_id": "w"}, request_id="q-1")
+
+    assert first == again
+    assert first.attempt.attempt_id == again.attempt.attempt_id
+    assert (await store.dequeue_rollout()).input == 1  # type: ignore[union-attr]
+
+
+async def test_waiting_dequeue_repeated_while_it_waits_claims_once(store: LightningStore) -> None:
+    arguments = {"wait": 30.0}
+    both = [asyncio.create_task(store.perform("dequeue_rollout", arguments, request_id="q")) for _ in range(2)]
+    inner: Any = getattr(store, "store", store)
+    while not inner._board.has_waiters:
+        await asyncio.sleep(0)
+
+    await store.enqueue_rollout("a")
+    await store.enqueue_rollout("b")
+    first, again = await asyncio.wait_for(asyncio.gather(*both), 10)
+
+    assert first == again
+    assert (await store.dequeue_rollout()).input == "b"  # type: ignore[union-attr]
+
+
+async def test_empty_answer_is_not_kept(store: LightningStore) -> None:
+    assert await store.perform("dequeue_rollout", {}, request_id="q") is None
+    rollout = await store.enqueue_rollout("a")
+
+    claimed = await store.perform("dequeue_rollout", {}, request_id="q")
+
+    assert claimed.rollout_id == rollout.rollout_id
+
+
+async def test_answers_are_kept_for_ten_minutes(store: LightningStore, clock: Any) -> None:
+    first = await store.perform("start_run", {"name": "a"}, request_id="q")
+    clock.advance(TEN_MINUTES)
+    assert await store.perform("start_run", {"name": "a"}, request_id="q") == first
+
+    clock.advance(1)
+    later = await store.perform("start_run", {"name": "a"}, request_id="q")
+
+    assert later.run_id != first.run_id
+
+
+async def test_one_id_for_two_operations_is_refused(store: LightningStore) -> None:
+    await store.perform("start_run", {"name": "a"}, request_id="q")
+
+    with pytest.raises(RequestConflict, match="was used for start_run"):
+        await store.perform("enqueue_rollout", {"input": 1}, request_id="q")
+
+    assert await store.query_rollouts() == []
+
+
+async def test_failed_request_may_be_tried_again(store: LightningStore) -> None:
+    with pytest.raises(ValueError, match="not found"):
+        await store.perform("start_attempt", {"rollout_id": "mine"}, request_id="q")
+    await store.enqueue_rollout("a", rollout_id="mine")
+
+    started = await store.perform("start_attempt", {"rollout_id": "mine"}, request_id="q")
+
+    assert started.attempt.sequence_id == 1
+
+
+async def test_unknown_operation_is_refused(store: LightningStore) -> None:
+    with pytest.raises(InvalidQuery, match="no store operation 'explode'"):
+        await store.perform("explode", {}, request_id="q")

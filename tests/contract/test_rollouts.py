@@ -1,0 +1,299 @@
+"""Rollouts and the queue, over every back end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
+from agentlightning.store import LightningStore
+from agentlightning.types import (
+    LLM,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutConfig,
+)
+
+
+async def finish(store: LightningStore, rollout: AttemptedRollout, status: Any = "succeeded") -> None:
+    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=status)
+
+
+async def test_started_rollout_is_preparing_with_its_first_attempt(store: LightningStore, clock: Any) -> None:
+    started = await store.start_rollout({"q": 1}, "train", worker_id="w-1")
+
+    assert (started.status, started.attempt.status, started.attempt.sequence_id) == ("preparing", "preparing", 1)
+    assert started.start_time == started.attempt.start_time == clock.now
+    assert started.attempt.worker_id == "w-1"
+    assert started.metadata == {}
+    assert await store.dequeue_rollout() is None
+
+
+async def test_ids_have_the_documented_shape(store: LightningStore) -> None:
+    rollout = await store.start_rollout("x")
+    resources = await store.add_resources({})
+
+    assert rollout.rollout_id.startswith("ro-")
+    assert len(rollout.rollout_id) == 15
+    assert rollout.attempt.attempt_id.startswith("at-")
+    assert len(rollout.attempt.attempt_id) == 11
+    assert resources.resources_id.startswith("rs-")
+    assert len(resources.resources_id) == 15
+
+
+async def test_queue_is_first_in_first_out(store: LightningStore) -> None:
+    queued = [await store.enqueue_rollout({"n": n}) for n in range(5)]
+
+    claimed = [await store.dequeue_rollout() for _ in range(6)]
+
+    assert [c.rollout_id for c in claimed[:5] if c] == [r.rollout_id for r in queued]
+    assert claimed[5] is None
+
+
+async def test_dequeue_makes_the_rollout_preparing_with_an_attempt(store: LightningStore) -> None:
+    await store.enqueue_rollout("task", "val", None, RolloutConfig(max_attempts=2), {"k": "v"})
+
+    claimed = await store.dequeue_rollout("w-1")
+
+    assert claimed is not None
+    assert (claimed.status, claimed.attempt.sequence_id, claimed.attempt.worker_id) == ("preparing", 1, "w-1")
+    assert (claimed.input, claimed.mode, claimed.metadata) == ("task", "val", {"k": "v"})
+    assert claimed.config.max_attempts == 2
+
+
+async def test_dequeue_many_claims_up_to_the_limit_in_order(store: LightningStore) -> None:
+    queued = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(5)])
+
+    first = await store.dequeue_many_rollouts(limit=3, worker_id="w")
+    rest = await store.dequeue_many_rollouts(limit=10)
+
+    assert [r.rollout_id for r in (*first, *rest)] == [r.rollout_id for r in queued]
+    assert len(first) == 3
+    assert await store.dequeue_many_rollouts(limit=2) == []
+
+
+async def test_dequeue_many_refuses_a_limit_below_one(store: LightningStore) -> None:
+    with pytest.raises(InvalidQuery, match="limit is 0"):
+        await store.dequeue_many_rollouts(limit=0)
+
+
+async def test_enqueue_many_is_all_or_nothing(store: LightningStore) -> None:
+    bad = EnqueueRolloutRequest.model_construct(
+        input=2, mode="nonsense", resources_id=None, config=None, metadata=None, rollout_id=None
+    )
+
+    with pytest.raises(InvalidValue, match="mode is 'nonsense'"):
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=1), bad])
+
+    assert await store.query_rollouts() == []
+    assert await store.dequeue_rollout() is None
+
+
+async def test_enqueuing_an_own_id_twice_is_enqueuing_it_once(store: LightningStore) -> None:
+    first = await store.enqueue_rollout("a", rollout_id="mine")
+    again = await store.enqueue_rollout("a", rollout_id="mine")
+
+    assert first == again
+    assert len(await store.query_rollouts()) == 1
+    assert await store.dequeue_rollout() is not None
+    assert await store.dequeue_rollout() is None
+
+
+async def test_rollout_is_bound_to_the_latest_resources(store: LightningStore) -> None:
+    unbound = await store.enqueue_rollout("a")
+    published = await store.add_resources({"llm": LLM(endpoint="http://h", model="m")})
+
+    assert unbound.resources_id is None
+    assert (await store.enqueue_rollout("b")).resources_id == published.resources_id
+    assert (await store.start_rollout("c", resources_id="elsewhere")).resources_id == "elsewhere"
+
+
+async def test_rollout_skipped_in_queue_after_cancellation(store: LightningStore) -> None:
+    cancelled = await store.enqueue_rollout("a")
+    kept = await store.enqueue_rollout("b")
+    await store.update_rollout(cancelled.rollout_id, status="cancelled")
+
+    claimed = await store.dequeue_rollout()
+
+    assert claimed is not None
+    assert claimed.rollout_id == kept.rollout_id
+
+
+async def test_unknown_ids_answer_none_or_raise(store: LightningStore) -> None:
+    assert await store.get_rollout_by_id("nope") is None
+    assert await store.get_latest_attempt("nope") is None
+    assert await store.query_attempts("nope") == []
+    assert await store.query_spans("nope") == []
+    with pytest.raises(NotFound, match="Rollout nope not found"):
+        await store.start_attempt("nope")
+    with pytest.raises(ValueError, match="Rollout nope not found"):
+        await store.update_rollout("nope", status="failed")
+
+
+async def test_update_replaces_only_given_fields_and_none_is_a_value(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout({"a": 1}, "train", "rs-1", RolloutConfig(max_attempts=3), {"m": 1})
+
+    changed = await store.update_rollout(rollout.rollout_id, mode=None, metadata={"m": 2})
+    cleared = await store.update_rollout(rollout.rollout_id, metadata=None, input=[1])
+
+    assert (changed.mode, changed.metadata, changed.input) == (None, {"m": 2}, {"a": 1})
+    assert (changed.resources_id, changed.config.max_attempts) == ("rs-1", 3)
+    assert (cleared.metadata, cleared.input) == (None, [1])
+    assert await store.get_rollout_by_id(rollout.rollout_id) == cleared
+
+
+async def test_illegal_values_leave_the_rollout_untouched(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout("a")
+
+    with pytest.raises(InvalidValue, match="'bogus' is not a rollout status"):
+        await store.update_rollout(rollout.rollout_id, status="bogus", mode="val")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="mode"):
+        await store.update_rollout(rollout.rollout_id, mode="bogus")  # type: ignore[arg-type]
+
+    assert await store.get_rollout_by_id(rollout.rollout_id) == rollout
+
+
+async def test_final_status_sets_the_end_and_leaving_it_clears_the_end(store: LightningStore, clock: Any) -> None:
+    rollout = await store.enqueue_rollout("a")
+    clock.advance(5)
+
+    ended = await store.update_rollout(rollout.rollout_id, status="cancelled")
+    revived = await store.start_attempt(rollout.rollout_id)
+
+    assert ended.end_time == clock.now
+    assert (revived.status, revived.end_time) == ("preparing", None)
+
+
+async def test_requeued_rollout_goes_to_the_tail_once(store: LightningStore) -> None:
+    first = await store.enqueue_rollout("a")
+    second = await store.enqueue_rollout("b")
+    await store.dequeue_rollout()
+
+    await store.update_rollout(first.rollout_id, status="requeuing")
+    await store.update_rollout(first.rollout_id, status="queuing")
+    claimed = [await store.dequeue_rollout() for _ in range(3)]
+
+    assert [c.rollout_id if c else None for c in claimed] == [second.rollout_id, first.rollout_id, None]
+
+
+async def test_rollouts_with_attempts_come_back_with_the_latest(store: LightningStore) -> None:
+    queued = await store.enqueue_rollout("a")
+    started = await store.start_rollout("b")
+    again = await store.start_attempt(started.rollout_id)
+
+    page = await store.query_rollouts()
+
+    assert type(page[0]) is Rollout
+    assert page[0].rollout_id == queued.rollout_id
+    assert isinstance(page[1], AttemptedRollout)
+    assert page[1].attempt == again.attempt
+
+
+async def test_filters_are_joined_by_and_or_by_or(store: LightningStore) -> None:
+    a, b, c = [await store.enqueue_rollout(n, rollout_id=f"r-{n}") for n in "abc"]
+    await store.update_rollout("r-c", status="failed")
+
+    async def ids(**filters: Any) -> list[str]:
+        return [r.rollout_id for r in await store.query_rollouts(**filters)]
+
+    assert await ids(status=["queuing"]) == ["r-a", "r-b"]
+    assert await ids(status_in=["queuing"], rollout_id_in=["r-b", "r-c"]) == ["r-b"]
+    assert await ids(status_in=["failed"], rollout_ids=["r-a"], filter_logic="or") == ["r-a", "r-c"]
+    assert await ids(rollout_id_contains="-b") == ["r-b"]
+    assert await ids(status=[]) == []
+    assert [a.status, b.status, c.status] == ["queuing"] * 3
+
+
+async def test_filters_may_be_given_by_position(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout("a")
+
+    assert [r.rollout_id for r in await store.query_rollouts(["queuing"], [rollout.rollout_id])] == [rollout.rollout_id]
+
+
+async def test_pages_are_sorted_and_counted(store: LightningStore, clock: Any) -> None:
+    for n in (3, 1, 2):
+        clock.now = 1_700_000_000.0 + n
+        await store.enqueue_rollout(n)
+
+    page = await store.query_rollouts(sort_by="start_time", sort_order="desc", limit=2, offset=1)
+
+    assert [r.input for r in page] == [2, 1]
+    assert (page.limit, page.offset, page.total) == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"sort_by": "input"}, {"sort_by": "status; DROP TABLE rollouts"}, {"limit": -2}, {"offset": -1}, {"status": "queuing"}],
+    ids=["unsortable", "injection", "limit", "offset", "text-for-list"],
+)
+async def test_bad_queries_are_refused(store: LightningStore, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidQuery):
+        await store.query_rollouts(**arguments)
+
+
+async def test_wait_returns_finished_rollouts_and_ignores_unknown_ids(store: LightningStore) -> None:
+    done, running = await store.start_rollout("a"), await store.start_rollout("b")
+    await finish(store, done)
+
+    finished = await store.wait_for_rollouts(rollout_ids=[done.rollout_id, running.rollout_id, "nope"], timeout=0)
+
+    assert [r.rollout_id for r in finished] == [done.rollout_id]
+    assert await store.wait_for_rollouts(["nope"], None) == []
+
+
+async def test_waiters_wake_when_the_rollout_finishes(store: LightningStore) -> None:
+    rollout = await store.start_rollout("a")
+    waiters = [asyncio.create_task(store.wait_for_rollouts([rollout.rollout_id])) for _ in range(3)]
+    while not any(_is_waiting(store)):
+        await asyncio.sleep(0)
+
+    await finish(store, rollout, "failed")
+    answers = await asyncio.wait_for(asyncio.gather(*waiters), 10)
+
+    assert [[r.status for r in answer] for answer in answers] == [["failed"]] * 3
+
+
+def _is_waiting(store: LightningStore) -> list[bool]:
+    inner: Any = getattr(store, "store", store)
+    return [inner._board.has_waiters]
+
+
+async def test_waiting_dequeue_gets_work_that_comes_later(store: LightningStore) -> None:
+    waiting = asyncio.create_task(store.dequeue_rollout("w", wait=30))
+    while not any(_is_waiting(store)):
+        await asyncio.sleep(0)
+
+    rollout = await store.enqueue_rollout("late")
+    claimed = await asyncio.wait_for(waiting, 10)
+
+    assert claimed is not None
+    assert claimed.rollout_id == rollout.rollout_id
+
+
+async def test_waiting_dequeue_ends_with_its_time(store: LightningStore) -> None:
+    assert await store.dequeue_rollout(wait=0.01) is None
+    assert await store.dequeue_many_rollouts(limit=2, wait=0.01) == []
+
+
+async def test_each_rollout_goes_to_one_of_many_waiters(store: LightningStore) -> None:
+    waiting = [asyncio.create_task(store.dequeue_rollout(wait=30)) for _ in range(20)]
+    queued = [await store.enqueue_rollout(n) for n in range(20)]
+
+    claimed = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+
+    assert sorted(c.rollout_id for c in claimed if c) == sorted(r.rollout_id for r in queued)
+
+
+async def test_cancelled_waiter_leaves_the_work_to_others(store: LightningStore) -> None:
+    gone = asyncio.create_task(store.dequeue_rollout(wait=30))
+    stays = asyncio.create_task(store.dequeue_rollout(wait=30))
+    while not any(_is_waiting(store)):
+        await asyncio.sleep(0)
+
+    gone.cancel()
+    rollout = await store.enqueue_rollout("a")
+    claimed = await asyncio.wait_for(stays, 10)
+
+    assert claimed is not None
+    assert claimed.rollout_id == rollout.rollout_id

@@ -1,0 +1,110 @@
+"""Subscriptions, over every back end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import InvalidQuery
+from agentlightning.store import LightningStore
+from agentlightning.types import Notice
+
+
+async def take(notices: AsyncIterator[Notice], count: int) -> list[Notice]:
+    """The next notices, which must come soon."""
+    return [await asyncio.wait_for(anext(notices), 10) for _ in range(count)]
+
+
+async def test_subscriber_is_told_of_everything_in_order(store: LightningStore, make_span: Any) -> None:
+    notices = store.subscribe()
+
+    await store.enqueue_rollout("a", rollout_id="r")
+    claimed = await store.dequeue_rollout("w")
+    await store.add_span(make_span(claimed, sequence_id=4, name="llm"))
+    update = await store.add_resources({})
+    run = await store.start_run()
+    await store.add_metrics(run.run_id, 3, {"x": 1.0})
+    told = await take(notices, 8)
+    await notices.aclose()  # type: ignore[attr-defined]
+
+    assert claimed is not None
+    assert [(n.kind, n.rollout_id, n.status, n.name, n.number) for n in told] == [
+        ("rollout", "r", "queuing", None, None),
+        ("rollout", "r", "preparing", None, None),
+        ("worker", None, "busy", "w", None),
+        ("span", "r", None, "llm", 4),
+        ("rollout", "r", "running", None, None),
+        ("resources", None, None, update.resources_id, 1),
+        ("run", None, "running", run.run_id, None),
+        ("metrics", None, None, run.run_id, 3),
+    ]
+    assert [n.cursor for n in told] == list(range(told[0].cursor, told[0].cursor + 8))
+
+
+async def test_subscriber_chooses_kinds(store: LightningStore, make_span: Any) -> None:
+    notices = store.subscribe(["rollout"])
+    rollout = await store.start_rollout("a")
+    await store.add_span(make_span(rollout))
+    await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+
+    told = await take(notices, 3)
+    await notices.aclose()  # type: ignore[attr-defined]
+
+    assert [n.status for n in told] == ["preparing", "running", "succeeded"]
+
+
+async def test_subscription_begins_with_the_call(store: LightningStore) -> None:
+    await store.enqueue_rollout("before")
+    notices = store.subscribe()
+    await store.enqueue_rollout("after", rollout_id="after")
+
+    (told,) = await take(notices, 1)
+    await notices.aclose()  # type: ignore[attr-defined]
+
+    assert told.rollout_id == "after"
+
+
+async def test_sleeping_subscriber_is_woken(store: LightningStore) -> None:
+    notices = store.subscribe(["rollout"])
+    waiting = asyncio.create_task(take(notices, 1))
+    inner: Any = getattr(store, "store", store)
+    while not inner._board.has_waiters:
+        await asyncio.sleep(0)
+
+    await store.enqueue_rollout("a", rollout_id="r")
+
+    assert [n.rollout_id for n in await waiting] == ["r"]
+    await notices.aclose()  # type: ignore[attr-defined]
+    assert not inner._board.has_waiters
+
+
+async def test_subscriber_resumes_behind_its_cursor(store: LightningStore) -> None:
+    notices = store.subscribe()
+    for n in range(4):
+        await store.enqueue_rollout(n, rollout_id=f"r-{n}")
+    first = await take(notices, 2)
+    await notices.aclose()  # type: ignore[attr-defined]
+
+    resumed = store.subscribe(after=first[-1].cursor)
+    told = await take(resumed, 2)
+    await resumed.aclose()  # type: ignore[attr-defined]
+
+    assert [n.rollout_id for n in told] == ["r-2", "r-3"]
+
+
+async def test_nothing_is_told_of_what_failed(store: LightningStore) -> None:
+    notices = store.subscribe()
+    with pytest.raises(ValueError, match="mode is 'bogus'"):
+        await store.enqueue_rollout("a", "bogus")  # type: ignore[arg-type]
+    await store.enqueue_rollout("b", rollout_id="r")
+
+    (told,) = await take(notices, 1)
+    await notices.aclose()  # type: ignore[attr-defined]
+
+    assert told.rollout_id == "r"
+
+
+async def test_unknown_kind_is_refused(store: LightningStore) -> None:
+    with pytest.raises(InvalidQuery, match="no notices of kind"):
+        store.subscribe(["weather"])  # type: ignore[list-item]

@@ -1,0 +1,201 @@
+"""Selections over Python objects: which records, in which order, which page of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.errors import InvalidQuery
+from agentlightning.store.selection import Selection, choose, conditions, page_of
+
+
+@dataclass(frozen=True)
+class Fruit:
+    name: str
+    colour: str | None = None
+    weight: float | None = None
+
+
+APPLE = Fruit("apple", "red", 3.0)
+BANANA = Fruit("banana", "yellow", 2.0)
+CHERRY = Fruit("cherry", "red", 1.0)
+DATE = Fruit("date", None, 2.0)
+ELDER = Fruit("elder", "black", None)
+BASKET = [APPLE, BANANA, CHERRY, DATE, ELDER]
+FIELDS = ["name", "colour", "weight"]
+
+
+def names(selection: Selection) -> list[str]:
+    return [fruit.name for fruit in choose(BASKET, selection.checked(FIELDS))]
+
+
+# ---------------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        pytest.param({}, "apple banana cherry date elder", id="nothing-asked"),
+        pytest.param({"colour": {"exact": "red"}}, "apple cherry", id="exact"),
+        pytest.param({"colour": {"exact": None}}, "apple banana cherry date elder", id="none-does-not-filter"),
+        pytest.param({"weight": {"exact": 2}}, "banana date", id="exact-number"),
+        pytest.param({"name": {"within": ["date", "apple", "fig"]}}, "apple date", id="within-keeps-the-order"),
+        pytest.param({"name": {"within": []}}, "", id="within-nothing"),
+        pytest.param({"colour": {"within": [None]}}, "date", id="within-finds-missing-values"),
+        pytest.param({"name": {"within": ("date",)}}, "date", id="within-a-tuple"),
+        pytest.param({"name": {"contains": "e"}}, "apple cherry date elder", id="contains"),
+        pytest.param({"name": {"contains": "E"}}, "", id="contains-is-case-sensitive"),
+        pytest.param({"name": {"contains": ""}}, "apple banana cherry date elder", id="contains-the-empty-text"),
+        pytest.param({"colour": {"contains": ""}}, "apple banana cherry elder", id="missing-text-contains-nothing"),
+        pytest.param({"weight": {"contains": "2"}}, "", id="number-contains-no-text"),
+        pytest.param({"colour": {"exact": "red", "contains": "x"}}, "", id="all-demands-on-a-field"),
+        pytest.param({"colour": {"exact": "red"}, "name": {"contains": "pp"}}, "apple", id="all-fields"),
+    ],
+)
+def test_filter_keeps_the_records_that_meet_every_demand(filters: dict[str, Any], expected: str) -> None:
+    assert names(Selection(conditions(filters))) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        pytest.param({"colour": {"exact": "black"}, "name": {"contains": "an"}}, "banana elder", id="either-field"),
+        pytest.param({"name": {"exact": "date", "contains": "pp"}}, "apple date", id="either-demand"),
+        pytest.param({"name": {"within": []}, "colour": {"exact": "red"}}, "apple cherry", id="empty-within-adds-none"),
+        pytest.param({"name": {"within": []}}, "", id="empty-within-alone"),
+        pytest.param({}, "apple banana cherry date elder", id="nothing-asked"),
+    ],
+)
+def test_or_keeps_the_records_that_meet_one_demand(filters: dict[str, Any], expected: str) -> None:
+    assert names(Selection(conditions(filters), logic="or")) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        pytest.param({"name": {"exact": "apple"}, "weight": {"exact": 2.0}}, "apple", id="beside-conditions"),
+        pytest.param({}, "apple cherry", id="alone"),
+    ],
+)
+def test_must_applies_whatever_or_allows(filters: dict[str, Any], expected: str) -> None:
+    must = conditions({"colour": {"exact": "red"}})
+
+    assert names(Selection(conditions(filters), logic="or", must=must)) == expected.split()
+
+
+def test_text_where_a_list_is_expected_is_refused() -> None:
+    with pytest.raises(InvalidQuery, match="Expected a list of values to filter by, not the text 'running'"):
+        conditions({"status": {"within": "running"}})
+
+
+# ---------------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize(
+    ("sort_by", "sort_order", "expected"),
+    [
+        pytest.param(None, "asc", "apple banana cherry date elder", id="unsorted"),
+        pytest.param(None, "desc", "apple banana cherry date elder", id="unsorted-has-no-direction"),
+        pytest.param("name", "desc", "elder date cherry banana apple", id="text-downwards"),
+        pytest.param("weight", "asc", "elder cherry banana date apple", id="missing-first-ties-in-order"),
+        pytest.param("weight", "desc", "apple banana date cherry elder", id="missing-last-ties-in-order"),
+        pytest.param("colour", "asc", "date elder apple cherry banana", id="text-missing-first"),
+        pytest.param("colour", "desc", "banana apple cherry elder date", id="text-missing-last"),
+    ],
+)
+def test_records_are_sorted(sort_by: str | None, sort_order: Any, expected: str) -> None:
+    assert names(Selection(sort_by=sort_by, sort_order=sort_order)) == expected.split()
+
+
+@given(weights=st.lists(st.none() | st.integers(0, 3)), sort_order=st.sampled_from(["asc", "desc"]))
+def test_sorting_moves_records_only_as_far_as_their_values_ask(weights: list[float | None], sort_order: Any) -> None:
+    basket = [Fruit(str(number), weight=weight) for number, weight in enumerate(weights)]
+
+    chosen = choose(basket, Selection(sort_by="weight", sort_order=sort_order))
+
+    sign = 1 if sort_order == "asc" else -1
+    keys = [(sign * (-1 if fruit.weight is None else fruit.weight), int(fruit.name)) for fruit in chosen]
+    assert keys == sorted(keys)
+    assert len(keys) == len(basket)
+
+
+# ---------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize(
+    ("limit", "offset", "expected"),
+    [
+        pytest.param(-1, 0, "apple banana cherry date elder", id="all"),
+        pytest.param(2, 0, "apple banana", id="first-page"),
+        pytest.param(2, 2, "cherry date", id="second-page"),
+        pytest.param(2, 4, "elder", id="last-page"),
+        pytest.param(2, 9, "", id="beyond-the-end"),
+        pytest.param(-1, 3, "date elder", id="rest"),
+        pytest.param(0, 1, "", id="count-only"),
+    ],
+)
+def test_page_is_cut_out_of_everything_that_matches(limit: int, offset: int, expected: str) -> None:
+    page = choose(BASKET, Selection(limit=limit, offset=offset))
+
+    assert [fruit.name for fruit in page] == expected.split()
+    assert (page.limit, page.offset, page.total) == (limit, offset, 5)
+
+
+def test_page_is_cut_after_filter_and_order() -> None:
+    selection = Selection(conditions({"colour": {"exact": "red"}}), sort_by="weight", limit=1, offset=1)
+
+    page = choose(BASKET, selection)
+
+    assert list(page) == [APPLE]
+    assert page.total == 2
+
+
+def test_page_of_a_sequence_has_a_list_of_its_own() -> None:
+    everything = list(BASKET)
+    page = page_of(everything, Selection())
+
+    everything.clear()
+
+    assert list(page) == BASKET
+
+
+@given(size=st.integers(0, 20), limit=st.integers(1, 7))
+def test_pages_put_together_are_everything(size: int, limit: int) -> None:
+    everything = list(range(size))
+
+    pages = [page_of(everything, Selection(limit=limit, offset=offset)) for offset in range(0, size, limit)]
+
+    assert [number for page in pages for number in page] == everything
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        pytest.param(Selection(sort_by="taste"), "There is no field 'taste' to filter or sort by", id="sort-key"),
+        pytest.param(Selection(conditions({"taste": {"exact": 1}})), "There is no field 'taste'", id="condition"),
+        pytest.param(Selection(must=conditions({"taste": {"exact": 1}})), "There is no field 'taste'", id="must"),
+        pytest.param(Selection(logic="xor"), "filter_logic is 'xor'; use 'and' or 'or'", id="logic"),  # type: ignore[arg-type] # refused
+        pytest.param(Selection(sort_order="up"), "sort_order is 'up'; use 'asc' or 'desc'", id="order"),  # type: ignore[arg-type] # refused
+        pytest.param(Selection(limit=-2), "limit -2 and offset 0", id="limit"),
+        pytest.param(Selection(offset=-1), "limit -1 and offset -1", id="offset"),
+    ],
+)
+def test_selection_that_cannot_be_answered_is_refused(selection: Selection, message: str) -> None:
+    with pytest.raises(InvalidQuery, match=message):
+        selection.checked(FIELDS)
+
+
+def test_refusal_names_the_fields_there_are() -> None:
+    with pytest.raises(InvalidQuery, match=r"use one of \['colour', 'name', 'weight'\]"):
+        Selection(sort_by="taste").checked(FIELDS)
+
+
+def test_selection_that_can_be_answered_is_itself() -> None:
+    selection = Selection(conditions({"name": {"exact": "apple"}}), sort_by="weight", limit=0)
+
+    assert selection.checked(FIELDS) is selection

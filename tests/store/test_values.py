@@ -1,0 +1,411 @@
+"""Values at the edge of the store: what is refused, how spans are written and weighed, what copies share."""
+
+import json
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.errors import InvalidValue, PayloadTooLarge
+from agentlightning.store.memory import estimate_model_size
+from agentlightning.store.values import (
+    as_json,
+    attempted,
+    check_json,
+    check_json_size,
+    check_size,
+    copied_span,
+    detached_value,
+    replaced,
+    span_as_json,
+    weigh_span,
+)
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    Event,
+    Link,
+    OtelResource,
+    Rollout,
+    Span,
+    SpanContext,
+    TraceStatus,
+    Worker,
+)
+
+NAN = math.nan
+SURROGATE = "half \ud83d"
+ABOVE_64_BITS = 2**64
+
+
+class F(float):
+    """A number as numpy makes them: a subclass of float."""
+
+
+def make_span(**fields: Any) -> Span:
+    return Span.from_attributes(**{"attributes": {}, "rollout_id": "ro-1", "attempt_id": "at-1", **fields})
+
+
+def with_extra(**extra: Any) -> Span:
+    return Span.model_validate({**make_span().model_dump(), **extra})
+
+
+def with_parts(**parts: Any) -> Span:
+    return make_span().model_copy(update=parts)
+
+
+# ---------------------------------------------------------------------- JSON
+
+FINE = [
+    None,
+    True,
+    -7,
+    2**64 - 1,
+    0.5,
+    "text",
+    "ünï 🎉",
+    "null and NaN",
+    [],
+    [1, 2.5, True],
+    ["a", None, [{"b": 1}]],
+    {"a": {"b": [None, {"c": "null"}]}},
+    [1e308, 1e308],
+]
+
+
+@pytest.mark.parametrize("value", FINE, ids=repr)
+def test_value_that_json_gives_back_is_written(value: object) -> None:
+    assert json.loads(as_json(value, "Task")) == value
+
+
+def test_tuple_is_written_as_a_list() -> None:
+    assert as_json({"a": (1, ("b",))}, "Task") == b'{"a":[1,["b"]]}'
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        pytest.param(NAN, r"^Task is nan, which JSON cannot hold", id="nan"),
+        pytest.param(-math.inf, r"^Task is -inf, which JSON cannot hold", id="infinity"),
+        pytest.param(F(NAN), r"^Task is nan", id="subclass-of-float"),
+        pytest.param([1.0, NAN], r"^Task\[1\] is nan", id="nan-in-a-list-of-numbers"),
+        pytest.param([math.inf, -math.inf], r"^Task\[0\] is inf", id="infinities-that-cancel-out"),
+        pytest.param({"a": [0, {"b": math.inf}]}, r"^Task\['a'\]\[1\]\['b'\] is inf", id="deep-inside"),
+        pytest.param(("x", (NAN,)), r"^Task\[1\]\[0\] is nan", id="in-tuples"),
+        pytest.param(SURROGATE, r"^Task holds a lone surrogate at position 5", id="lone-surrogate"),
+        pytest.param({"a": ["ok", SURROGATE]}, r"^Task\['a'\]\[1\] holds a lone surrogate", id="surrogate-inside"),
+        pytest.param({SURROGATE: 1}, r"^Task holds a lone surrogate", id="surrogate-in-a-key"),
+        pytest.param({1: "a"}, r"^Task has the key 1; keys must be strings", id="number-as-key"),
+        pytest.param({"a": {None: 1}}, r"^Task\['a'\] has the key None", id="none-as-key"),
+        pytest.param({"a": {1, 2}}, r"^Task\['a'\] is a set, which JSON cannot hold", id="set"),
+        pytest.param([b"x"], r"^Task\[0\] is a bytes", id="bytes"),
+        pytest.param(1j, r"^Task is a complex", id="complex"),
+        pytest.param([1, object()], r"^Task\[1\] is a object", id="object"),
+    ],
+)
+@pytest.mark.parametrize("write", [check_json, as_json])
+def test_value_that_json_cannot_hold_is_refused_by_its_path(
+    write: Callable[[Any, str], object], value: object, message: str
+) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        write(value, "Task")
+
+
+@pytest.mark.parametrize(
+    "value", [ABOVE_64_BITS, -(2**63) - 1, {"a": [1, 2**70]}], ids=["unsigned", "signed", "inside"]
+)
+def test_integer_above_64_bits_is_not_written(value: object) -> None:
+    with pytest.raises(InvalidValue, match=r"^Task cannot be stored as JSON: Integer exceeds 64-bit range"):
+        as_json(value, "Task")
+
+
+def test_nesting_beyond_the_writer_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(300):
+        value = [value]
+
+    with pytest.raises(InvalidValue, match=r"^Task cannot be stored as JSON"):
+        as_json(value, "Task")
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(value=JSON_VALUES)
+def test_value_comes_back_from_json_as_it_was(value: object) -> None:
+    assert json.loads(as_json(value, "Task")) == value
+
+
+# ---------------------------------------------------------------------- spans as JSON
+
+CONTEXT = SpanContext(trace_id="t", span_id="s", is_remote=True, trace_state={"vendor": "null"})
+WEIRD = SpanContext(trace_id="t", span_id="s", is_remote=False, trace_state={}, flags=[1, None])
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        pytest.param(make_span(), id="bare"),
+        pytest.param(make_span(parent_id="p", start_time=1.0, end_time=2.5), id="with-parent-and-times"),
+        pytest.param(make_span(attributes={"a": "ü", "b": [1, 2], "c": [0.5], "d": True}), id="attributes"),
+        pytest.param(make_span(attributes={"a": (1, 2), "b": ("x",), "c": F(0.5), "d": [F(0.5)]}), id="subclasses"),
+        pytest.param(make_span(status=TraceStatus(status_code="ERROR", description="null")), id="status"),
+        pytest.param(make_span(status=TraceStatus(status_code="OK", why={"a": None})), id="extra-field-of-status"),
+        pytest.param(make_span(resource=OtelResource(attributes={"a": [1]}, schema_url="u")), id="resource"),
+        pytest.param(
+            with_parts(events=[Event(name="e", attributes={"a": 1}, timestamp=None, why="x")]), id="event-with-extra"
+        ),
+        pytest.param(with_parts(links=[Link(context=CONTEXT, attributes=None), Link(context=WEIRD)]), id="links"),
+        pytest.param(with_parts(context=None, parent=WEIRD), id="contexts"),
+        pytest.param(with_extra(tenant={"id": [1, None, {"a": "b"}]}, empty=None), id="extra-fields"),
+    ],
+)
+def test_span_is_written_as_the_model_writes_itself(span: Span) -> None:
+    assert json.loads(span_as_json(span)) == json.loads(span.model_dump_json())
+
+
+@pytest.mark.parametrize("text", ["null", "[null, null, null, null, null]", "nullnullnull"])
+def test_text_that_speaks_of_null_is_written(text: str) -> None:
+    span = make_span(name=text, attributes={"text": text, text: [text, text]})
+
+    assert Span.model_validate_json(span_as_json(span)) == span
+
+
+REFUSED_ATTRIBUTES = [
+    pytest.param(NAN, "Attribute 'key' of span 'work' is nan", id="nan"),
+    pytest.param(math.inf, "Attribute 'key' of span 'work' is inf", id="infinity"),
+    pytest.param(F(NAN), "Attribute 'key' of span 'work' is nan", id="subclass-of-float"),
+    pytest.param([1.0, NAN], r"Attribute 'key' of span 'work'\[1\] is nan", id="nan-in-a-list"),
+    pytest.param((math.inf, -math.inf), r"Attribute 'key' of span 'work'\[0\] is inf", id="infinities-in-a-tuple"),
+    pytest.param(SURROGATE, "Attribute 'key' of span 'work' holds a lone surrogate", id="surrogate"),
+    pytest.param(["ok", SURROGATE], r"Attribute 'key' of span 'work'\[1\] holds a lone", id="surrogate-in-a-list"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED_ATTRIBUTES)
+@pytest.mark.parametrize("take", [span_as_json, weigh_span])
+def test_attribute_that_json_cannot_hold_is_refused_by_name(
+    take: Callable[[Span], object], value: Any, message: str
+) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        take(make_span(name="work", attributes={"fine": 1, "key": value}))
+
+
+@pytest.mark.parametrize("value", [ABOVE_64_BITS, [1, 2**70]], ids=["scalar", "list"])
+def test_attribute_above_64_bits_is_not_written(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="Span 'work' cannot be stored as JSON: Integer exceeds 64-bit range"):
+        span_as_json(make_span(name="work", attributes={"key": value}))
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        pytest.param(with_extra(tenant=NAN), id="extra-field"),
+        pytest.param(with_extra(tenant={"a": [1, math.inf]}), id="inside-an-extra-field"),
+        pytest.param(with_extra(tenant={1: 2}), id="key-in-an-extra-field"),
+        pytest.param(with_extra(tenant={1, 2}), id="set-as-extra-field"),
+        pytest.param(with_extra(tenant=SURROGATE), id="surrogate-in-an-extra-field"),
+        pytest.param(with_parts(events=[Event(name="e", attributes={"a": NAN})]), id="attribute-of-an-event"),
+        pytest.param(with_parts(events=[Event(name="e", attributes={}, timestamp=NAN)]), id="time-of-an-event"),
+        pytest.param(with_parts(links=[Link(context=CONTEXT, attributes={"a": [NAN]})]), id="attribute-of-a-link"),
+        pytest.param(with_parts(resource=OtelResource(attributes={"a": NAN}, schema_url="")), id="resource"),
+    ],
+)
+@pytest.mark.parametrize("take", [span_as_json, weigh_span])
+def test_part_of_a_span_that_json_cannot_hold_is_refused(take: Callable[[Span], object], span: Span) -> None:
+    with pytest.raises(InvalidValue, match=r"agentlightning\.virtual"):
+        take(span)
+
+
+def test_name_of_a_span_must_be_text() -> None:
+    with pytest.raises(InvalidValue, match="The span's name holds a lone surrogate at position 5"):
+        weigh_span(make_span(name=SURROGATE))
+
+
+# Within what the cheap estimate covers: short labels, integers below 60 bits, long lists of ASCII text.
+LABELS = st.text(max_size=20)
+NUMBERS = st.integers(1 - 2**60, 2**60 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+SEQUENCES = st.lists(LABELS, max_size=20) | st.lists(NUMBERS) | st.lists(st.booleans()) | st.lists(NUMBERS).map(tuple)
+ASCII = st.text(st.characters(max_codepoint=127))
+LONG_SEQUENCES = st.tuples(ASCII | NUMBERS, st.integers(0, 2000)).map(lambda drawn: [drawn[0]] * drawn[1])
+LONG_TEXTS = st.tuples(LABELS, st.integers(0, 500)).map(lambda drawn: drawn[0] * drawn[1])
+PLAIN_VALUES = st.booleans() | NUMBERS | LABELS | LONG_TEXTS | SEQUENCES | LONG_SEQUENCES
+ATTRIBUTES = st.dictionaries(LABELS, PLAIN_VALUES)
+EVENTS = st.builds(Event, name=LABELS, attributes=ATTRIBUTES, timestamp=st.none() | st.floats(0, 1e10))
+LINKS = st.builds(Link, context=st.just(CONTEXT), attributes=st.none() | ATTRIBUTES)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    time_or_none = st.none() | st.floats(0, 1e10)
+    span = make_span(
+        attributes=draw(st.dictionaries(LABELS, PLAIN_VALUES | NUMBERS.map(F))),
+        name=draw(LABELS),
+        parent_id=draw(st.none() | st.just("p" * 16)),
+        start_time=draw(time_or_none),
+        end_time=draw(time_or_none),
+        status=TraceStatus(status_code="OK", description=draw(st.none() | LABELS)),
+        resource=OtelResource(attributes=draw(st.just({}) | ATTRIBUTES), schema_url=""),
+    )
+    parts = {"events": draw(st.lists(EVENTS, max_size=3)), "links": draw(st.lists(LINKS, max_size=3))}
+    return Span.model_validate({**span.model_dump(), **parts, **draw(st.just({}) | st.just({"tenant": {"id": 1}}))})
+
+
+@settings(deadline=None)
+@given(span=spans())
+def test_any_span_is_written_as_the_model_writes_itself(span: Span) -> None:
+    assert json.loads(span_as_json(span)) == json.loads(span.model_dump_json())
+
+
+@settings(deadline=None)
+@given(span=spans())
+def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
+    assert weigh_span(span) >= estimate_model_size(span)
+
+
+# ---------------------------------------------------------------------- size limits
+
+
+def test_span_of_the_allowed_size_passes() -> None:
+    span = make_span(attributes={"text": "x" * 1000})
+    limit = len(span_as_json(span))
+
+    check_size(span, weigh_span(span), limit)
+
+
+def test_span_above_the_allowed_size_is_refused_with_both_numbers() -> None:
+    span = make_span(name="work", attributes={"text": "x" * 1000})
+    size = len(span_as_json(span))
+
+    with pytest.raises(
+        PayloadTooLarge, match=f"Span 'work' takes {size} bytes as JSON, above max_span_bytes={size - 1}"
+    ):
+        check_size(span, weigh_span(span), size - 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x01" * 5000, "ü" * 5000, "🎉" * 5000, '"' * 5000], ids=["control", "two", "four", "quote"]
+)
+def test_span_that_grows_when_written_is_refused(text: str) -> None:
+    span = make_span(attributes={"text": text})
+
+    with pytest.raises(PayloadTooLarge):
+        check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(99, False), (100, False), (101, True)])
+def test_size_on_the_wire_is_compared_with_the_limit(size: int, is_refused: bool) -> None:
+    refused = False
+    try:
+        check_json_size(make_span(), size, 100)
+    except PayloadTooLarge:
+        refused = True
+
+    assert refused is is_refused
+
+
+# ---------------------------------------------------------------------- copies
+
+ROLLOUT = Rollout(rollout_id="ro-1", input={"q": 1}, start_time=1.0, metadata={"a": 1})
+ATTEMPT = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=2.0)
+
+
+def test_replaced_model_differs_in_the_named_fields_only() -> None:
+    worker = Worker(worker_id="w", last_idle_time=1.0)
+
+    assert replaced(worker, status="busy", last_idle_time=None) == Worker(worker_id="w", status="busy")
+    assert worker == Worker(worker_id="w", last_idle_time=1.0)
+
+
+def test_replaced_model_is_changed_without_its_original() -> None:
+    worker = Worker(worker_id="w")
+
+    replaced(worker).status = "busy"
+
+    assert worker.status == "unknown"
+
+
+def test_replaced_model_keeps_its_type_and_extra_fields() -> None:
+    span = with_extra(tenant="acme")
+
+    copy = replaced(span, name="renamed")
+
+    assert type(copy) is Span
+    assert (copy.name, copy.model_extra) == ("renamed", {"tenant": "acme"})
+
+
+def test_attempted_rollout_is_what_validation_would_make() -> None:
+    made = attempted(ROLLOUT, ATTEMPT)
+
+    assert made == AttemptedRollout(**ROLLOUT.model_dump(), attempt=ATTEMPT)
+    assert made.model_dump() == {**ROLLOUT.model_dump(), "attempt": ATTEMPT.model_dump()}
+
+
+def test_attempted_rollout_is_changed_without_its_original() -> None:
+    rollout = ROLLOUT.model_copy()
+
+    attempted(rollout, ATTEMPT).status = "running"
+
+    assert (rollout.status, "attempt" in vars(rollout)) == ("queuing", False)
+
+
+def test_rollout_attempted_again_has_the_new_attempt() -> None:
+    second = ATTEMPT.model_copy(update={"attempt_id": "at-2", "sequence_id": 2})
+
+    assert attempted(attempted(ROLLOUT, ATTEMPT), second).attempt is second
+
+
+def test_copied_span_equals_its_original() -> None:
+    span = with_extra(tenant="acme", attributes={"a": [1]})
+
+    assert copied_span(span) == span
+
+
+def test_copied_span_is_changed_without_its_original() -> None:
+    span = make_span(attributes={"a": 1})
+
+    copy = copied_span(span)
+    copy.attributes["late"] = 2
+    copy.name = "renamed"
+
+    assert (span.attributes, span.name) == ({"a": 1}, "agentlightning.virtual")
+
+
+def test_containers_of_a_detached_value_are_new_at_every_depth() -> None:
+    value: dict[str, Any] = {"list": [1, {"deep": []}], "tuple": ([],), "set": {1}}
+    before = {"list": [1, {"deep": []}], "tuple": ([],), "set": {1}}
+
+    copy = detached_value(value)
+    copy["list"][1]["deep"].append(1)
+    copy["tuple"][0].append(1)
+    copy["set"].add(2)
+    copy["late"] = 1
+
+    assert value == before
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "a", [1, (2, {"a": {3}})], {"a": None}, (), MappingProxyType({"a": 1})], ids=repr
+)
+def test_detached_value_equals_its_original(value: object) -> None:
+    copy = detached_value(value)
+
+    assert copy == value
+    assert type(copy) is type(value)
+
+
+def test_object_in_a_detached_value_is_passed_on_as_it_is() -> None:
+    opaque = object()
+
+    assert detached_value({"a": [opaque]})["a"][0] is opaque

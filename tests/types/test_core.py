@@ -1,0 +1,300 @@
+"""Rollouts, attempts and what surrounds them: defaults, required fields, closed sets and the wire format."""
+
+from typing import Any, get_args
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel, ValidationError
+from typing_extensions import get_protocol_members
+
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Dataset,
+    EnqueueRolloutRequest,
+    GenericResponse,
+    Hook,
+    MetricPoint,
+    ParallelWorkerBase,
+    Rollout,
+    RolloutConfig,
+    RolloutLegacy,
+    RolloutMode,
+    RolloutRawResult,
+    RolloutRawResultLegacy,
+    RolloutStatus,
+    Run,
+    Span,
+    SpanCoreFields,
+    Task,
+    TaskIfAny,
+    Triplet,
+    Worker,
+    WorkerStatus,
+    core,
+)
+
+Fields = dict[str, Any]
+
+NO_PATIENCE = {"timeout_seconds": None, "unresponsive_seconds": None, "max_attempts": 1, "retry_condition": []}
+ATTEMPT = {"rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": 1, "start_time": 10.5}
+ATTEMPT_DEFAULTS = dict.fromkeys(["end_time", "worker_id", "last_heartbeat_time", "metadata"]) | {"status": "preparing"}
+ROLLOUT = {"rollout_id": "ro-1", "input": {"question": "why"}, "start_time": 10.0}
+ROLLOUT_DEFAULTS = dict.fromkeys(["end_time", "mode", "resources_id", "metadata"]) | {
+    "status": "queuing",
+    "config": NO_PATIENCE,
+}
+
+MODELS: list[tuple[type[BaseModel], Fields, Fields]] = [
+    (Triplet, {"prompt": "p", "response": "r"}, {"reward": None, "metadata": {}}),
+    (RolloutConfig, {}, NO_PATIENCE),
+    (Attempt, ATTEMPT, ATTEMPT_DEFAULTS),
+    (Rollout, ROLLOUT, ROLLOUT_DEFAULTS),
+    (AttemptedRollout, {**ROLLOUT, "attempt": {**ATTEMPT, **ATTEMPT_DEFAULTS}}, ROLLOUT_DEFAULTS),
+    (
+        EnqueueRolloutRequest,
+        {"input": "why"},
+        dict.fromkeys(["mode", "resources_id", "config", "metadata", "rollout_id"]),
+    ),
+    (
+        Worker,
+        {"worker_id": "w"},
+        dict.fromkeys(
+            [
+                "heartbeat_stats",
+                "last_heartbeat_time",
+                "last_dequeue_time",
+                "last_busy_time",
+                "last_idle_time",
+                "current_rollout_id",
+                "current_attempt_id",
+            ]
+        )
+        | {"status": "unknown"},
+    ),
+    (
+        Task,
+        {"rollout_id": "ro-1", "input": "why"},
+        dict.fromkeys(["mode", "resources_id", "create_time", "last_claim_time", "num_claims"]) | {"metadata": {}},
+    ),
+    (TaskIfAny, {"is_available": False}, {"task": None}),
+    (
+        RolloutLegacy,
+        {"rollout_id": "ro-1"},
+        dict.fromkeys(["task", "final_reward", "triplets", "trace", "logs"]) | {"metadata": {}},
+    ),
+    (GenericResponse, {}, {"status": "success", "message": None, "data": None}),
+    (
+        Run,
+        {"run_id": "ru-1", "name": "apo", "start_time": 1.0},
+        {"status": "running", "end_time": None, "config": {}, "metadata": {}, "summary": {}},
+    ),
+    (MetricPoint, {"run_id": "ru-1", "step": 3, "time": 1.5, "values": {"reward": 0.5}}, {}),
+]
+
+RICH_MODELS = [
+    Triplet(prompt=[1, 2], response={"text": "r"}, reward=0.5, metadata={"turn": 1}),
+    RolloutConfig(timeout_seconds=1.5, unresponsive_seconds=2, max_attempts=3, retry_condition=["timeout", "failed"]),
+    Attempt(**ATTEMPT, end_time=11.0, status="timeout", worker_id="w", last_heartbeat_time=10.75, metadata={"a": [1]}),
+    Rollout(**ROLLOUT, mode="val", resources_id="rs-1", status="requeuing", metadata={}),
+    AttemptedRollout(**ROLLOUT, attempt=Attempt(**ATTEMPT), config=RolloutConfig(max_attempts=2)),
+    EnqueueRolloutRequest(input=[1], mode="test", config=RolloutConfig(), metadata={"a": None}, rollout_id="mine"),
+    Worker(worker_id="w", status="busy", heartbeat_stats={"cpu": 0.5}, last_busy_time=3.0, current_attempt_id="at-1"),
+    Task(rollout_id="ro-1", input="why", mode="train", create_time=1.0, num_claims=2, metadata={"a": 1}),
+    TaskIfAny(is_available=True, task=Task(rollout_id="ro-1", input=None)),
+    RolloutLegacy(rollout_id="ro-1", final_reward=1.0, triplets=[Triplet(prompt=1, response=2)], trace=[{"name": "s"}]),
+    GenericResponse(message="stored", data={"id": 1}),
+    Run(run_id="ru-1", name="apo", start_time=1.0, status="stopped", end_time=2.0, summary={"best": 0.75}),
+    MetricPoint(run_id="ru-1", step=0, time=1.0, values={"loss": 1e-9}),
+]
+
+
+@pytest.mark.parametrize(("model", "required", "defaults"), MODELS, ids=lambda case: getattr(case, "__name__", ""))
+def test_fields_left_out_take_their_defaults(model: type[BaseModel], required: Fields, defaults: Fields) -> None:
+    assert model(**required).model_dump() == {**required, **defaults}
+
+
+@pytest.mark.parametrize(
+    ("model", "required", "name"),
+    [
+        pytest.param(model, required, name, id=f"{model.__name__}-{name}")
+        for model, required, _ in MODELS
+        for name in required
+    ],
+)
+def test_required_field_is_demanded(model: type[BaseModel], required: Fields, name: str) -> None:
+    incomplete = {other: value for other, value in required.items() if other != name}
+
+    with pytest.raises(ValidationError) as refusal:
+        model(**incomplete)
+
+    assert [(error["type"], error["loc"]) for error in refusal.value.errors()] == [("missing", (name,))]
+
+
+@pytest.mark.parametrize("model", RICH_MODELS, ids=lambda model: type(model).__name__)
+def test_model_survives_the_wire(model: BaseModel) -> None:
+    assert type(model).model_validate(model.model_dump(mode="json")) == model
+    assert type(model).model_validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize(
+    ("model", "required", "field", "value"),
+    [
+        pytest.param(Attempt, ATTEMPT, "status", "cancelled", id="attempts-are-never-cancelled"),
+        pytest.param(Attempt, ATTEMPT, "status", "queuing", id="attempts-do-not-queue"),
+        pytest.param(Rollout, ROLLOUT, "status", "timeout", id="rollouts-do-not-time-out"),
+        pytest.param(Rollout, ROLLOUT, "status", None, id="rollout-without-status"),
+        pytest.param(Rollout, ROLLOUT, "mode", "eval", id="mode-of-rollout"),
+        pytest.param(Task, {"rollout_id": "ro-1", "input": 1}, "mode", "dev", id="mode-of-task"),
+        pytest.param(EnqueueRolloutRequest, {"input": 1}, "mode", "TRAIN", id="mode-of-request"),
+        pytest.param(Worker, {"worker_id": "w"}, "status", "running", id="status-of-worker"),
+        pytest.param(RolloutConfig, {}, "retry_condition", ["cancelled"], id="retry-condition"),
+        pytest.param(RolloutConfig, {}, "max_attempts", 0, id="no-attempt-at-all"),
+        pytest.param(Run, {"run_id": "r", "name": "n", "start_time": 0}, "status", "queuing", id="status-of-run"),
+    ],
+)
+def test_value_outside_the_closed_set_is_refused(
+    model: type[BaseModel], required: Fields, field: str, value: object
+) -> None:
+    with pytest.raises(ValidationError, match=field):
+        model(**required, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("literal", "values"),
+    [
+        (RolloutMode, "train val test"),
+        (RolloutStatus, "queuing preparing running failed succeeded cancelled requeuing"),
+        (AttemptStatus, "preparing running failed succeeded unresponsive timeout"),
+        (WorkerStatus, "idle busy unknown"),
+    ],
+    ids=["RolloutMode", "RolloutStatus", "AttemptStatus", "WorkerStatus"],
+)
+def test_closed_set_holds_exactly_the_words_of_the_protocol(literal: object, values: str) -> None:
+    assert set(get_args(literal)) == set(values.split())
+
+
+@pytest.mark.parametrize(
+    ("alias", "members"),
+    [
+        (RolloutRawResult, {type(None), float, list[ReadableSpan], list[Span], list[SpanCoreFields]}),
+        (
+            RolloutRawResultLegacy,
+            {type(None), float, list[Triplet], list[dict[str, Any]], list[ReadableSpan], RolloutLegacy},
+        ),
+    ],
+    ids=["current", "legacy"],
+)
+def test_raw_result_lists_what_an_agent_may_return(alias: object, members: set[object]) -> None:
+    assert set(get_args(alias)) == members
+
+
+def test_module_exports_the_names_of_the_protocol() -> None:
+    promised = """Triplet RolloutLegacy Task TaskInput TaskIfAny RolloutRawResultLegacy RolloutRawResult RolloutMode
+    GenericResponse ParallelWorkerBase Dataset AttemptStatus RolloutStatus RolloutConfig Rollout Attempt
+    AttemptedRollout Hook EnqueueRolloutRequest Worker WorkerStatus"""
+
+    assert set(core.__all__) == set(promised.split())
+    assert all(hasattr(core, name) for name in core.__all__)
+
+
+@pytest.mark.parametrize("model", [Task, RolloutLegacy], ids=lambda model: model.__name__)
+def test_default_metadata_is_not_shared(model: type[Task] | type[RolloutLegacy]) -> None:
+    first, second = (model.model_validate({"rollout_id": "ro-1", "input": None}) for _ in range(2))
+
+    first.metadata["seen"] = True
+
+    assert second.metadata == {}
+
+
+def test_default_config_is_not_shared() -> None:
+    first, second = Rollout(**ROLLOUT), Rollout(**ROLLOUT)
+
+    first.config.retry_condition.append("failed")
+
+    assert second.config == RolloutConfig()
+
+
+def test_attempted_rollout_refuses_the_attempt_of_another_rollout() -> None:
+    foreign = Attempt(**{**ATTEMPT, "rollout_id": "ro-2"})
+
+    with pytest.raises(ValidationError, match="Attempt of rollout 'ro-2' given for rollout 'ro-1'"):
+        AttemptedRollout(**ROLLOUT, attempt=foreign)
+
+
+def test_attempted_rollout_is_a_rollout() -> None:
+    assert isinstance(AttemptedRollout(**ROLLOUT, attempt=Attempt(**ATTEMPT)), Rollout)
+
+
+def test_attempted_rollout_offers_the_plain_rollout() -> None:
+    fields = {**ROLLOUT, "mode": "val", "status": "running", "metadata": {"a": 1}}
+
+    plain = AttemptedRollout(**fields, attempt=Attempt(**ATTEMPT)).rollout
+
+    assert type(plain) is Rollout
+    assert plain == Rollout(**fields)
+
+
+def test_plain_rollout_of_an_attempted_one_is_read_only() -> None:
+    attempted = AttemptedRollout(**ROLLOUT, attempt=Attempt(**ATTEMPT))
+
+    with pytest.raises(AttributeError, match="rollout"):
+        attempted.rollout = Rollout(**ROLLOUT)  # type: ignore[misc] # that is the point
+
+
+def test_parallel_worker_knows_its_number_once_initialised() -> None:
+    worker = ParallelWorkerBase()
+    before = worker.worker_id
+
+    worker.init_worker(3, "anything", at="all")
+
+    assert (before, worker.worker_id) == (None, 3)
+
+
+@pytest.mark.parametrize("step", ["init", "run", "teardown"])
+def test_step_of_a_parallel_worker_does_nothing(step: str) -> None:
+    worker = ParallelWorkerBase()
+
+    assert getattr(worker, step)("anything", at="all") is None
+    assert vars(worker) == {"worker_id": None}
+
+
+def test_teardown_of_a_parallel_worker_keeps_its_number() -> None:
+    worker = ParallelWorkerBase()
+    worker.init_worker(3)
+
+    worker.teardown_worker(3, "anything", at="all")
+
+    assert worker.worker_id == 3
+
+
+def test_list_is_a_dataset() -> None:
+    members = get_protocol_members(Dataset)
+
+    assert members == {"__getitem__", "__len__"}
+    assert members <= set(dir(list))
+
+
+CALLBACKS = {
+    "on_trace_start": ["agent", "runner", "tracer", "rollout"],
+    "on_trace_end": ["agent", "runner", "tracer", "rollout"],
+    "on_rollout_start": ["agent", "runner", "rollout"],
+    "on_rollout_end": ["agent", "runner", "rollout", "spans"],
+}
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLBACKS.items(), ids=CALLBACKS)
+async def test_callback_of_a_hook_is_an_awaitable_that_does_nothing(name: str, arguments: list[str]) -> None:
+    assert await getattr(Hook(), name)(**dict.fromkeys(arguments)) is None
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLBACKS.items(), ids=CALLBACKS)
+def test_callback_of_a_hook_takes_its_arguments_by_name_only(name: str, arguments: list[str]) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        getattr(Hook(), name)(*arguments)
+
+
+def test_hook_is_a_parallel_worker() -> None:
+    assert Hook().worker_id is None
+    assert issubclass(Hook, ParallelWorkerBase)

@@ -1,0 +1,311 @@
+"""Resources: models behind endpoints, prompts with placeholders, and how they are published."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jinja2.exceptions import SecurityError, UndefinedError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agentlightning.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Resource,
+    ResourcesUpdate,
+    ResourceUnion,
+    resources,
+)
+
+DISCOURAGED = "Accessing 'endpoint' directly on ProxyLLM is discouraged"
+
+Fields = dict[str, Any]
+
+
+def proxy(endpoint: str = "http://h:1", **fields: Any) -> ProxyLLM:
+    return ProxyLLM(endpoint=endpoint, model="m", **fields)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
+    return [(record.name, record.levelno) for record in caplog.records if DISCOURAGED in record.getMessage()]
+
+
+# ---------------------------------------------------------------------- models behind endpoints
+
+
+@pytest.mark.parametrize(("model", "tag"), [(LLM, "llm"), (ProxyLLM, "proxy_llm")], ids=["LLM", "ProxyLLM"])
+def test_llm_has_no_key_and_no_parameters_by_default(model: type[LLM], tag: str) -> None:
+    assert model(endpoint="http://h:1", model="m").model_dump() == {
+        "resource_type": tag,
+        "endpoint": "http://h:1",
+        "model": "m",
+        "api_key": None,
+        "sampling_parameters": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "name"),
+    [
+        (Resource, {}, "resource_type"),
+        (LLM, {"model": "m"}, "endpoint"),
+        (LLM, {"endpoint": "e"}, "model"),
+        (ProxyLLM, {"model": "m"}, "endpoint"),
+        (PromptTemplate, {"template": "t"}, "engine"),
+        (PromptTemplate, {"engine": "jinja"}, "template"),
+        (ResourcesUpdate, {"resources": {}}, "resources_id"),
+        (ResourcesUpdate, {"resources_id": "rs-1"}, "resources"),
+    ],
+    ids=lambda case: getattr(case, "__name__", None),
+)
+def test_required_field_is_demanded(model: type[BaseModel], fields: Fields, name: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        model(**fields)
+
+    assert [(error["type"], error["loc"]) for error in refusal.value.errors()] == [("missing", (name,))]
+
+
+@pytest.mark.parametrize(
+    ("model", "tag"), [(LLM, "proxy_llm"), (ProxyLLM, "llm")], ids=["LLM-as-proxy", "ProxyLLM-as-plain"]
+)
+def test_llm_refuses_the_type_of_another_resource(model: type[LLM], tag: str) -> None:
+    with pytest.raises(ValidationError, match="resource_type"):
+        model.model_validate({"resource_type": tag, "endpoint": "e", "model": "m"})
+
+
+def test_plain_llm_answers_its_endpoint_whatever_it_is_asked() -> None:
+    llm = LLM(endpoint="http://h:1/v1/", model="m")
+
+    assert llm.get_base_url() == llm.get_base_url("ro-1", attempt_id=2) == "http://h:1/v1/"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "routed"),
+    [
+        ("http://h:1", "http://h:1/rollout/R/attempt/A"),
+        ("http://h:1/", "http://h:1/rollout/R/attempt/A"),
+        ("http://h:1/v1", "http://h:1/rollout/R/attempt/A/v1"),
+        ("http://h:1/v1/", "http://h:1/rollout/R/attempt/A/v1"),
+        ("http://h:1/v1/models", "http://h:1/v1/models/rollout/R/attempt/A"),
+        ("http://h:1/v10", "http://h:1/v10/rollout/R/attempt/A"),
+    ],
+)
+def test_proxy_routes_a_call_through_the_path(endpoint: str, routed: str) -> None:
+    assert proxy(endpoint).get_base_url("R", "A") == routed
+
+
+@pytest.mark.parametrize("endpoint", ["http://h:1", "http://h:1/v1/"])
+def test_proxy_without_ids_answers_the_raw_endpoint(endpoint: str) -> None:
+    assert proxy(endpoint).get_base_url(None, None) == endpoint
+
+
+@pytest.mark.parametrize(("rollout_id", "attempt_id"), [(None, "A"), ("R", None), (1, 2), ("R", 2)], ids=str)
+def test_proxy_refuses_half_an_address(rollout_id: Any, attempt_id: Any) -> None:
+    with pytest.raises(ValueError, match="must be strings or all be empty"):
+        proxy().get_base_url(rollout_id, attempt_id)
+
+
+def test_proxy_demands_both_ids() -> None:
+    with pytest.raises(TypeError, match="attempt_id"):
+        proxy().get_base_url("R")  # type: ignore[call-arg] # that is the point
+
+
+def test_reading_the_endpoint_of_a_proxy_warns_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    llm = proxy()
+
+    values = [llm.endpoint, llm.endpoint]
+
+    assert values == ["http://h:1", "http://h:1"]
+    assert warnings_in(caplog) == [("agentlightning.types.resources", logging.WARNING)] * 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda llm: llm.model_dump(), id="model_dump"),
+        pytest.param(lambda llm: llm.model_dump_json(), id="model_dump_json"),
+        pytest.param(repr, id="repr"),
+        pytest.param(lambda llm: llm.model_copy(), id="model_copy"),
+        pytest.param(lambda llm: llm.model_copy(deep=True), id="deep-copy"),
+        pytest.param(lambda llm: llm.get_base_url("R", "A"), id="get_base_url"),
+        pytest.param(lambda llm: llm.get_base_url(None, None), id="raw-base-url"),
+        pytest.param(lambda llm: llm == proxy(), id="equality"),
+        pytest.param(lambda llm: ProxyLLM.model_validate(llm.model_dump()), id="model_validate"),
+    ],
+)
+def test_proxy_is_handled_without_a_warning(
+    caplog: pytest.LogCaptureFixture, use: Callable[[ProxyLLM], object]
+) -> None:
+    use(proxy())
+
+    assert warnings_in(caplog) == []
+
+
+def test_copy_of_a_proxy_warns_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    copy = proxy().model_copy(update={"endpoint": "http://other"})
+
+    assert copy.endpoint == "http://other"
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_endpoint_of_a_proxy_can_be_changed() -> None:
+    llm = proxy()
+
+    llm.endpoint = "http://h:2/v1"
+
+    assert llm.get_base_url("R", "A") == "http://h:2/rollout/R/attempt/A/v1"
+    assert llm.model_dump()["endpoint"] == "http://h:2/v1"
+
+
+def test_proxies_are_equal_by_their_endpoint() -> None:
+    assert proxy() == proxy()
+    assert proxy() != proxy("http://h:2")
+
+
+def test_proxy_becomes_a_plain_llm_for_one_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    attempt = Attempt(rollout_id="R", attempt_id="A", sequence_id=1, start_time=0.0)
+    rollout = AttemptedRollout(rollout_id="R", input=None, start_time=0.0, attempt=attempt)
+    shared = {"api_key": "key", "sampling_parameters": {"temperature": 0.5}}
+
+    llm = proxy("http://h:1/v1", **shared).with_attempted_rollout(rollout)
+
+    assert llm == LLM(endpoint="http://h:1/rollout/R/attempt/A/v1", model="m", **shared)
+    assert warnings_in(caplog) == []
+
+
+# ---------------------------------------------------------------------- prompts
+
+
+def test_f_string_template_is_filled() -> None:
+    template = PromptTemplate(template="Hello {name}, {{literally}} {n:02d}", engine="f-string")
+
+    assert template.format(name="Ada", n=7) == "Hello Ada, {literally} 07"
+
+
+def test_f_string_template_demands_every_value() -> None:
+    with pytest.raises(KeyError, match="name"):
+        PromptTemplate(template="Hello {name}", engine="f-string").format(other=1)
+
+
+def test_jinja_template_is_filled() -> None:
+    template = PromptTemplate(template="{% for n in names %}- {{ n | upper }}\n{% endfor %}", engine="jinja")
+
+    assert template.format(names=["ada", "bob"]) == "- ADA\n- BOB\n"
+
+
+def test_jinja_template_keeps_its_last_line_break() -> None:
+    assert PromptTemplate(template="{{ x }}\n", engine="jinja").format(x=1) == "1\n"
+
+
+def test_jinja_template_demands_every_value() -> None:
+    with pytest.raises(UndefinedError, match="'name' is undefined"):
+        PromptTemplate(template="Hello {{ name }}", engine="jinja").format(other=1)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ ''.__class__.__mro__ }}", "{{ items.append(1) }}", "{{ items.__init__.__globals__ }}"],
+    ids=["classes", "changing-a-value", "globals"],
+)
+def test_jinja_template_cannot_leave_its_sandbox(template: str) -> None:
+    with pytest.raises(SecurityError, match="unsafe"):
+        PromptTemplate(template=template, engine="jinja").format(items=[])
+
+
+@pytest.mark.slow
+def test_poml_template_is_filled() -> None:
+    template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
+
+    assert template.format(name="Ada") == "Hello Ada!"
+
+
+@pytest.mark.slow
+def test_poml_template_demands_every_value() -> None:
+    template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
+
+    with pytest.raises(RuntimeError, match="POML command failed"):
+        template.format(other=1)
+
+
+@pytest.mark.parametrize(("engine", "package"), [("jinja", "jinja2"), ("poml", "poml")])
+def test_missing_engine_is_an_import_error_that_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(ImportError, match=f"need {package}: pip install"):
+        PromptTemplate(template="t", engine=engine).format()
+
+
+def test_unknown_engine_is_refused() -> None:
+    with pytest.raises(ValidationError, match="engine"):
+        PromptTemplate(template="t", engine="mustache")  # type: ignore[arg-type] # that is the point
+
+
+# ---------------------------------------------------------------------- publication
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"resource_type": "llm", "endpoint": "e", "model": "m"}, LLM),
+        ({"resource_type": "proxy_llm", "endpoint": "e", "model": "m"}, ProxyLLM),
+        ({"resource_type": "prompt_template", "template": "t", "engine": "jinja"}, PromptTemplate),
+    ],
+    ids=["llm", "proxy_llm", "prompt_template"],
+)
+def test_resource_type_decides_the_class(fields: Fields, expected: type[Resource]) -> None:
+    resource: Resource = TypeAdapter(ResourceUnion).validate_python(fields)
+
+    assert type(resource) is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"resource_type": "tool", "endpoint": "e", "model": "m"}, "union_tag_invalid"),
+        ({"endpoint": "e", "model": "m"}, "union_tag_not_found"),
+    ],
+    ids=["unknown", "missing"],
+)
+def test_resource_without_a_known_type_is_refused(fields: Fields, error: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        TypeAdapter(ResourceUnion).validate_python(fields)
+
+    assert [found["type"] for found in refusal.value.errors()] == [error]
+
+
+def test_update_is_the_first_version_and_was_made_now() -> None:
+    began = time.time()
+
+    update = ResourcesUpdate(resources_id="rs-1", resources={})
+
+    assert update.version == 1
+    assert began <= update.create_time <= update.update_time <= time.time()
+
+
+def test_update_survives_the_wire_with_the_classes_of_its_resources() -> None:
+    named: NamedResources = {
+        "plain": LLM(endpoint="http://h:1", model="m", sampling_parameters={"stop": ["x"]}),
+        "proxied": proxy(api_key="key"),
+        "prompt": PromptTemplate(template="{x}", engine="f-string"),
+    }
+    update = ResourcesUpdate(resources_id="rs-1", resources=named, create_time=1.0, update_time=2.0, version=3)
+
+    copy = ResourcesUpdate.model_validate_json(update.model_dump_json())
+
+    assert copy == update
+    assert [type(resource) for resource in copy.resources.values()] == [LLM, ProxyLLM, PromptTemplate]
+
+
+def test_module_exports_the_names_of_the_protocol() -> None:
+    promised = "Resource LLM ProxyLLM PromptTemplate ResourceUnion NamedResources ResourcesUpdate"
+
+    assert set(resources.__all__) == set(promised.split())
+    assert all(hasattr(resources, name) for name in resources.__all__)

@@ -1,0 +1,456 @@
+"""Spans: what is read from OpenTelemetry, what is made by hand, and what travels."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import trace as otel
+from opentelemetry.sdk.resources import Resource as SdkResource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel, ValidationError
+
+from agentlightning.types import (
+    Event,
+    Link,
+    OtelResource,
+    Span,
+    SpanAttributeNames,
+    SpanContext,
+    SpanCoreFields,
+    SpanNames,
+    TraceStatus,
+    tracer,
+)
+from agentlightning.types.tracer import convert_timestamp, extract_extra_fields
+
+SECOND = 1_700_000_000
+NANOSECONDS = SECOND * 10**9
+
+Record = Callable[[Callable[[otel.Tracer], None]], list[ReadableSpan]]
+
+
+@pytest.fixture
+def record() -> Record:
+    """Run a function with a tracer of the SDK; the spans it finished, the innermost first."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(resource=SdkResource({"service.name": "agent"}, "https://schema"), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    def run(act: Callable[[otel.Tracer], None]) -> list[ReadableSpan]:
+        act(provider.get_tracer("test"))
+        return list(exporter.get_finished_spans())
+
+    return run
+
+
+def one_span(record: Record, **options: Any) -> ReadableSpan:
+    (finished,) = record(lambda sdk: sdk.start_span("work", **options).end())
+    return finished
+
+
+def convert(source: ReadableSpan) -> Span:
+    return Span.from_opentelemetry(source, rollout_id="ro-1", attempt_id="at-1", sequence_id=3)
+
+
+# ---------------------------------------------------------------------- names and timestamps
+
+
+def test_module_exports_the_names_of_the_protocol() -> None:
+    promised = """AttributeValue Attributes TraceState SpanContext TraceStatus Event Link OtelResource Span SpanNames
+    SpanAttributeNames SpanLike StatusCode SpanCoreFields SpanRecordingContext"""
+
+    assert set(tracer.__all__) == set(promised.split())
+    assert all(hasattr(tracer, name) for name in tracer.__all__)
+
+
+def test_span_names_are_spelled_as_in_the_protocol() -> None:
+    assert {member.name: member.value for member in SpanNames} == {
+        "REWARD": "agentlightning.reward",
+        "MESSAGE": "agentlightning.message",
+        "OBJECT": "agentlightning.object",
+        "EXCEPTION": "agentlightning.exception",
+        "VIRTUAL": "agentlightning.virtual",
+        "ROLLOUT_ID": "agentlightning.rollout_id",
+        "ATTEMPT_ID": "agentlightning.attempt_id",
+        "SPAN_SEQUENCE_ID": "agentlightning.span_sequence_id",
+    }
+
+
+def test_span_attribute_names_are_spelled_as_in_the_protocol() -> None:
+    assert {member.name: member.value for member in SpanAttributeNames} == {"MESSAGE": "message", "OBJECT": "object"}
+
+
+def test_names_are_strings() -> None:
+    assert SpanNames.REWARD == "agentlightning.reward"
+    assert SpanAttributeNames.MESSAGE == "message"
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "seconds"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(0, None, id="zero"),
+        pytest.param(SECOND, SECOND, id="seconds"),
+        pytest.param(1.5, 1.5, id="fraction"),
+        pytest.param(10**12, 10**12, id="the-largest-second"),
+        pytest.param(NANOSECONDS, SECOND, id="nanoseconds"),
+        pytest.param(NANOSECONDS + 5 * 10**8, SECOND + 0.5, id="half-a-second"),
+    ],
+)
+def test_timestamp_is_given_in_seconds(timestamp: float | None, seconds: float | None) -> None:
+    assert convert_timestamp(timestamp) == seconds
+
+
+# ---------------------------------------------------------------------- fields we do not model
+
+
+class Source:
+    """An object of a foreign library."""
+
+    def __init__(self, **fields: object) -> None:
+        vars(self).update(fields)
+
+    @property
+    def known(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        pytest.param({"kind": "client"}, {"kind": "client"}, id="public"),
+        pytest.param({"_kind": "client"}, {"kind": "client"}, id="underscore-is-stripped"),
+        pytest.param({"name": 1, "_name": 2}, {}, id="excluded-with-and-without-underscore"),
+        pytest.param({"_start": 1}, {}, id="excluded-by-its-private-name"),
+        pytest.param({"_known": 1}, {}, id="attribute-of-the-class"),
+        pytest.param({"kind": {1}}, {"kind": "{1}"}, id="made-json-safe"),
+        pytest.param({"kind": {"deep": [1, None]}}, {"kind": {"deep": [1, None]}}, id="nested"),
+        pytest.param({}, {}, id="nothing"),
+    ],
+)
+def test_fields_we_do_not_model_are_kept(fields: dict[str, object], kept: dict[str, object]) -> None:
+    assert extract_extra_fields(Source(**fields), ["name", "_start"]) == kept
+
+
+def test_extra_fields_of_a_mock_are_json_safe() -> None:
+    mock = Mock(tenant="acme")
+    mock.method()
+
+    extra = extract_extra_fields(mock, ["name"])
+
+    assert extra["tenant"] == "acme"
+    assert json.loads(json.dumps(extra)) == extra
+
+
+# ---------------------------------------------------------------------- from OpenTelemetry
+
+
+def test_context_has_hexadecimal_ids_and_its_trace_state() -> None:
+    source = otel.SpanContext(0xAB, 0xCD, is_remote=True, trace_state=otel.TraceState([("vendor", "x")]))
+
+    assert SpanContext.from_opentelemetry(source) == SpanContext(
+        trace_id="000000000000000000000000000000ab",
+        span_id="00000000000000cd",
+        is_remote=True,
+        trace_state={"vendor": "x"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "description"),
+    [
+        pytest.param(otel.Status(), "UNSET", None, id="unset"),
+        pytest.param(otel.Status(otel.StatusCode.OK), "OK", None, id="ok"),
+        pytest.param(otel.Status(otel.StatusCode.ERROR, "broken"), "ERROR", "broken", id="error"),
+    ],
+)
+def test_status_is_named(status: otel.Status, code: str, description: str | None) -> None:
+    assert TraceStatus.from_opentelemetry(status) == TraceStatus(status_code=code, description=description)
+
+
+def test_span_belongs_to_the_given_attempt(record: Record) -> None:
+    span = convert(one_span(record))
+
+    assert (span.rollout_id, span.attempt_id, span.sequence_id) == ("ro-1", "at-1", 3)
+
+
+def test_span_keeps_its_identity(record: Record) -> None:
+    source = one_span(record)
+
+    span = convert(source)
+
+    assert span.name == "work"
+    assert span.trace_id == otel.format_trace_id(source.get_span_context().trace_id)
+    assert span.span_id == otel.format_span_id(source.get_span_context().span_id)
+    assert span.context == SpanContext.from_opentelemetry(source.get_span_context())
+
+
+def test_root_span_has_no_parent(record: Record) -> None:
+    span = convert(one_span(record))
+
+    assert (span.parent_id, span.parent) == (None, None)
+
+
+def test_child_span_names_its_parent(record: Record) -> None:
+    def act(sdk: otel.Tracer) -> None:
+        with sdk.start_as_current_span("outer"):
+            sdk.start_span("inner").end()
+
+    inner, outer = map(convert, record(act))
+
+    assert (inner.parent_id, inner.trace_id) == (outer.span_id, outer.trace_id)
+    assert inner.parent == outer.context
+
+
+def test_span_keeps_its_attributes(record: Record) -> None:
+    source = one_span(record, attributes={"text": "a", "flag": True, "n": 1, "score": 0.5, "tokens": [1, 2]})
+
+    span = convert(source)
+
+    assert {**span.attributes, "tokens": list(span.attributes["tokens"])} == {
+        "text": "a",
+        "flag": True,
+        "n": 1,
+        "score": 0.5,
+        "tokens": [1, 2],
+    }
+
+
+def test_span_keeps_its_times_in_seconds(record: Record) -> None:
+    (source,) = record(lambda sdk: sdk.start_span("work", start_time=NANOSECONDS).end(NANOSECONDS + 5 * 10**8))
+
+    span = convert(source)
+
+    assert (span.start_time, span.end_time) == (SECOND, SECOND + 0.5)
+
+
+def test_span_keeps_its_events_in_order(record: Record) -> None:
+    def act(sdk: otel.Tracer) -> None:
+        with sdk.start_as_current_span("work") as span:
+            span.add_event("first", {"n": 1}, timestamp=NANOSECONDS)
+            span.add_event("second", timestamp=NANOSECONDS + 10**9)
+
+    (source,) = record(act)
+
+    assert convert(source).events == [
+        Event(name="first", attributes={"n": 1}, timestamp=SECOND),
+        Event(name="second", attributes={}, timestamp=SECOND + 1),
+    ]
+
+
+def test_span_keeps_its_links(record: Record) -> None:
+    linked = otel.SpanContext(1, 2, is_remote=False)
+
+    span = convert(one_span(record, links=[otel.Link(linked, {"why": "retry"}), otel.Link(linked)]))
+
+    context = SpanContext.from_opentelemetry(linked)
+    assert span.links == [Link(context=context, attributes={"why": "retry"}), Link(context=context, attributes=None)]
+
+
+def test_span_keeps_the_description_of_its_error(record: Record) -> None:
+    def act(sdk: otel.Tracer) -> None:
+        with sdk.start_as_current_span("work") as span:
+            span.set_status(otel.Status(otel.StatusCode.ERROR, "no answer"))
+
+    (source,) = record(act)
+
+    assert convert(source).status == TraceStatus(status_code="ERROR", description="no answer")
+
+
+def test_span_keeps_its_resource(record: Record) -> None:
+    span = convert(one_span(record))
+
+    assert span.resource == OtelResource(attributes={"service.name": "agent"}, schema_url="https://schema")
+
+
+def test_span_without_context_gets_ids_of_zeros() -> None:
+    span = convert(ReadableSpan("work"))
+
+    assert (span.trace_id, span.span_id, span.context) == ("0" * 32, "0" * 16, None)
+    assert (span.start_time, span.end_time) == (None, None)
+
+
+def test_span_still_running_is_converted_without_end(record: Record) -> None:
+    running: list[Span] = []
+
+    def act(sdk: otel.Tracer) -> None:
+        span = sdk.start_span("work")
+        assert isinstance(span, SdkSpan)
+        running.append(convert(span))
+        span.end()
+
+    record(act)
+
+    assert running[0].end_time is None
+
+
+def test_span_of_the_sdk_leaves_no_private_parts_behind(record: Record) -> None:
+    assert convert(one_span(record)).model_extra == {}
+
+
+def test_span_keeps_what_others_hung_on_it(record: Record) -> None:
+    source = one_span(record)
+    source.tenant = {"id": 7}  # type: ignore[attr-defined] # as instrumentation does
+
+    assert convert(source).model_extra == {"tenant": {"id": 7}}
+
+
+def test_mock_span_is_converted() -> None:
+    mock = Mock(attributes={"a": 1}, events=[], links=[], start_time=NANOSECONDS, end_time=None)
+    mock.name = "mocked"
+    mock.parent = None
+    mock.get_span_context.return_value = Mock(trace_id=1, span_id=2, is_remote=False, trace_state={})
+    mock.status.status_code.name = "OK"
+    mock.status.description = None
+    mock.resource = Mock(attributes={}, schema_url="")
+
+    span = convert(mock)
+
+    assert (span.name, span.span_id, span.start_time) == ("mocked", "0000000000000002", SECOND)
+    assert Span.model_validate_json(span.model_dump_json()) == span
+
+
+# ---------------------------------------------------------------------- made by hand
+
+
+def test_span_from_attributes_is_virtual_ok_and_nobodys() -> None:
+    span = Span.from_attributes(attributes={"a": 1})
+
+    assert (span.rollout_id, span.attempt_id, span.sequence_id) == ("", "", 0)
+    assert (span.name, span.status.status_code, span.attributes) == ("agentlightning.virtual", "OK", {"a": 1})
+    assert (span.events, span.links, span.parent, span.start_time, span.end_time) == ([], [], None, None, None)
+    assert span.resource == OtelResource(attributes={}, schema_url="")
+
+
+def test_span_from_attributes_gets_random_ids() -> None:
+    first, second = (Span.from_attributes(attributes={}) for _ in range(2))
+
+    assert re.fullmatch("[0-9a-f]{32}", first.trace_id)
+    assert re.fullmatch("[0-9a-f]{16}", first.span_id)
+    assert (first.trace_id, first.span_id) != (second.trace_id, second.span_id)
+
+
+def test_span_from_attributes_gets_contexts_of_one_trace() -> None:
+    span = Span.from_attributes(attributes={}, trace_id="t", span_id="s", parent_id="p")
+
+    assert span.context == SpanContext(trace_id="t", span_id="s", is_remote=False, trace_state={})
+    assert span.parent == SpanContext(trace_id="t", span_id="p", is_remote=False, trace_state={})
+    assert span.parent_id == "p"
+
+
+def test_span_from_attributes_keeps_what_it_is_given() -> None:
+    given = {
+        "rollout_id": "ro-1",
+        "attempt_id": "at-1",
+        "sequence_id": 7,
+        "name": "work",
+        "start_time": 1.0,
+        "end_time": 2.0,
+        "resource": OtelResource(attributes={"a": 1}, schema_url="u"),
+        "status": TraceStatus(status_code="ERROR", description="broken"),
+    }
+
+    span = Span.from_attributes(attributes={}, **given)
+
+    assert {name: getattr(span, name) for name in given} == given
+
+
+def test_span_from_attributes_has_attributes_of_its_own() -> None:
+    attributes = {"a": 1}
+    span = Span.from_attributes(attributes=attributes)
+
+    attributes["late"] = 2
+
+    assert span.attributes == {"a": 1}
+
+
+def test_span_from_core_fields_takes_them_over() -> None:
+    core = SpanCoreFields(
+        name="work", status=TraceStatus(status_code="ERROR"), attributes={"a": 1}, start_time=1.0, end_time=2.0
+    )
+
+    span = Span.from_core_fields(core, rollout_id="ro-1", attempt_id="at-1", sequence_id=7)
+
+    assert SpanCoreFields.model_validate(span.model_dump()) == core
+    assert (span.rollout_id, span.attempt_id, span.sequence_id) == ("ro-1", "at-1", 7)
+
+
+def test_span_from_core_fields_starts_now_unless_they_say_otherwise() -> None:
+    began = time.time()
+
+    span = Span.from_core_fields(SpanCoreFields(name="work", status=TraceStatus(status_code="OK"), attributes={}))
+
+    assert span.start_time is not None
+    assert began <= span.start_time <= time.time()
+    assert span.end_time is None
+
+
+def test_span_from_core_fields_may_start_at_zero() -> None:
+    core = SpanCoreFields(name="work", status=TraceStatus(status_code="OK"), attributes={}, start_time=0.0)
+
+    assert Span.from_core_fields(core).start_time == 0.0
+
+
+# ---------------------------------------------------------------------- on the wire
+
+
+@pytest.mark.parametrize("name", list(Span.model_fields))
+def test_every_field_of_a_span_must_be_given(name: str) -> None:
+    fields = Span.from_attributes(attributes={}).model_dump()
+    del fields[name]
+
+    with pytest.raises(ValidationError) as refusal:
+        Span.model_validate(fields)
+
+    assert [(error["type"], error["loc"]) for error in refusal.value.errors()] == [("missing", (name,))]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (Event, {"name": "e", "attributes": {"a": {}}}),
+        (Link, {"context": {}, "attributes": None}),
+        (OtelResource, {"attributes": {}, "schema_url": None}),
+        (SpanCoreFields, {"name": "s", "status": {"status_code": "OK"}, "attributes": {"a": None}}),
+        (SpanContext, {"trace_id": 1, "span_id": "s", "is_remote": False, "trace_state": {}}),
+        (TraceStatus, {"status_code": None}),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_part_of_a_span_is_validated(model: type[BaseModel], fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        model.model_validate(fields)
+
+
+def test_converted_span_survives_the_wire(record: Record) -> None:
+    context = otel.SpanContext(1, 2, is_remote=True)
+
+    def act(sdk: otel.Tracer) -> None:
+        with sdk.start_as_current_span("work", links=[otel.Link(context, {"why": "retry"})]) as span:
+            span.add_event("event", {"n": 1})
+            span.set_status(otel.Status(otel.StatusCode.ERROR, "broken"))
+
+    span = convert(record(act)[0])
+
+    assert Span.model_validate(span.model_dump(mode="json")) == span
+
+
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.text() | st.booleans() | NUMBERS | st.lists(st.text()) | st.lists(st.booleans()) | st.lists(NUMBERS)
+
+
+@given(attributes=st.dictionaries(st.text(), VALUES))
+def test_span_survives_the_wire_whatever_its_attributes(attributes: dict[str, Any]) -> None:
+    span = Span.from_attributes(attributes=attributes, rollout_id="ro-1", attempt_id="at-1", sequence_id=1)
+
+    assert Span.model_validate_json(span.model_dump_json()) == span
+    assert Span.model_validate(span.model_dump(mode="json")) == span

@@ -1,8 +1,8 @@
 """Whether an operation costs the same however much is stored: one growing SQLite store, timed at several sizes.
 
-Sizes are minutes apart, and meanwhile a machine may change by more than the store does. A store of 1,000 spans is therefore
-timed in turns with the growing one, and the ratio of the two is judged; the ratio of the growing store to its own figure
-at 1,000 spans stands beside it. The first size compares like with like: how far it is from one is the noise.
+Sizes are minutes apart, and meanwhile a machine may change by more than the store does. A store of 1,000 spans is
+therefore timed in turns with the growing one, and the ratio of the two is judged; the ratio of the growing store to its
+own figure at 1,000 spans stands beside it. The first size compares like with like: how far it is from one is the noise.
 """
 
 from typing import Any

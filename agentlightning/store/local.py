@@ -26,7 +26,7 @@ from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "execute"]
+__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "WatchdogPace", "execute"]
 
 Clock = Callable[[], float]
 
@@ -39,6 +39,21 @@ OPERATION_SECONDS = "agl_store_operation_seconds"
 def wall_clock() -> float:
     """Seconds since the epoch, looked up at each call so that a test may replace `time.time`."""
     return time.time()
+
+
+class WatchdogPace:
+    """When the watchdog looks: once a moment of the schedule has passed, debounced if the user asked for that."""
+
+    def __init__(self, debounce_seconds: float) -> None:
+        self._debounce_seconds = debounce_seconds
+        self._last_look = -math.inf
+
+    def is_due(self, due: float | None, now: float) -> bool:
+        """Whether to look now, `due` being the earliest moment of the schedule."""
+        if due is None or now <= due or now - self._last_look < self._debounce_seconds:
+            return False
+        self._last_look = now
+        return True
 
 
 @dataclass(slots=True)
@@ -118,9 +133,8 @@ class LocalStore(LightningStore):
         kept_notices: int = DEFAULT_CAPACITY,
     ) -> None:
         self.max_span_bytes = max_span_bytes
-        self.scan_debounce_seconds = scan_debounce_seconds
+        self._watch = WatchdogPace(scan_debounce_seconds)
         self._clock = clock or wall_clock
-        self._last_scan = -math.inf
         self._start_time = self._clock()
         self._board = NoticeBoard(kept_notices)
         if tracker is not None:
@@ -252,17 +266,6 @@ class LocalStore(LightningStore):
                 if not notices:
                     await self._sleep(listener, math.inf)
                     await self._read(_LOOK)
-
-    # ------------------------------------------------------------------ the watchdog
-
-    def _is_scan_due(self, due: float | None, now: float) -> bool:
-        """Whether an overdue attempt may exist; debounced if the user asked for that."""
-        if due is None or now <= due:
-            return False
-        if now - self._last_scan < self.scan_debounce_seconds:
-            return False
-        self._last_scan = now
-        return True
 
 
 _PAST_DUE_SECONDS = 0.001

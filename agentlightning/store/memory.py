@@ -115,7 +115,7 @@ class InMemoryLightningStore(LocalStore):
     async def _write(self, call: Call) -> Any:
         with self._lock:
             now = self._clock()
-            if call.watchdog and self._tx.due_heap and self._is_scan_due(self._tx.earliest_due(), now):
+            if call.watchdog and self._tx.due_heap and self._watch.is_due(self._tx.earliest_due(), now):
                 self._transact(WATCHDOG, now)
             return self._transact(call, now)
 

@@ -193,9 +193,7 @@ async def test_span_revives_an_unresponsive_attempt_and_takes_it_out_of_the_queu
     assert attempt.end_time is None
 
 
-async def test_span_after_the_rollout_failed_revives_nothing(
-    store: LightningStore, clock: Any, make_span: Any
-) -> None:
+async def test_span_after_the_rollout_failed_revives_nothing(store: LightningStore, clock: Any, make_span: Any) -> None:
     rollout = await store.start_rollout("a", config=RolloutConfig(unresponsive_seconds=5))
     clock.advance(6)
     await status_of(store, rollout.rollout_id)

@@ -224,7 +224,7 @@ async def test_pages_are_sorted_and_counted(store: LightningStore, clock: Any) -
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"sort_by": "input"}, {"sort_by": "status; DROP TABLE rollouts"}, {"limit": -2}, {"offset": -1}, {"status": "queuing"}],
+    [{"sort_by": "input"}, {"sort_by": "status; DROP TABLE rollouts"}, {"limit": -2}, {"offset": -1}, {"status": "x"}],
     ids=["unsortable", "injection", "limit", "offset", "text-for-list"],
 )
 async def test_bad_queries_are_refused(store: LightningStore, arguments: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ async def test_first_span_makes_attempt_and_rollout_running(store: LightningStor
 
 async def test_spans_come_back_as_they_were_in_sequence_order(store: LightningStore, make_span: Any) -> None:
     rollout = await store.start_rollout("a")
-    spans = [make_span(rollout, sequence_id=n, attributes={"n": n, "x": [0.5, 1.5], "s": ["ä", "b"]}) for n in (3, 1, 2)]
+    spans = [make_span(rollout, sequence_id=n, attributes={"n": n, "x": [0.5], "s": ["ä", "b"]}) for n in (3, 1, 2)]
     for span in spans:
         await store.add_span(span)
 

@@ -274,6 +274,28 @@ def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
     assert weigh_span(span) >= estimate_model_size(span)
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"key": [0.5] * 5000}, id="numbers"),
+        pytest.param({"key": (2**60 - 1,) * 5000}, id="integers"),
+        pytest.param({"key": [True] * 5000}, id="booleans"),
+        pytest.param({"key": ["token"] * 5000}, id="words"),
+        pytest.param({"key": "a" * 5000}, id="ascii"),
+        pytest.param({"key": "🎉" * 5000}, id="four-byte-characters"),
+        pytest.param({str(number): number for number in range(5000)}, id="many-attributes"),
+        pytest.param({str(number): "" for number in range(5000)}, id="many-texts"),
+        pytest.param({str(number): [] for number in range(5000)}, id="many-lists"),
+        pytest.param({str(number): F(number) for number in range(5000)}, id="many-subclasses"),
+    ],
+)
+def test_weight_of_a_large_span_is_at_least_its_size_in_memory(attributes: dict[str, Any]) -> None:
+    span = make_span(attributes=attributes, parent_id="p" * 16, start_time=1.5, end_time=2.5)
+
+    assert weigh_span(span) >= estimate_model_size(span)
+
+
 # ---------------------------------------------------------------------- size limits
 
 

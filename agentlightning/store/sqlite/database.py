@@ -85,6 +85,7 @@ def prepare(path: str, durability: Durability) -> int:
         connection = connect(path, durability=durability)
         try:
             _check_whole(connection, path)
+            _check_ours(connection, path)
             _use_write_ahead_log(connection)
             migrate(connection, path)
             newest: int = connection.execute("SELECT coalesce(max(last_cursor), 0) FROM notices").fetchone()[0]
@@ -126,9 +127,18 @@ def _newer(path: str, version: int) -> IncompatibleStore:
 def _check_whole(connection: sqlite3.Connection, path: str) -> None:
     size = Path(path).stat().st_size
     if 0 < size <= CHECKED_BYTES:
-        problems = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
-        if problems != ["ok"]:
-            raise IncompatibleStore(f"Store '{path}' is damaged ({'; '.join(problems)}); restore it from a backup.")
+        found = "; ".join(row[0] for row in connection.execute("PRAGMA quick_check(3)"))
+        if found != "ok":
+            problems = found.replace("\n", "; ")
+            raise IncompatibleStore(f"Store '{path}' is damaged ({problems}); restore it from a backup.")
+
+
+def _check_ours(connection: sqlite3.Connection, path: str) -> None:
+    """A file with tables must bear our mark; one without may be in the making by another process."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application_id != APPLICATION_ID:
+        raise _foreign(path)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
@@ -148,11 +158,8 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     """Apply the migrations that a file lacks, all or none."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
-        if has_tables and application_id != APPLICATION_ID:
-            raise _foreign(path)
+        _check_ours(connection, path)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
         migrations = _migrations()
         if version > len(migrations):
             raise _newer(path, version)

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -56,6 +56,12 @@ class _Working:
         self.watcher = watcher
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="agl-store-reader")
         self.idle: deque[sqlite3.Connection] = deque()
+
+    def let_go(self) -> None:
+        """The store was forgotten without being closed. Called by the garbage collector, so it takes no lock."""
+        self.writer.stop_soon()
+        if self.watcher is not None:
+            self.watcher.stop_soon()
 
     def close(self) -> None:
         """Finish acknowledged work and let go of the file."""
@@ -134,33 +140,29 @@ class SqliteLightningStore(LocalStore):
             if self._working is None:
                 writer = Writer(
                     self.path,
-                    self._open_transaction,
+                    self._opener(),
                     self._board,
                     waits_for_disk=self.durability == "power",
                     clock=self._clock,
-                    is_scan_due=self._is_scan_due,
+                    watch=self._watch,
                     on_abandoned=partial(_give_back, weakref.ref(self)),
                 )
                 watcher = None if self.path == MEMORY else Watcher(self.path, self._board)
                 self._working = _Working(writer, watcher)
-                weakref.finalize(self, self._working.close)
+                self._forgotten = weakref.finalize(self, self._working.let_go)
                 if hasattr(os, "register_at_fork"):
                     os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
             return self._working
 
-    def _open_transaction(self, *, is_reader: bool = False) -> SqliteTransaction:
-        connection = connect(self.path, durability=self.durability, is_reader=is_reader)
-        if self.path == MEMORY:
-            migrate(connection, self.path)
-        return SqliteTransaction(
-            connection, max_span_bytes=self.max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
-        )
+    def _opener(self) -> Callable[[], SqliteTransaction]:
+        return partial(_open_transaction, self.path, self.durability, self.max_span_bytes)
 
     async def close(self) -> None:
         with self._starting:
             self._is_closed = True
             working, self._working = self._working, None
         if working is not None:
+            self._forgotten.detach()
             await asyncio.get_running_loop().run_in_executor(None, working.close)
 
     # ------------------------------------------------------------------ transactions
@@ -205,7 +207,7 @@ class SqliteLightningStore(LocalStore):
         try:
             if look:
                 tx.refresh_due()
-                if self._is_scan_due(tx.earliest_due, now):
+                if self._watch.is_due(tx.earliest_due, now):
                     return _OVERDUE
             return execute(call, tx, now)
         finally:
@@ -269,6 +271,14 @@ class SqliteLightningStore(LocalStore):
 
 _OVERDUE = object()
 """What a read answers when overdue attempts must be marked before it."""
+
+
+def _open_transaction(path: str, durability: Durability, max_span_bytes: int) -> SqliteTransaction:
+    """A transaction for the writer, on a connection of its own."""
+    connection = connect(path, durability=durability)
+    if path == MEMORY:
+        migrate(connection, path)
+    return SqliteTransaction(connection, max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
 
 
 def _give_back(store_reference: "weakref.ref[SqliteLightningStore]", job: Job) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+import time
 
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.sqlite.database import connect
@@ -13,6 +14,8 @@ __all__ = ["Watcher"]
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.05
+IDLE_SECONDS = 60.0
+"""How often the thread of a store that was forgotten without being closed looks whether it should end."""
 
 
 class Watcher:
@@ -22,7 +25,7 @@ class Watcher:
         self._path = path
         self._board = board
         self._wanted = threading.Event()
-        self._stopped = threading.Event()
+        self._is_stopped = False
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # protects `_thread`
         self.earliest_due: float | None = None
@@ -37,8 +40,12 @@ class Watcher:
                     self._thread = threading.Thread(target=self._run, name="agl-store-watcher", daemon=True)
                     self._thread.start()
 
+    def stop_soon(self) -> None:
+        """Have the thread end at its next look, without waiting; takes no lock."""
+        self._is_stopped = True
+
     def stop(self) -> None:
-        self._stopped.set()
+        self.stop_soon()
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -47,13 +54,13 @@ class Watcher:
         connection = connect(self._path, is_reader=True)
         seen = -1
         try:
-            while not self._stopped.wait(INTERVAL_SECONDS):
-                if not self._board.has_waiters:
+            while not self._is_stopped:
+                if self._board.has_waiters:
+                    seen = self._look(connection, seen)
+                    time.sleep(INTERVAL_SECONDS)
+                else:
+                    self._wanted.wait(IDLE_SECONDS)
                     self._wanted.clear()
-                    if not self._board.has_waiters:
-                        self._wanted.wait()
-                    continue
-                seen = self._look(connection, seen)
         finally:
             connection.close()
 

@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from agentlightning.errors import StoreUnavailable
-from agentlightning.store.local import WATCHDOG, Call, Clock, execute
+from agentlightning.store.local import WATCHDOG, Call, Clock, WatchdogPace, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.sqlite.database import PAGE_BYTES, connect, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
@@ -77,14 +77,14 @@ class Writer:
         *,
         waits_for_disk: bool,
         clock: Clock,
-        is_scan_due: Callable[[float | None, float], bool],
+        watch: WatchdogPace,
         on_abandoned: Callable[[Job], None],
     ) -> None:
         self._path = path
         self._board = board
         self._waits_for_disk = waits_for_disk
         self._clock = clock
-        self._is_scan_due = is_scan_due
+        self._watch = watch
         self._on_abandoned = on_abandoned
         self._tx = open_transaction()
         self._connection = self._tx.session.connection
@@ -112,10 +112,14 @@ class Writer:
             self._rounds.add(loop)
             loop.call_soon(self._end_round, loop)
 
-    def stop(self) -> None:
-        """Finish what was submitted, then close the connection."""
+    def stop_soon(self) -> None:
+        """Have what was submitted finished and the connection closed, without waiting; takes no lock."""
         self._errands.put(self._run_patiently)
         self._errands.put(None)
+
+    def stop(self) -> None:
+        """Finish what was submitted, then close the connection."""
+        self.stop_soon()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -212,7 +216,7 @@ class Writer:
             if job.future is not None and job.future.cancelled():
                 continue
             now = self._clock()
-            if tx.earliest_due is not None and job.call.watchdog and self._is_scan_due(tx.earliest_due, now):
+            if tx.earliest_due is not None and job.call.watchdog and self._watch.is_due(tx.earliest_due, now):
                 execute(WATCHDOG, tx, now)
                 tx.keep()
                 tx.refresh_due()

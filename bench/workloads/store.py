@@ -214,6 +214,14 @@ def free_port() -> int:
         return port
 
 
+def wait_until_ready(process: Any, ready: Any) -> None:
+    """Return when the server is up; a server that died will never be."""
+    deadline = time.monotonic() + SERVER_START_SECONDS
+    while not ready.wait(POLL_SECONDS):
+        if not process.is_alive() or time.monotonic() > deadline:
+            raise SystemExit("The store server did not start.")
+
+
 @asynccontextmanager
 async def served_store(kind: str, folder: str) -> "AsyncIterator[Any]":
     """A client of a server that lives as long as this context."""
@@ -222,8 +230,7 @@ async def served_store(kind: str, folder: str) -> "AsyncIterator[Any]":
     process = context.Process(target=serve, args=(kind, folder, port, ready, stop))
     process.start()
     try:
-        if not await asyncio.to_thread(ready.wait, SERVER_START_SECONDS):
-            raise SystemExit("The store server did not start.")
+        await asyncio.to_thread(wait_until_ready, process, ready)
         yield package().LightningStoreClient(f"http://127.0.0.1:{port}")
     finally:
         stop.set()

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -279,6 +280,18 @@ def test_result_survives_the_wire(name: str, result: object) -> None:
     op = OPERATIONS[name]
 
     assert op.decode_result(op.encode_result(result)) == result
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [("update_rollout", ATTEMPTED), ("enqueue_many_rollouts", [ATTEMPTED]), ("wait_for_rollouts", [ATTEMPTED])],
+    ids=["one", "sequence", "list"],
+)
+def test_attempt_travels_even_where_a_plain_rollout_is_declared(name: str, result: Any) -> None:
+    encoded = json.loads(OPERATIONS[name].encode_result(result))
+
+    rollout = encoded[0] if isinstance(encoded, list) else encoded
+    assert rollout["attempt"] == ATTEMPT.model_dump()
 
 
 @pytest.mark.parametrize(

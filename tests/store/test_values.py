@@ -43,7 +43,16 @@ ABOVE_64_BITS = 2**64
 
 
 class F(float):
-    """A number as numpy makes them: a subclass of float."""
+    """A number as numpy makes them: a subclass of float that stays one when added up."""
+
+    def __add__(self, other: float) -> "F":
+        return F(float(self) + other)
+
+    __radd__ = __add__
+
+
+class S(str):
+    __slots__ = ()
 
 
 def make_span(**fields: Any) -> Span:
@@ -287,6 +296,7 @@ def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
         pytest.param({str(number): number for number in range(5000)}, id="many-attributes"),
         pytest.param({str(number): "" for number in range(5000)}, id="many-texts"),
         pytest.param({str(number): [] for number in range(5000)}, id="many-lists"),
+        pytest.param({"key": S("a" * 5000)}, id="subclass-of-text"),
         pytest.param({str(number): F(number) for number in range(5000)}, id="many-subclasses"),
     ],
 )

@@ -12,7 +12,12 @@ ADAPTER: TypeAdapter[dict[str, Any]] = TypeAdapter(Attributes)
 
 
 class F(float):
-    """A number as numpy makes them: a subclass of float."""
+    """A number as numpy makes them: a subclass of float that stays one when added up."""
+
+    def __add__(self, other: float) -> "F":
+        return F(float(self) + other)
+
+    __radd__ = __add__
 
 
 class S(str):

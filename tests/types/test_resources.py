@@ -245,7 +245,7 @@ def test_missing_engine_is_an_import_error_that_names_the_package(
 
 def test_unknown_engine_is_refused() -> None:
     with pytest.raises(ValidationError, match="engine"):
-        PromptTemplate(template="t", engine="mustache")  # type: ignore[arg-type] # that is the point
+        PromptTemplate(template="t", engine="mustache")
 
 
 # ---------------------------------------------------------------------- publication

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 from unittest.mock import Mock
 
@@ -132,7 +133,7 @@ class Source:
         pytest.param({"name": 1, "_name": 2}, {}, id="excluded-with-and-without-underscore"),
         pytest.param({"_start": 1}, {}, id="excluded-by-its-private-name"),
         pytest.param({"_known": 1}, {}, id="attribute-of-the-class"),
-        pytest.param({"kind": {1}}, {"kind": "{1}"}, id="made-json-safe"),
+        pytest.param({"kind": [PurePosixPath("a/b")]}, {"kind": ["a/b"]}, id="made-json-safe"),
         pytest.param({"kind": {"deep": [1, None]}}, {"kind": {"deep": [1, None]}}, id="nested"),
         pytest.param({}, {}, id="nothing"),
     ],

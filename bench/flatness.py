@@ -28,5 +28,5 @@ def measure(bench: Bench) -> Outcome:
 def relative(operation: str, first: dict[str, Any], at_size: dict[str, Any]) -> Figure:
     found = at_size["operations"][operation]
     of_itself = found["us"] / first[operation]["us"]
-    note = f"{found['us']:.1f} us, control {found['control_us']:.1f} us; {of_itself:.2f}x of itself at the first size"
+    note = f"{found['us']:.1f} us, control {found['control_us']:.1f} us; {of_itself:.2f}x of its first"
     return Figure(f"{operation} at {at_size['spans']:,}", found["us"] / found["control_us"], "x", TARGET, note)

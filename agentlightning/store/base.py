@@ -159,7 +159,7 @@ class LightningStore:
         """Enqueue all or none, in the given order."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/dequeue-one")
+    @operation("POST", "/queues/rollouts/dequeue-one", by_keyword=True)
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, wait: float | None = None
     ) -> AttemptedRollout | None:
@@ -216,7 +216,7 @@ class LightningStore:
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
-    ) -> Rollout:
+    ) -> AttemptedRollout | Rollout:
         """Change the named fields; fields left `UNSET` keep their value.
 
         A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes
@@ -225,7 +225,9 @@ class LightningStore:
         raise NotImplementedError
 
     @operation("POST", "/waits/rollouts", mutates=False, by_keyword=True)
-    async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+    async def wait_for_rollouts(
+        self, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[AttemptedRollout | Rollout]:
         """Wait until all are finished or `timeout` seconds have passed; returns the finished ones, in the given order.
 
         None waits for ever; ids that name nothing are ignored. Attempts that run out of time meanwhile are marked.

@@ -18,7 +18,7 @@ from agentlightning.errors import InvalidQuery, RequestConflict
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
-from agentlightning.store.behaviour.rollouts import finished_rollouts
+from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.detach import detached
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
@@ -222,10 +222,12 @@ class LocalStore(LightningStore):
                     return answer
                 await self._sleep(waiter, deadline)
 
-    async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+    async def wait_for_rollouts(
+        self, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[AttemptedRollout | Rollout]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pending = dict.fromkeys(rollout_ids)
-        settled: dict[str, Rollout | None] = {}
+        settled: Settled = {}
         with self._board.listening(lambda notice: notice.rollout_id in pending) as listener:
             while True:
                 settled |= await self._read(Call("wait_for_rollouts", finished_rollouts, (list(pending),)))

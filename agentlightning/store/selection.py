@@ -50,7 +50,7 @@ class Selection:
         """Itself, if every field it names exists and the page makes sense."""
         known = set(fields)
         named = [condition.field for condition in (*self.conditions, *self.must)]
-        for name in [*named, *([self.sort_by] if self.sort_by else [])]:
+        for name in [*named, *([] if self.sort_by is None else [self.sort_by])]:
             if name not in known:
                 raise InvalidQuery(f"There is no field '{name}' to filter or sort by; use one of {sorted(known)}.")
         if self.logic not in ("and", "or"):
@@ -75,6 +75,8 @@ def conditions(filters: Mapping[str, Mapping[str, Any]]) -> tuple[Condition, ...
 
 
 def _comparable(kind: str, value: Any) -> Any:
+    if kind == "contains" and not isinstance(value, str):
+        raise InvalidQuery(f"Expected a text to look for, not {value!r}.")
     if kind != "within":
         return value
     if isinstance(value, str):

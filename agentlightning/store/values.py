@@ -5,6 +5,7 @@ arbitrary object, so such values are refused here, by name, before anything is w
 looked at once, in one pass that also weighs them.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,13 +35,19 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BYTES_OF_A_SPAN = 2400
 """At least what a span's own object, ids, times and empty parts take; the rest is weighed."""
-_BYTES_OF_A_NUMBER = 40
-_BYTES_OF_A_STRING = 80
-_BYTES_OF_A_CHARACTER = 4
+_BYTES_OF_A_NUMBER = 56
+_BYTES_OF_A_STRING = 120
+_BYTES_OF_A_CHARACTER = 8  # as text and, once it was encoded, beside it as UTF-8
 _BYTES_OF_A_SEQUENCE = 120
 _BYTES_OF_A_MAPPING_SLOT = 140
 _WORST_ESCAPE = 6
 """A control character is one byte in memory and six in JSON."""
+
+_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
+_TOO_DEEP = "{where} is nested too deeply, or contains itself; give a flatter value."
+_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_LARGEST_INTEGER = 2**64 - 1
+_SMALLEST_INTEGER = -(2**63)
 
 _set_attribute = object.__setattr__
 
@@ -59,30 +66,45 @@ def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
 
 
 def copied_span(span: Span) -> Span:
-    """A span that shares nothing a caller may change: the model and its attribute mapping are new."""
+    """A span whose fields and attribute mapping are new; what lies deeper counts as immutable."""
     return _built(type(span), {**span.__dict__, "attributes": dict(span.attributes)}, span)
+
+
+@functools.cache
+def _all_fields(model_type: type[BaseModel]) -> set[str]:
+    """Shared by all copies: marking a field as set finds it marked already."""
+    return set(model_type.model_fields)
 
 
 def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
     model = model_type.__new__(model_type)
+    extra = pattern.__pydantic_extra__
     _set_attribute(model, "__dict__", fields)
-    _set_attribute(model, "__pydantic_extra__", pattern.__pydantic_extra__)
-    _set_attribute(model, "__pydantic_fields_set__", pattern.__pydantic_fields_set__)
+    _set_attribute(model, "__pydantic_extra__", dict(extra) if extra else extra)
+    _set_attribute(model, "__pydantic_fields_set__", _all_fields(model_type))
     _set_attribute(model, "__pydantic_private__", pattern.__pydantic_private__)
     return model
 
 
 def detached_value(value: Any) -> Any:
     """A copy of the containers in a value; objects of other types are opaque and passed on as they are."""
-    if type(value) is dict:
-        return {key: detached_value(item) for key, item in value.items()}
-    if type(value) is list:
-        return [detached_value(item) for item in value]
-    if type(value) is tuple:
-        return tuple(detached_value(item) for item in value)
-    if type(value) is set:
-        return set(value)
-    return value
+    if type(value) in _IMMUTABLE:
+        return value
+    try:
+        return _copied(value)
+    except RecursionError as error:
+        raise InvalidValue(_TOO_DEEP.format(where="The value")) from error
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [_copied(item) for item in value]
+    if kind is tuple:
+        return tuple(_copied(item) for item in value)
+    return set(value) if kind is set else value
 
 
 # ---------------------------------------------------------------------- JSON
@@ -90,9 +112,18 @@ def detached_value(value: Any) -> Any:
 
 def check_json(value: Any, where: str) -> None:
     """Refuse what JSON would not give back as it was."""
-    if value is None or isinstance(value, (bool, int)):
+    try:
+        _check_json(value, where)
+    except RecursionError as error:
+        raise InvalidValue(_TOO_DEEP.format(where=where)) from error
+
+
+def _check_json(value: Any, where: str) -> None:
+    if value is None or isinstance(value, bool):
         return
-    if isinstance(value, str):
+    if isinstance(value, int):
+        _check_integer(value, where)
+    elif isinstance(value, str):
         _check_text(value, where)
     elif isinstance(value, float):
         _check_number(value, where)
@@ -101,12 +132,11 @@ def check_json(value: Any, where: str) -> None:
             if not isinstance(key, str):
                 raise InvalidValue(f"{where} has the key {key!r}; keys must be strings to be stored as JSON.")
             _check_text(key, where)
-            check_json(item, f"{where}[{key!r}]")
+            _check_json(item, f"{where}[{key!r}]")
     elif isinstance(value, (list, tuple)):
-        total = sum_of_numbers(value)
-        if total is None or not math.isfinite(total):
+        if not _are_storable_numbers(value):
             for index, item in enumerate(value):
-                check_json(item, f"{where}[{index}]")
+                _check_json(item, f"{where}[{index}]")
     else:
         raise InvalidValue(
             f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or mappings."
@@ -117,8 +147,8 @@ def as_json(value: Any, where: str) -> bytes:
     """A value as JSON, refused by name if it would not come back as it was."""
     check_json(value, where)
     try:
-        return orjson.dumps(value)
-    except TypeError as error:  # an integer above 64 bits, or nesting beyond orjson's depth
+        return orjson.dumps(value, _plain, _JSON_OPTIONS)
+    except TypeError as error:  # nesting beyond orjson's depth
         raise InvalidValue(f"{where} cannot be stored as JSON: {error}.") from error
 
 
@@ -130,9 +160,11 @@ def span_as_json(span: Span) -> bytes:
     """
     fields = {**span.__dict__, **(span.__pydantic_extra__ or {})}
     status = fields["status"] = _plain(fields["status"])  # here, because a call back from orjson costs more
-    fields["resource"] = _plain(fields["resource"])
+    resource = fields["resource"] = _plain(fields["resource"])
+    if fields["events"] or fields["links"] or resource["attributes"] or span.__pydantic_extra__:
+        weigh_span(span)
     try:
-        body = orjson.dumps(fields, default=_plain)
+        body = orjson.dumps(fields, _plain, _JSON_OPTIONS)
     except TypeError as error:
         weigh_span(span)
         raise InvalidValue(f"Span '{span.name}' cannot be stored as JSON: {error}.") from error
@@ -142,15 +174,21 @@ def span_as_json(span: Span) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What orjson does not know: our models, and number and sequence types that subclass the built-in ones."""
+    """What orjson does not know: our models, and number types that subclass the built-in ones."""
     if hasattr(value, "__pydantic_extra__"):
         extra = value.__pydantic_extra__
         return {**value.__dict__, **extra} if extra else value.__dict__
     if isinstance(value, float):
         return float(value)
-    if isinstance(value, Sequence):
-        return list(value)
     raise TypeError(f"{type(value).__name__} is not a JSON type")
+
+
+def _are_storable_numbers(values: Sequence[Any]) -> bool:
+    """Whether they are numbers and JSON holds them all; a quick answer, which for odd ones may be a wrong no."""
+    total = sum_of_numbers(values)
+    if type(total) is float:
+        return math.isfinite(total)
+    return total is not None and _SMALLEST_INTEGER <= total <= _LARGEST_INTEGER
 
 
 def _check_text(text: str, where: str) -> None:
@@ -164,6 +202,11 @@ def _check_text(text: str, where: str) -> None:
             ) from error
 
 
+def _check_integer(number: int, where: str) -> None:
+    if not _SMALLEST_INTEGER <= number <= _LARGEST_INTEGER:
+        raise InvalidValue(f"{where} is an integer of more than 64 bits; give it as text.")
+
+
 def _check_number(number: float, where: str) -> None:
     if not math.isfinite(number):
         raise InvalidValue(f"{where} is {number}, which JSON cannot hold; give a finite number, or leave it out.")
@@ -175,10 +218,24 @@ def _check_number(number: float, where: str) -> None:
 def weigh_span(span: Span) -> int:
     """Check a span's values and give an upper estimate of the bytes it takes in memory."""
     fields = span.__dict__
-    name = fields["name"]
-    _check_text(name, "The span's name")
-    size = _BYTES_OF_A_SPAN + len(name) + _weigh_attributes(fields["attributes"], name)
-    if fields["events"] or fields["links"] or fields["resource"].attributes or span.__pydantic_extra__:
+    name, status, resource = fields["name"], fields["status"], fields["resource"]
+    size = _BYTES_OF_A_SPAN + _weigh_attributes(fields["attributes"], name)
+    for text in (name, fields["span_id"], fields["trace_id"], fields["parent_id"], status.description):
+        if text is not None:
+            size += len(text) if text.isascii() else _weigh_text(text, f"Span '{name!a}'")
+    for moment in (fields["start_time"], fields["end_time"]):
+        if moment is not None and not math.isfinite(moment):
+            _check_number(moment, f"A time of span '{name}'")
+    if (
+        fields["events"]
+        or fields["links"]
+        or fields["context"]
+        or fields["parent"]
+        or resource.attributes
+        or resource.schema_url
+        or span.__pydantic_extra__
+        or status.__pydantic_extra__
+    ):
         size += _weigh_parts(span)
     return size
 
@@ -188,38 +245,36 @@ def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
     for key, value in attributes.items():
         kind = type(value)
         if kind is str:
-            if value.isascii():
-                size += len(value) + _BYTES_OF_A_STRING
-            else:
-                _check_text(value, f"Attribute '{key}' of span '{span_name}'")
-                size += _weigh_text(value)
+            size += len(value) if value.isascii() else _weigh_text(value, f"Attribute '{key}' of span '{span_name}'")
         elif kind is list or kind is tuple:
-            size += _weigh_sequence(value, key, span_name)
-        elif kind is float:
-            if not math.isfinite(value):
-                _check_number(value, f"Attribute '{key}' of span '{span_name}'")
-        elif kind is not int and kind is not bool:
+            size += _weigh_sequence(value, f"Attribute '{key}' of span '{span_name}'")
+        elif kind is not bool:
             check_json(value, f"Attribute '{key}' of span '{span_name}'")
             size += sys.getsizeof(value)
-    return size + len(attributes) * _BYTES_OF_A_MAPPING_SLOT
+        if not key.isascii():
+            _check_text(key, f"The name of attribute {key!a} of span '{span_name}'")
+    return size + len(attributes) * (_BYTES_OF_A_MAPPING_SLOT + _BYTES_OF_A_STRING)
 
 
-def _weigh_sequence(values: list[Any] | tuple[Any, ...], key: str, span_name: str) -> int:
-    total = sum_of_numbers(values)
-    if total is not None and math.isfinite(total):
+def _weigh_sequence(values: list[Any] | tuple[Any, ...], where: str) -> int:
+    if _are_storable_numbers(values):
         return _BYTES_OF_A_SEQUENCE + len(values) * _BYTES_OF_A_NUMBER
-    check_json(values, f"Attribute '{key}' of span '{span_name}'")
-    return _BYTES_OF_A_SEQUENCE + sum(_weigh_text(str(value)) for value in values)
+    check_json(values, where)
+    return _BYTES_OF_A_SEQUENCE + sum(_BYTES_OF_A_STRING + _weigh_text(str(value), where) for value in values)
 
 
-def _weigh_text(text: str) -> int:
-    return _BYTES_OF_A_STRING + (len(text) if text.isascii() else len(text) * _BYTES_OF_A_CHARACTER)
+def _weigh_text(text: str, where: str) -> int:
+    _check_text(text, where)
+    return len(text) if text.isascii() else len(text) * _BYTES_OF_A_CHARACTER
 
 
 def _weigh_parts(span: Span) -> int:
-    """Events, links, resource and extra fields: seldom there, so checked the plain way and weighed by their JSON."""
-    parts = span.model_dump(include={"events", "links", "resource"}) | (span.__pydantic_extra__ or {})
+    """Contexts, events, links, resource and extra fields, checked the plain way and weighed by their JSON."""
+    parts = span.model_dump(include=_PARTS) | (span.__pydantic_extra__ or {})
     return _BYTES_OF_A_NUMBER * len(as_json(parts, f"Span '{span.name}'"))
+
+
+_PARTS = {"context", "parent", "status", "events", "links", "resource"}
 
 
 def check_size(span: Span, size: int, limit: int) -> None:

@@ -39,7 +39,7 @@ StatusCode = Literal["UNSET", "OK", "ERROR"]
 
 _NANOSECONDS_FROM = 1e12
 """A timestamp above this is in nanoseconds: in seconds it would lie thirty thousand years ahead."""
-_NANOSECONDS = 1e9
+_NANOSECONDS = 10**9
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
 

@@ -128,7 +128,7 @@ def test_value_that_json_cannot_hold_is_refused_by_its_path(
     "value", [ABOVE_64_BITS, -(2**63) - 1, {"a": [1, 2**70]}], ids=["unsigned", "signed", "inside"]
 )
 def test_integer_above_64_bits_is_not_written(value: object) -> None:
-    with pytest.raises(InvalidValue, match=r"^Task cannot be stored as JSON: Integer exceeds 64-bit range"):
+    with pytest.raises(InvalidValue, match="integer of more than 64 bits"):
         as_json(value, "Task")
 
 
@@ -213,7 +213,7 @@ def test_attribute_that_json_cannot_hold_is_refused_by_name(
 
 @pytest.mark.parametrize("value", [ABOVE_64_BITS, [1, 2**70]], ids=["scalar", "list"])
 def test_attribute_above_64_bits_is_not_written(value: Any) -> None:
-    with pytest.raises(InvalidValue, match="Span 'work' cannot be stored as JSON: Integer exceeds 64-bit range"):
+    with pytest.raises(InvalidValue, match=r"Attribute 'key' of span 'work'.* integer of more than 64 bits"):
         span_as_json(make_span(name="work", attributes={"key": value}))
 
 
@@ -238,16 +238,15 @@ def test_part_of_a_span_that_json_cannot_hold_is_refused(take: Callable[[Span], 
 
 
 def test_name_of_a_span_must_be_text() -> None:
-    with pytest.raises(InvalidValue, match="The span's name holds a lone surrogate at position 5"):
+    with pytest.raises(InvalidValue, match="holds a lone surrogate at position 5"):
         weigh_span(make_span(name=SURROGATE))
 
 
-# Within what the cheap estimate covers: short labels, integers below 60 bits, long lists of ASCII text.
 LABELS = st.text(max_size=20)
-NUMBERS = st.integers(1 - 2**60, 2**60 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 SEQUENCES = st.lists(LABELS, max_size=20) | st.lists(NUMBERS) | st.lists(st.booleans()) | st.lists(NUMBERS).map(tuple)
-ASCII = st.text(st.characters(max_codepoint=127))
-LONG_SEQUENCES = st.tuples(ASCII | NUMBERS, st.integers(0, 2000)).map(lambda drawn: [drawn[0]] * drawn[1])
+TEXTS = st.text()
+LONG_SEQUENCES = st.tuples(TEXTS | NUMBERS, st.integers(0, 2000)).map(lambda drawn: [drawn[0]] * drawn[1])
 LONG_TEXTS = st.tuples(LABELS, st.integers(0, 500)).map(lambda drawn: drawn[0] * drawn[1])
 PLAIN_VALUES = st.booleans() | NUMBERS | LABELS | LONG_TEXTS | SEQUENCES | LONG_SEQUENCES
 ATTRIBUTES = st.dictionaries(LABELS, PLAIN_VALUES)

@@ -261,9 +261,12 @@ def _either(name: str, value: Any, old_name: str, old_value: Any) -> Any:
     return value if value is not None else old_value
 
 
-def finished_rollouts(tx: Transaction, now: float, rollout_ids: Sequence[str]) -> dict[str, Rollout | None]:
+Settled = dict[str, AttemptedRollout | Rollout | None]
+
+
+def finished_rollouts(tx: Transaction, now: float, rollout_ids: Sequence[str]) -> Settled:
     """For each id that needs no more waiting: its finished rollout, or None where the id names nothing."""
-    settled: dict[str, Rollout | None] = {}
+    settled: Settled = {}
     for rollout_id in rollout_ids:
         rollout = tx.get_rollout(rollout_id)
         if rollout is None:
@@ -283,7 +286,7 @@ def update_rollout(
     status: RolloutStatus | Unset = UNSET,
     config: RolloutConfig | Unset = UNSET,
     metadata: dict[str, Any] | None | Unset = UNSET,
-) -> Rollout:
+) -> AttemptedRollout | Rollout:
     rollout = known_rollout(tx, rollout_id)
     attempt = latest_attempt(tx, rollout_id)
     before = due_time(rollout, attempt)

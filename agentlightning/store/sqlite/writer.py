@@ -91,6 +91,7 @@ class Writer:
         self._turn = threading.Lock()  # protects the connection, the transaction, and the fields below up to `_jobs`
         self._data_version = -1
         self._is_patient = True
+        self._is_stopped = False
         self._commits = 0
         self._bytes_since_checkpoint = 0
         self._jobs: deque[Job] = deque()
@@ -104,13 +105,24 @@ class Writer:
     def submit(self, job: Job) -> None:
         """Have a job run; from the thread of the loop that waits for it, or from any if none does."""
         self._jobs.append(job)
-        if job.future is None or job.call.is_large or self._waits_for_disk:
+        if self._is_stopped:
+            self._refuse_waiting()
+        elif job.future is None or job.call.is_large or self._waits_for_disk:
             self._errands.put(self._run_patiently)
-            return
-        loop = job.future.get_loop()
+        else:
+            self._end_round_of(job.future.get_loop())
+
+    def _end_round_of(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop not in self._rounds:
             self._rounds.add(loop)
             loop.call_soon(self._end_round, loop)
+
+    def _refuse_waiting(self) -> None:
+        """The writer has stopped; whoever still came is told."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            job.error = closed_store(self._path)
+            self._settle([job], None)
 
     def stop_soon(self) -> None:
         """Have what was submitted finished and the connection closed, without waiting; takes no lock."""
@@ -131,6 +143,8 @@ class Writer:
             errand()
         with self._turn:
             self._connection.close()
+            self._is_stopped = True
+            self._refuse_waiting()
 
     def _run_patiently(self) -> None:
         """Run all that waits; looked at again after each turn, for a loop may just have found it taken."""
@@ -144,15 +158,14 @@ class Writer:
         if not self._turn.acquire(blocking=False):
             return
         try:
-            self._run_batch(LARGEST_BATCH_IN_LOOP, loop)
-        except _Busy:
-            self._errands.put(self._run_patiently)
-            return
+            with suppress(_Busy):
+                self._run_batch(LARGEST_BATCH_IN_LOOP, loop)
         finally:
             self._turn.release()
-        if self._jobs and loop not in self._rounds:  # too many, or somebody found the turn taken
-            self._rounds.add(loop)
-            loop.call_soon(self._end_round, loop)
+        if self._jobs:
+            # Too many for a loop, or the file is busy, or another loop found the turn taken just before its release.
+            # Never left to this loop, which may be closed before its next round.
+            self._errands.put(self._run_patiently)
 
     # ------------------------------------------------------------------ a batch
 

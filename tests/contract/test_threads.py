@@ -1,0 +1,108 @@
+"""Many threads with event loops of their own on one store."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded, SqliteLightningStore
+
+THREADS = 32
+ROLLOUTS = 320
+SPANS = 3
+
+BACKENDS: dict[str, Callable[[Path], LightningStore]] = {
+    "memory": lambda folder: InMemoryLightningStore(),
+    "sqlite": lambda folder: SqliteLightningStore(folder / "s.db"),
+    "sqlite-power": lambda folder: SqliteLightningStore(folder / "s.db", durability="power"),
+    "threaded": lambda folder: LightningStoreThreaded(InMemoryLightningStore()),
+}
+
+
+def run_in_threads(work: Callable[[int], Any]) -> None:
+    """Run work in all threads at once; what one of them raises is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            asyncio.run(work(number))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_rollout_is_handed_out_once_and_none_is_lost(backend: str, tmp_path: Path, make_span: Any) -> None:
+    store = BACKENDS[backend](tmp_path)
+    claims: Counter[str] = Counter()
+
+    async def work(number: int) -> None:
+        for n in range(ROLLOUTS // THREADS):
+            await store.enqueue_rollout({"by": number, "n": n})
+        while (claimed := await store.dequeue_rollout(f"w-{number}")) is not None:
+            claims[claimed.rollout_id] += 1
+            for n in range(SPANS):
+                await store.add_span(make_span(claimed, sequence_id=n, span_id=f"{number}-{n}"))
+            await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+
+    async def check() -> None:
+        rollouts = await store.query_rollouts()
+        assert len(rollouts) == ROLLOUTS
+        assert {r.status for r in rollouts} == {"succeeded"}
+        assert claims == Counter({r.rollout_id: 1 for r in rollouts})
+        assert (await store.statistics())["total_spans"] == ROLLOUTS * SPANS
+        assert (await store.statistics())["total_attempts"] == ROLLOUTS
+        await store.close()
+
+    run_in_threads(work)
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_waiting_threads_share_the_work(backend: str, tmp_path: Path) -> None:
+    store = BACKENDS[backend](tmp_path)
+    ready = threading.Barrier(THREADS)
+    claims: list[str] = []
+
+    async def work(number: int) -> None:
+        if number == 0:
+            ready.wait()
+            for n in range(THREADS - 1):
+                await store.enqueue_rollout(n)
+            return
+        waiting = asyncio.create_task(store.dequeue_rollout(wait=60))
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, ready.wait)
+        claimed = await waiting
+        assert claimed is not None
+        claims.append(claimed.rollout_id)
+
+    run_in_threads(work)
+    asyncio.run(store.close())
+
+    assert len(set(claims)) == THREADS - 1
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_numbers_taken_by_many_threads_are_never_given_twice(backend: str, tmp_path: Path) -> None:
+    store = BACKENDS[backend](tmp_path)
+    numbers: list[int] = []
+
+    async def work(number: int) -> None:
+        numbers.extend([await store.get_next_span_sequence_id("shared", "x") for _ in range(20)])
+
+    run_in_threads(work)
+    asyncio.run(store.close())
+
+    assert sorted(numbers) == list(range(1, THREADS * 20 + 1))

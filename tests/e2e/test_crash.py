@@ -1,0 +1,154 @@
+"""A process that writes to a SQLite store is killed at random moments; what it was told is kept, is kept.
+
+The child tells each acknowledged step to a pipe. It is killed with SIGKILL fifty times on one file, and after each
+death the file is opened again and everything the child ever told is looked for.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.store import SqliteLightningStore
+
+KILLS = 50
+LONGEST_LIFE_SECONDS = 0.08
+
+CHILD = """
+import asyncio, itertools, os, sys
+from agentlightning.store import SqliteLightningStore
+from agentlightning.types import EnqueueRolloutRequest, OtelResource, Span, TraceStatus
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
+
+def span(claimed, number, span_id):
+    return Span(rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id, sequence_id=number,
+        trace_id="1" * 32, span_id=span_id, parent_id=None, name="s", status=TraceStatus(status_code="OK"),
+        attributes={"text": "x" * 500}, events=[], links=[], start_time=1.0, end_time=2.0, context=None, parent=None,
+        resource=OtelResource(attributes={}, schema_url=""))
+
+async def produce(store, numbers):
+    while True:
+        rollout = await store.enqueue_rollout({"n": next(numbers)})
+        tell("queued", rollout.rollout_id)
+        many = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": next(numbers)}) for _ in range(2)])
+        for rollout in many:
+            tell("queued", rollout.rollout_id)
+        await store.dequeue_rollout(wait=0.002)  # some attempts are left hanging
+
+async def consume(store):
+    while True:
+        claimed = await store.dequeue_rollout("w", wait=1)
+        if claimed is None:
+            continue
+        tell("claimed", claimed.rollout_id, claimed.attempt.attempt_id)
+        await store.add_span(span(claimed, 1, claimed.attempt.attempt_id + "-1"))
+        tell("span", claimed.rollout_id, claimed.attempt.attempt_id + "-1")
+        await store.add_many_spans([span(claimed, n, f"{claimed.attempt.attempt_id}-{n}") for n in (2, 3)])
+        tell("span", claimed.rollout_id, claimed.attempt.attempt_id + "-2")
+        tell("span", claimed.rollout_id, claimed.attempt.attempt_id + "-3")
+        await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+        tell("done", claimed.rollout_id)
+
+async def main():
+    store = SqliteLightningStore(sys.argv[1])
+    tell("open")
+    await asyncio.gather(produce(store, itertools.count()), *(consume(store) for _ in range(4)))
+
+asyncio.run(main())
+"""
+
+
+@dataclass
+class Told:
+    """Everything children have acknowledged so far."""
+
+    queued: list[str] = field(default_factory=list)
+    claimed: dict[str, str] = field(default_factory=dict)
+    spans: set[tuple[str, str]] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)
+
+    def hear(self, line: str) -> None:
+        kind, *words = line.split()
+        if kind == "queued":
+            self.queued.append(words[0])
+        elif kind == "claimed":
+            assert words[0] not in self.claimed, f"rollout {words[0]} was handed out twice"
+            self.claimed[words[0]] = words[1]
+        elif kind == "span":
+            self.spans.add((words[0], words[1]))
+        elif kind == "done":
+            self.done.add(words[0])
+
+
+def live_and_die(path: Path, told: Told, life_seconds: float) -> None:
+    """Start a child, let it work for a while after it opened the store, kill it, and hear what it said."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    try:
+        child.wait(life_seconds)
+        pytest.fail(f"The child ended by itself with {child.returncode}.")
+    except subprocess.TimeoutExpired:
+        os.kill(child.pid, signal.SIGKILL)
+    said, _ = child.communicate()
+    for line in said.splitlines():
+        if line.count(" ") >= 1:
+            told.hear(line)
+
+
+async def check(path: Path, told: Told) -> None:
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+    async with SqliteLightningStore(path) as store:
+        rollouts: Any = {r.rollout_id: r for r in await store.query_rollouts()}
+        assert len(rollouts) == (await store.query_rollouts()).total
+        assert set(told.queued) <= set(rollouts)
+        assert all(rollouts[rollout_id].status == "succeeded" for rollout_id in told.done)
+        for rollout_id, attempt_id in told.claimed.items():
+            attempts = await store.query_attempts(rollout_id)
+            assert [a.attempt_id for a in attempts] == [attempt_id]
+        kept = {
+            (rollout_id, span.span_id)
+            for rollout_id in {rollout_id for rollout_id, _ in told.spans}
+            for span in await store.query_spans(rollout_id)
+        }
+        assert told.spans <= kept
+
+
+async def check_queue(path: Path, told: Told) -> None:
+    """What is still queued comes out in the order it went in, once."""
+    async with SqliteLightningStore(path) as store:
+        waiting = [r.rollout_id for r in await store.query_rollouts(status=["queuing"])]
+        claimed = []
+        while (rollout := await store.dequeue_rollout()) is not None:
+            claimed.append(rollout.rollout_id)
+    assert claimed == waiting
+    order = {rollout_id: n for n, rollout_id in enumerate(waiting)}
+    acknowledged = [order[rollout_id] for rollout_id in told.queued if rollout_id in order]
+    assert len(set(claimed)) == len(claimed)
+    assert set(acknowledged) <= set(range(len(waiting)))
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(20260101)
+    path = tmp_path / "s.db"
+    told = Told()
+
+    for _ in range(KILLS):
+        live_and_die(path, told, chance.uniform(0.001, LONGEST_LIFE_SECONDS))
+        asyncio.run(check(path, told))
+
+    asyncio.run(check_queue(path, told))
+    assert len(told.done) > KILLS

@@ -1,0 +1,74 @@
+"""The first example, run as a user runs it; then its store is opened and looked into."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentlightning.semconv import AGL_REWARD
+from agentlightning.store import SqliteLightningStore
+from agentlightning.types import PromptTemplate
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "first_loop" / "first_loop.py"
+BEST = "Convert {miles} miles to kilometres. Round to one decimal and name the unit."
+
+
+def run_example(*arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLE), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The store the example left behind, and what it printed."""
+    path = tmp_path_factory.mktemp("first_loop") / "loop.db"
+    return path, run_example("--store", str(path))
+
+
+def test_it_names_the_winner_and_the_store(loop: tuple[Path, str]) -> None:
+    path, printed = loop
+
+    assert f"winner: {BEST}" in printed
+    assert f"agl store status {path}" in printed
+
+
+async def test_the_best_prompt_is_the_latest_resources(loop: tuple[Path, str]) -> None:
+    async with SqliteLightningStore(loop[0]) as store:
+        latest = await store.get_latest_resources()
+
+    assert latest is not None
+    prompt = latest.resources["prompt"]
+    assert isinstance(prompt, PromptTemplate)
+    assert prompt.template == BEST
+
+
+async def test_the_run_succeeded_with_its_curve(loop: tuple[Path, str]) -> None:
+    async with SqliteLightningStore(loop[0]) as store:
+        (run,) = await store.query_runs()
+        points = await store.query_metrics(run.run_id, names=["mean_reward"])
+
+    assert (run.status, run.summary["mean_reward"]) == ("succeeded", 1.0)
+    assert [round(point.values["mean_reward"], 2) for point in points] == [0.0, 1.0, 0.67]
+
+
+async def test_one_rollout_failed_first_and_was_tried_again(loop: tuple[Path, str]) -> None:
+    async with SqliteLightningStore(loop[0]) as store:
+        rollouts = await store.query_rollouts(status_in=["succeeded"])
+        attempts = [await store.query_attempts(rollout.rollout_id) for rollout in rollouts]
+
+    retried = [[attempt.status for attempt in tries] for tries in attempts if len(tries) > 1]
+    assert len(rollouts) == 18
+    assert retried == [["failed", "succeeded"]]
+
+
+async def test_every_rollout_has_one_reward(loop: tuple[Path, str]) -> None:
+    async with SqliteLightningStore(loop[0]) as store:
+        rollouts = await store.query_rollouts()
+        rewards = [await store.query_spans(rollout.rollout_id, name=AGL_REWARD) for rollout in rollouts]
+
+    assert [len(spans) for spans in rewards] == [1] * len(rollouts)
+
+
+def test_help_shows_an_example() -> None:
+    assert "first_loop.py --store first_loop.db" in run_example("--help")

@@ -1,0 +1,49 @@
+"""Several processes on one SQLite file: every rollout is worked on once, whoever enqueued it."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from agentlightning.store import SqliteLightningStore
+
+PROCESSES = 4
+ROLLOUTS_EACH = 40
+
+WORKER = """
+import asyncio, sys
+from agentlightning.store import SqliteLightningStore
+
+async def main(path, name, count, total):
+    async with SqliteLightningStore(path) as store:
+        for n in range(count):
+            await store.enqueue_rollout({"by": name, "n": n})
+        while (await store.statistics())["total_rollouts"] < total or (await store.query_rollouts(status=["queuing"])):
+            claimed = await store.dequeue_rollout(name, wait=0.2)
+            if claimed is not None:
+                await store.get_next_span_sequence_id("shared", "x")
+                await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+"""
+
+
+def test_processes_share_one_file(tmp_path: Path) -> None:
+    path, total = tmp_path / "s.db", PROCESSES * ROLLOUTS_EACH
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(path), f"w-{n}", str(ROLLOUTS_EACH), str(total)])
+        for n in range(PROCESSES)
+    ]
+    codes = [worker.wait(60) for worker in workers]
+
+    async def check() -> None:
+        async with SqliteLightningStore(path) as store:
+            rollouts = await store.query_rollouts()
+            assert len(rollouts) == total
+            assert {r.status for r in rollouts} == {"succeeded"}
+            assert (await store.statistics())["total_attempts"] == total
+            assert await store.get_next_span_sequence_id("shared", "x") == total + 1
+            assert len(await store.query_workers()) == PROCESSES
+
+    assert codes == [0] * PROCESSES
+    asyncio.run(check())

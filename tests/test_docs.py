@@ -1,0 +1,94 @@
+"""The Python in README.md and docs/ runs: the blocks of a page, in order, in one namespace.
+
+Each page is run by this same file in a process and a folder of its own, with warnings as errors; a page that leaves
+threads behind fails. Blocks may use `await` at the top level. One with `<!-- not run: reason -->` on the line before it
+is left out.
+"""
+
+import ast
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from inspect import CO_COROUTINE
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FENCE = "```python"
+BLOCK = re.compile(r"(?P<skip>^<!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE_TIMEOUT_SECONDS = 60
+
+
+def pages() -> list[Path]:
+    written = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in written if FENCE in page.read_text(encoding="utf-8")]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", __file__, str(page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PAGE_TIMEOUT_SECONDS)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_fence_of_a_page_is_understood(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert len(BLOCK.findall(text)) == text.count(FENCE)
+
+
+def test_the_environment_page_names_every_variable() -> None:
+    from agentlightning.env_var import LightningEnvVar
+
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+
+    assert [variable.value for variable in LightningEnvVar if f"`{variable.value}`" not in text] == []
+
+
+# ---------------------------------------------------------------------- in the page's process
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """The code to run, each block at its own line, so that a traceback points into the page."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        if match["skip"] is None:
+            yield "\n" * text.count("\n", 0, match.start("code")) + match["code"]
+
+
+def run_page(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    loop = asyncio.new_event_loop()
+    try:
+        for block in blocks(page):
+            code = compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            run = types.FunctionType(code, namespace)
+            if code.co_flags & CO_COROUTINE:
+                loop.run_until_complete(run())
+            else:
+                run()
+        pending = [task.get_name() for task in asyncio.all_tasks(loop)]
+        assert not pending, f"{page} leaves tasks behind: {pending}"
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+    left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    assert not left, f"{page} leaves threads behind: {left}"
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]))

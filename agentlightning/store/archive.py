@@ -20,7 +20,7 @@ from agentlightning.store.lifecycle import due_time
 from agentlightning.store.local import Call, LocalStore
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import as_json
+from agentlightning.store.values import as_json, check_json
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Span, Worker
 
 __all__ = ["export_store", "import_store"]
@@ -74,9 +74,9 @@ def _write_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
 
 
 def _line(kind: str, value: Any) -> bytes:
+    if isinstance(value, Rollout):
+        check_json(value.input, "input")  # a memory store may hold what JSON cannot
     body = value.model_dump_json().encode() if isinstance(value, BaseModel) else as_json(value, kind)
-    if kind == "rollout":
-        as_json(value.input, "input")  # a memory store may hold what JSON cannot
     return b'{"kind":"%s","value":%s}\n' % (kind.encode(), body)
 
 

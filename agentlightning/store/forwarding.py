@@ -94,7 +94,7 @@ class BlockingStore:
         def blocking(*args: Any, **kwargs: Any) -> Any:
             return self._thread.run(method(*args, **kwargs))
 
-        blocking.__name__, blocking.__doc__ = name, method.__doc__
+        blocking.__name__, blocking.__doc__ = name, getattr(LightningStore, name).__doc__
         return blocking
 
     def __dir__(self) -> Iterable[str]:

@@ -1,0 +1,170 @@
+"""Wrappers: mutual exclusion for stores that lack it, and a store without await."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore, LightningStoreThreaded
+from agentlightning.store.base import UNSET
+from agentlightning.types import Attempt, RolloutConfig
+
+
+class Recorder(LightningStore):
+    """A store of the caller's own: not thread-safe, and it writes down how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("calls", "capabilities") or name.startswith("_"):
+            return super().__getattribute__(name)
+
+        async def record(*args: Any, **kwargs: Any) -> str:
+            self.calls.append((name, args, kwargs))
+            return name
+
+        return record
+
+
+async def test_calls_keep_the_shape_of_the_earlier_release() -> None:
+    inner = Recorder()
+    store = LightningStoreThreaded(inner)
+    config = RolloutConfig()
+    span: Any = object()
+
+    await store.start_rollout("in", mode="train", config=config)
+    await store.enqueue_rollout(input="in", metadata={"k": 1})
+    await store.dequeue_rollout()
+    await store.query_rollouts(["queuing"])
+    await store.update_rollout("r", status="failed")
+    await store.update_attempt("r", "a", worker_id=UNSET, status="failed")
+    await store.query_spans("r")
+    await store.add_otel_span("r", "a", span)
+    await store.wait_for_rollouts(["r"], 0.1)
+
+    assert inner.calls == [
+        ("start_rollout", ("in", "train", None, config, None), {}),
+        ("enqueue_rollout", ("in", None, None, None, {"k": 1}), {}),
+        ("dequeue_rollout", (), {}),
+        ("query_rollouts", (), {"status": ["queuing"]}),
+        ("update_rollout", (), {"rollout_id": "r", "status": "failed"}),
+        ("update_attempt", (), {"rollout_id": "r", "attempt_id": "a", "status": "failed"}),
+        ("query_spans", ("r", None), {}),
+        ("add_otel_span", ("r", "a", span, None), {}),
+        ("wait_for_rollouts", (), {"rollout_ids": ["r"], "timeout": 0.1}),
+    ]
+
+
+class Slow(LightningStore):
+    """Notices when two callers are inside at once."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> Attempt:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.inside -= 1
+        return Attempt(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1, start_time=0.0)
+
+
+def test_threads_with_loops_of_their_own_never_meet_inside() -> None:
+    inner = Slow()
+    store = LightningStoreThreaded(inner)
+
+    async def work() -> None:
+        await asyncio.gather(*(store.update_attempt("r", "a", status="running") for _ in range(5)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert inner.most == 1
+
+
+async def test_coroutines_of_one_loop_do_not_block_each_other_for_ever() -> None:
+    inner = Slow()
+    store = LightningStoreThreaded(inner)
+
+    answers = await asyncio.wait_for(asyncio.gather(*(store.update_attempt("r", str(n)) for n in range(20))), 10)
+
+    assert [answer.attempt_id for answer in answers] == [str(n) for n in range(20)]
+    assert inner.most == 1
+
+
+async def test_cancelled_caller_gives_the_lock_on() -> None:
+    inner = Slow()
+    store = LightningStoreThreaded(inner)
+    tasks = [asyncio.create_task(store.update_attempt("r", str(n))) for n in range(3)]
+    await asyncio.sleep(0)
+
+    tasks[1].cancel()
+    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert isinstance(answers[2], Attempt)
+
+
+def test_a_store_that_is_safe_already_needs_no_lock() -> None:
+    store = LightningStoreThreaded(InMemoryLightningStore())
+
+    assert store._needs_no_lock
+    assert store.capabilities["thread_safe"]
+    assert LightningStoreThreaded(Slow()).capabilities["thread_safe"]
+
+
+def test_base_store_declares_and_does_nothing() -> None:
+    store = LightningStore()
+
+    assert store.capabilities == {"thread_safe": False, "async_safe": False, "zero_copy": False, "otlp_traces": False}
+    with pytest.raises(NotImplementedError):
+        asyncio.run(store.dequeue_rollout())
+    with pytest.raises(NotImplementedError):
+        store.otlp_traces_endpoint()
+
+
+@pytest.fixture
+def blocking() -> Any:
+    store = BlockingStore(InMemoryLightningStore())
+    yield store
+    store.close()
+
+
+def test_blocking_store_returns_values_not_coroutines(blocking: Any) -> None:
+    rollout = blocking.enqueue_rollout({"n": 1}, mode="train")
+    claimed = blocking.dequeue_rollout("w")
+    blocking.update_attempt(claimed.rollout_id, "latest", status="succeeded")
+
+    assert claimed.rollout_id == rollout.rollout_id
+    assert [r.status for r in blocking.wait_for_rollouts([rollout.rollout_id])] == ["succeeded"]
+
+
+def test_blocking_store_raises_what_the_store_raises(blocking: Any) -> None:
+    with pytest.raises(ValueError, match="Rollout nope not found"):
+        blocking.update_rollout("nope", status="failed")
+    with pytest.raises(AttributeError, match="no operation 'explode'"):
+        blocking.explode()
+
+
+async def test_blocking_store_works_inside_a_running_loop(blocking: Any) -> None:
+    assert blocking.enqueue_rollout("a").input == "a"
+
+
+def test_blocking_subscription_is_an_iterator(blocking: Any) -> None:
+    notices = blocking.subscribe(["rollout"])
+    blocking.enqueue_rollout("a", rollout_id="r-1")
+    blocking.enqueue_rollout("b", rollout_id="r-2")
+
+    assert [next(notices).rollout_id for _ in range(2)] == ["r-1", "r-2"]
+
+
+def test_blocking_store_lists_its_operations(blocking: Any) -> None:
+    assert {"enqueue_rollout", "query_spans", "subscribe"} <= set(dir(blocking))
+    assert "Claim the head of the queue" in blocking.dequeue_rollout.__doc__

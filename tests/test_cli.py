@@ -1,0 +1,90 @@
+"""The `agl` command."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.store import SqliteLightningStore
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    async def fill() -> None:
+        async with SqliteLightningStore(tmp_path / "s.db") as store:
+            for n in range(3):
+                await store.enqueue_rollout(n)
+
+    asyncio.run(fill())
+    return tmp_path / "s.db"
+
+
+def test_status_shows_what_the_store_holds(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "status", str(store_path)]) == 0
+
+    assert "total_rollouts" in (shown := capsys.readouterr().out)
+    assert "queue_length" in shown
+
+
+def test_export_and_import_carry_a_store(store_path: Path, tmp_path: Path) -> None:
+    archive, copy = tmp_path / "a.jsonl", tmp_path / "t.db"
+
+    assert main(["store", "export", str(store_path), str(archive)]) == 0
+    assert main(["store", "import", str(copy), str(archive)]) == 0
+
+    assert json.loads(archive.read_text().splitlines()[-1]) == {
+        "kind": "end",
+        "value": {"rollout": 3, "sequence": 3, "queued": 3},
+    }
+    assert asyncio.run(inputs(copy)) == [0, 1, 2]
+
+
+def test_backup_makes_a_store(store_path: Path, tmp_path: Path) -> None:
+    assert main(["store", "backup", str(store_path), str(tmp_path / "copy.db")]) == 0
+
+    assert asyncio.run(inputs(tmp_path / "copy.db")) == [0, 1, 2]
+
+
+async def inputs(path: Path) -> list[Any]:
+    async with SqliteLightningStore(path) as store:
+        return [rollout.input for rollout in await store.query_rollouts()]
+
+
+@pytest.mark.parametrize("arguments", [["status", "nope.db"], ["import", "new.db", "nope.jsonl"]], ids=" ".join)
+def test_missing_file_is_one_clear_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["store", *arguments]) == 1
+
+    assert capsys.readouterr().err.startswith("agl store: There is no ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["store", "--help"]], ids=" ".join)
+def test_help_shows_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["explode"])
+
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_module_runs_as_the_command() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "agentlightning.cli", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert shown.stdout.startswith("agentlightning ")

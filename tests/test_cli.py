@@ -75,6 +75,22 @@ def test_help_shows_examples(arguments: list[str], capsys: pytest.CaptureFixture
     assert "examples:" in capsys.readouterr().out
 
 
+def test_refused_import_leaves_no_new_store_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("nonsense\n")
+
+    assert main(["store", "import", str(tmp_path / "new.db"), str(broken)]) == 1
+
+    assert "nothing was imported" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+
+    assert "commands:" in capsys.readouterr().out
+
+
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["explode"])

@@ -31,14 +31,18 @@ def _parser() -> argparse.ArgumentParser:
         usage="agl [-h] [--version] COMMAND ...",
     )
     parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Errors of ours are one line, not a traceback."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
     module = importlib.import_module(f"agentlightning.cli.{arguments.command}")
     try:
         code: int = module.main(arguments.rest)

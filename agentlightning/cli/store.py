@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.store import SqliteLightningStore, export_store, import_store
 
 __all__ = ["main"]
@@ -47,10 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.verb != "import" and not arguments.path.exists():
         raise ConfigurationError(f"There is no store '{arguments.path}'.")
-    if arguments.verb == "import" and not arguments.file.exists():
-        raise ConfigurationError(f"There is no file '{arguments.file}'.")
-    asyncio.run(_run(arguments))
+    if arguments.verb == "import":
+        _import(arguments)
+    else:
+        asyncio.run(_run(arguments))
     return 0
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    """Import into a file; one that was made for it does not outlive a failure."""
+    if not arguments.file.exists():
+        raise ConfigurationError(f"There is no file '{arguments.file}'.")
+    is_new = not arguments.path.exists()
+    try:
+        asyncio.run(_run(arguments))
+    except AgentLightningError:
+        if is_new:
+            arguments.path.unlink(missing_ok=True)
+        raise
 
 
 async def _run(arguments: argparse.Namespace) -> None:

@@ -6,8 +6,9 @@ was cut off is recognised. An archive is read into a store that holds nothing ye
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import orjson
 from pydantic import BaseModel
@@ -41,7 +42,8 @@ async def export_store(store: LightningStore, path: str | Path) -> dict[str, int
         part.replace(target)
         return counts
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 async def import_store(store: LightningStore, path: str | Path) -> dict[str, int]:
@@ -59,12 +61,19 @@ def _local(store: LightningStore) -> LocalStore:
     return inner
 
 
+def _opened(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
+    try:
+        return path.open(mode)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot open '{path}': {error.strerror}.") from error
+
+
 # ---------------------------------------------------------------------- writing
 
 
 def _write_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    with path.open("wb") as file:
+    with _opened(path, "wb") as file:
         file.write(_line("header", {"format": FORMAT, "version": VERSION, "time": now}))
         for kind, value in _records(tx):
             counts[kind] += 1
@@ -118,7 +127,7 @@ def _read_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
         raise InvalidTransition(f"'{path}' can only be imported into an empty store; this one is not.")
     counts: Counter[str] = Counter()
     expected: dict[str, int] | None = None
-    with path.open("rb") as file:
+    with _opened(path, "rb") as file:
         for number, line in enumerate(file, 1):
             kind, value = _parsed(line, path, number)
             if number == 1:

@@ -161,6 +161,10 @@ class LocalStore(LightningStore):
     async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
         """Committed notices behind a cursor; None if some of them are gone."""
 
+    def _claim(self, call: Call) -> Awaitable[Any]:
+        """Run a call whose result must not be lost when the caller is cancelled."""
+        return self._write(call)
+
     def _newest_cursor(self) -> int:
         return self._board.cursor
 
@@ -211,13 +215,13 @@ class LocalStore(LightningStore):
 
     async def _call(self, call: Call, wait: float | None) -> Any:
         """Run a call; with `wait`, run it again whenever there may be work, until it has an answer or time is over."""
-        answer = await self._write(call)
+        answer = await self._claim(call)
         if answer or wait is None or wait <= 0:
             return answer
         deadline = time.monotonic() + wait
         with self._board.queueing() as waiter:
             while True:
-                answer = await self._write(call)
+                answer = await self._claim(call)
                 if answer or time.monotonic() >= deadline:
                     return answer
                 await self._sleep(waiter, deadline)

@@ -7,6 +7,7 @@ looked at once, in one pass that also weighs them.
 
 import functools
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -158,19 +159,26 @@ def span_as_json(span: Span) -> bytes:
     orjson refuses lone surrogates, but writes null for NaN: a span that shows more nulls than it has empty fields is
     looked at value by value.
     """
-    fields = {**span.__dict__, **(span.__pydantic_extra__ or {})}
-    status = fields["status"] = _plain(fields["status"])  # here, because a call back from orjson costs more
-    resource = fields["resource"] = _plain(fields["resource"])
-    if fields["events"] or fields["links"] or resource["attributes"] or span.__pydantic_extra__:
+    fields = span.__dict__.copy()
+    status, resource, extra = fields["status"], fields["resource"], span.__pydantic_extra__
+    if extra:
+        fields.update(extra)
+    if extra or fields["events"] or fields["links"] or resource.attributes:
         weigh_span(span)
+    fields["status"] = _plain(status)  # here, because a call back from orjson costs more
+    fields["resource"] = resource.__dict__
     try:
         body = orjson.dumps(fields, _plain, _JSON_OPTIONS)
     except TypeError as error:
         weigh_span(span)
         raise InvalidValue(f"Span '{span.name}' cannot be stored as JSON: {error}.") from error
-    if body.count(b"null") > list(fields.values()).count(None) + (status["description"] is None):
+    if len(_NULLS(body)) > sum(fields[name] is None for name in _NULLABLE) + (status.description is None):
         weigh_span(span)
     return body
+
+
+_NULLS = re.compile(b"null").findall
+_NULLABLE = ("parent_id", "start_time", "end_time", "context", "parent")
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,5 @@
 """DATA — what flows through Agent Lightning: rollouts, attempts, spans, resources, runs, pages and notices."""
 
-from agentlightning.types import core as _core
-from agentlightning.types import notice as _notice
-from agentlightning.types import paging as _paging
-from agentlightning.types import resources as _resources
-from agentlightning.types import run as _run
-from agentlightning.types import tracer as _tracer
 from agentlightning.types.core import *
 from agentlightning.types.notice import *
 from agentlightning.types.paging import *
@@ -14,10 +8,59 @@ from agentlightning.types.run import *
 from agentlightning.types.tracer import *
 
 __all__ = [
-    *_core.__all__,
-    *_resources.__all__,
-    *_tracer.__all__,
-    *_paging.__all__,
-    *_run.__all__,
-    *_notice.__all__,
+    "Triplet",
+    "RolloutLegacy",
+    "Task",
+    "TaskInput",
+    "TaskIfAny",
+    "RolloutRawResultLegacy",
+    "RolloutRawResult",
+    "RolloutMode",
+    "GenericResponse",
+    "ParallelWorkerBase",
+    "Dataset",
+    "AttemptStatus",
+    "RolloutStatus",
+    "RolloutConfig",
+    "Rollout",
+    "Attempt",
+    "AttemptedRollout",
+    "EnqueueRolloutRequest",
+    "Worker",
+    "WorkerStatus",
+    "Hook",
+    "Resource",
+    "LLM",
+    "ProxyLLM",
+    "PromptTemplate",
+    "ResourceUnion",
+    "NamedResources",
+    "ResourcesUpdate",
+    "AttributeValue",
+    "Attributes",
+    "TraceState",
+    "SpanContext",
+    "StatusCode",
+    "TraceStatus",
+    "Event",
+    "Link",
+    "OtelResource",
+    "Span",
+    "SpanCoreFields",
+    "SpanRecordingContext",
+    "SpanNames",
+    "SpanAttributeNames",
+    "SpanLike",
+    "PaginatedResult",
+    "FilterOptions",
+    "FilterField",
+    "SortOptions",
+    "FilterLogic",
+    "SortOrder",
+    "Run",
+    "RunStatus",
+    "MetricPoint",
+    "Notice",
+    "NoticeKind",
+    "NOTICE_KINDS",
 ]

@@ -187,6 +187,15 @@ async def test_large_archive_is_imported_in_portions(
         assert (await target.statistics())["total_spans"] == 55
 
 
+async def test_place_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    store = InMemoryLightningStore()
+
+    with pytest.raises(ConfigurationError, match=r"Cannot open '.*nowhere"):
+        await export_store(store, tmp_path / "nowhere" / "a.jsonl")
+    with pytest.raises(ConfigurationError, match=r"Cannot open '.*missing\.jsonl"):
+        await import_store(store, tmp_path / "missing.jsonl")
+
+
 async def test_a_store_elsewhere_cannot_be_exported_from_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="do it where the store itself is"):
         await export_store(LightningStore(), tmp_path / "a.jsonl")

@@ -294,6 +294,38 @@ async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(tmp_path: Path
         assert len(await store.query_attempts(first.rollout_id)) == 1
 
 
+async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db") as store:
+        await store.enqueue_rollout("a")
+        claim = asyncio.create_task(store.dequeue_rollout("w"))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(claim.cancel)  # behind the batch, before the task sees its result
+        await asyncio.gather(claim, return_exceptions=True)
+
+        again = await asyncio.wait_for(store.dequeue_rollout(wait=10), 10)
+        assert claim.cancelled()
+        assert again is not None
+        assert (again.input, again.attempt.sequence_id) == ("a", 1)
+
+
+async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db") as store:
+        queued = await store.enqueue_rollout({"t": (1, 2)}, metadata={"t": (1, 2)})
+        claimed = await store.dequeue_rollout()
+        read = await store.get_rollout_by_id(queued.rollout_id)
+        await store.update_attempt(queued.rollout_id, "latest", metadata={"t": (3,)})
+        attempt = await store.update_attempt(queued.rollout_id, "latest", worker_id="w")
+        await store.update_worker("w", {"t": (4,)})
+        worker_again = await store.update_worker("w")
+
+        assert claimed is not None
+        assert read is not None
+        assert claimed.input == read.input == {"t": [1, 2]}
+        assert claimed.metadata == read.metadata == {"t": [1, 2]}
+        assert attempt.metadata == {"t": [3]}
+        assert worker_again.heartbeat_stats == {"t": [4]}
+
+
 async def test_operation_that_fails_after_its_rows_were_written_spoils_nothing(tmp_path: Path) -> None:
     async with SqliteLightningStore(tmp_path / "s.db") as store:
 

@@ -80,7 +80,7 @@ class RecordTables:
         key: str = row[0]
         before = (self._records[kind].get(key), self._record_rows.get((kind, key)))
         self._session.hold_back(self._restore, kind, key, *before)
-        self._records[kind][key] = record
+        self._records[kind][key] = table.record_of(row)
         self._record_rows[kind, key] = row
 
     def _restore(self, kind: type, key: str, record: Any, row: Row | None) -> None:

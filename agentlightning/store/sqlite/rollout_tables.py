@@ -131,6 +131,7 @@ class RolloutTables:
         return self.entries[rollout_id]
 
     def put(self, rollout: Rollout) -> None:
+        """Insert or replace; what is remembered is what a reader of the file would get."""
         entry = self.find(rollout.rollout_id)
         if entry is None:
             entry = self._insert(rollout)
@@ -140,6 +141,7 @@ class RolloutTables:
             before = entry.rollout
             if rollout.config is not before.config or rollout.metadata is not before.metadata:
                 entry.json = _json_of(rollout)
+                rollout = replaced(rollout, metadata=orjson.loads(entry.json[1]))
             entry.rollout = rollout
         if is_finished(rollout):
             self._finished.append(rollout.rollout_id)
@@ -147,7 +149,8 @@ class RolloutTables:
             body = as_json(rollout.input, "input")
             self._session.hold_back(self._restore_input, entry, entry.stored_input, self._inputs.get(entry.number))
             self._inputs[entry.number] = body
-            entry.stored_input = rollout.input
+            entry.stored_input = orjson.loads(body)
+            entry.rollout = replaced(entry.rollout, input=entry.stored_input)
 
     def _restore_input(self, entry: Entry, stored_input: object, body: bytes | None) -> None:
         entry.stored_input = stored_input
@@ -156,8 +159,9 @@ class RolloutTables:
             self._inputs[entry.number] = body
 
     def _insert(self, rollout: Rollout) -> Entry:
-        entry = Entry(rollout, self._take_number())
-        entry.json = _json_of(rollout)
+        json = _json_of(rollout)
+        entry = Entry(replaced(rollout, metadata=orjson.loads(json[1])), self._take_number())
+        entry.json = json
         entry.attempts = []
         entry.stored_input = _NOTHING
         self._session.hold_back(self._remove, rollout.rollout_id, entry.number)
@@ -226,6 +230,8 @@ class RolloutTables:
         attempts = self.attempts_of(entry)
         key = (entry.number, attempt.sequence_id)
         row = attempt_row(attempt, entry.number, self._newest_span()[0])
+        if attempt.metadata is not None:
+            attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
         index = attempt.sequence_id - 1
         self._session.hold_back(self._restore_attempt, key, self._attempts.get(key))
         self._attempts[key] = row

@@ -174,6 +174,15 @@ class SqliteLightningStore(LocalStore):
         self._work().writer.submit(Job(call, future))
         return future
 
+    async def _claim(self, call: Call) -> Any:
+        future = self._write(call)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                _give_back(weakref.ref(self), Job(call, result=future.result()))
+            raise
+
     async def _read(self, call: Call) -> Any:
         if self.path == MEMORY:
             return await self._write(call)

@@ -7,6 +7,7 @@ look, not a fault. Ends with 1 when a section could not be measured.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -51,12 +52,16 @@ def main() -> int:
             is_quick=options.quick,
         )
         facts = machine_facts(bench)
+        sources = fingerprint()
         outcomes = {}
         for section in SECTIONS:
             if options.only and section.NAME not in options.only:
                 continue
             outcomes[section.NAME] = outcome = measure(section, bench)
             show(console, title_of(section, bench), outcome)
+    facts["sources_changed"] = fingerprint() != sources
+    if facts["sources_changed"]:
+        console.print("The package's sources changed during the run; measure again.", style="bold red")
     write(options.output, facts, outcomes)
     summarise(console, outcomes, options.output)
     return 1 if any(outcome.error for outcome in outcomes.values()) else 0
@@ -130,6 +135,15 @@ def revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def fingerprint() -> str:
+    """Changes whenever a file of the package does."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(agentlightning.__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".sql"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def write(path: Path, facts: dict[str, Any], outcomes: dict[str, Outcome]) -> None:

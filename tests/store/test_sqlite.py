@@ -434,6 +434,24 @@ async def test_subscriber_resumes_over_a_restart(tmp_path: Path) -> None:
     assert told == ["r-1", "r-2", "r-3"]
 
 
+async def test_log_begins_anew_while_writing_goes_on(
+    tmp_path: Path, make_span: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BYTES_BETWEEN_CHECKPOINTS", 1_000_000)
+    async with SqliteLightningStore(tmp_path / "s.db") as store:
+        rollout = await store.start_rollout("a")
+
+        async def write(number: int) -> None:
+            for n in range(50):
+                span_id = f"{number}-{n}"
+                await store.add_span(make_span(rollout, span_id=span_id, attributes={"text": "x" * 50_000}))
+
+        await asyncio.gather(*(write(number) for number in range(8)))
+
+        assert (tmp_path / "s.db-wal").stat().st_size < 12_000_000
+        assert (await store.statistics())["total_span_bytes"] > 20_000_000
+
+
 async def test_rollouts_beyond_the_cache_are_found_again(
     tmp_path: Path, make_span: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,15 +266,21 @@ class Writer:
         return self._tx.end_batch()
 
     def _checkpoint(self) -> None:
-        """Move the log into the file on a connection of its own, beside the work that goes on."""
+        """Move the log into the file: most of it beside the work that goes on, the rest with the turn taken.
+
+        Only a log that is in the file to its last page begins anew, and while others write, the last pages never are.
+        """
         try:
             connection = connect(self._path)
             try:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
             finally:
                 connection.close()
+            with self._turn:
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
             logger.warning("Could not checkpoint store '%s', which only makes its log longer: %s", self._path, error)
+        self._run_patiently()
 
     def _roll_back(self) -> None:
         """Forget the batch; the next one reads everything afresh."""

@@ -24,6 +24,8 @@ __all__ = ["detached"]
 
 
 def _attempt(attempt: Attempt) -> Attempt:
+    if attempt.metadata is None:
+        return replaced(attempt)
     return replaced(attempt, metadata=detached_value(attempt.metadata))
 
 

@@ -4,6 +4,7 @@ It is safe to use from any number of threads and event loops. When spans outgrow
 the oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,13 @@ def estimate_model_size(obj: Any) -> int:
 
 def _detect_total_memory_bytes() -> int:
     """Memory of this machine."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return _ask_psutil()
+
+
+def _ask_psutil() -> int:
     try:
         import psutil
     except ImportError:

@@ -46,7 +46,8 @@ _WORST_ESCAPE = 6
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None)})
 _TOO_DEEP = "{where} is nested too deeply, or contains itself; give a flatter value."
-_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_SPAN_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_JSON_OPTIONS = _SPAN_OPTIONS | orjson.OPT_NON_STR_KEYS  # keys that are subclasses of text; slower
 _LARGEST_INTEGER = 2**64 - 1
 _SMALLEST_INTEGER = -(2**63)
 
@@ -168,17 +169,27 @@ def span_as_json(span: Span) -> bytes:
     fields["status"] = _plain(status)  # here, because a call back from orjson costs more
     fields["resource"] = resource.__dict__
     try:
-        body = orjson.dumps(fields, _plain, _JSON_OPTIONS)
+        body = orjson.dumps(fields, _plain, _SPAN_OPTIONS)
     except TypeError as error:
         weigh_span(span)
-        raise InvalidValue(f"Span '{span.name}' cannot be stored as JSON: {error}.") from error
-    if len(_NULLS(body)) > sum(fields[name] is None for name in _NULLABLE) + (status.description is None):
+        try:
+            body = orjson.dumps(fields, _plain, _JSON_OPTIONS)
+        except TypeError:
+            raise InvalidValue(f"Span '{span.name}' cannot be stored as JSON: {error}.") from error
+    empty_fields = (
+        (status.description is None)
+        + (fields["parent_id"] is None)
+        + (fields["start_time"] is None)
+        + (fields["end_time"] is None)
+        + (fields["context"] is None)
+        + (fields["parent"] is None)
+    )
+    if len(_NULLS(body)) > empty_fields:
         weigh_span(span)
     return body
 
 
 _NULLS = re.compile(b"null").findall
-_NULLABLE = ("parent_id", "start_time", "end_time", "context", "parent")
 
 
 def _plain(value: Any) -> Any:
@@ -228,40 +239,49 @@ def weigh_span(span: Span) -> int:
     fields = span.__dict__
     name, status, resource = fields["name"], fields["status"], fields["resource"]
     size = _BYTES_OF_A_SPAN + _weigh_attributes(fields["attributes"], name)
-    for text in (name, fields["span_id"], fields["trace_id"], fields["parent_id"], status.description):
-        if text is not None:
-            size += len(text) if text.isascii() else _weigh_text(text, f"Span '{name!a}'")
-    for moment in (fields["start_time"], fields["end_time"]):
-        if moment is not None and not math.isfinite(moment):
-            _check_number(moment, f"A time of span '{name}'")
+    texts = f"{name}{fields['span_id']}{fields['trace_id']}{fields['parent_id']}{status.description}"
+    size += len(texts) if texts.isascii() else _weigh_text(texts, f"Span {name!a}")
+    if not math.isfinite((fields["start_time"] or 0.0) + (fields["end_time"] or 0.0)):
+        _check_number(fields["start_time"] or 0.0, f"The start time of span '{name}'")
+        _check_number(fields["end_time"] or 0.0, f"The end time of span '{name}'")
     if (
-        fields["events"]
+        span.__pydantic_extra__
+        or status.__pydantic_extra__
+        or resource.schema_url
+        or resource.attributes
+        or fields["events"]
         or fields["links"]
         or fields["context"]
         or fields["parent"]
-        or resource.attributes
-        or resource.schema_url
-        or span.__pydantic_extra__
-        or status.__pydantic_extra__
     ):
         size += _weigh_parts(span)
     return size
 
 
 def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
-    size = 0
+    size = len(attributes) * (_BYTES_OF_A_MAPPING_SLOT + _BYTES_OF_A_STRING)
     for key, value in attributes.items():
         kind = type(value)
-        if kind is str:
-            size += len(value) if value.isascii() else _weigh_text(value, f"Attribute '{key}' of span '{span_name}'")
-        elif kind is list or kind is tuple:
-            size += _weigh_sequence(value, f"Attribute '{key}' of span '{span_name}'")
-        elif kind is not bool:
-            check_json(value, f"Attribute '{key}' of span '{span_name}'")
-            size += sys.getsizeof(value)
-        if not key.isascii():
-            _check_text(key, f"The name of attribute {key!a} of span '{span_name}'")
-    return size + len(attributes) * (_BYTES_OF_A_MAPPING_SLOT + _BYTES_OF_A_STRING)
+        if kind is str and value.isascii():
+            size += len(value)
+        elif kind is list and _are_storable_numbers(value):
+            size += _BYTES_OF_A_SEQUENCE + len(value) * _BYTES_OF_A_NUMBER
+        elif kind is not int or not _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:
+            size += _weigh_value(value, f"Attribute '{key}' of span '{span_name}'")
+    names = "".join(attributes)
+    if not names.isascii():
+        _check_text(names, f"The attribute names of span '{span_name}'")
+    return size
+
+
+def _weigh_value(value: Any, where: str) -> int:
+    """A value that is not one of the usual kinds."""
+    if isinstance(value, str):
+        return _weigh_text(value, where)
+    if isinstance(value, (list, tuple)):
+        return _weigh_sequence(value, where)
+    check_json(value, where)
+    return sys.getsizeof(value)
 
 
 def _weigh_sequence(values: list[Any] | tuple[Any, ...], where: str) -> int:

@@ -6,13 +6,14 @@ which is decided in `agentlightning.store.lifecycle`.
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, Field, model_validator
 
 from agentlightning.types.tracer import Span, SpanCoreFields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
 
 __all__ = [
     "Triplet",
@@ -184,9 +185,9 @@ class GenericResponse(BaseModel):
     data: dict[str, Any] | None = None
 
 
-RolloutRawResult: TypeAlias = float | list[ReadableSpan] | list[Span] | list[SpanCoreFields] | None
+RolloutRawResult: TypeAlias = float | list["ReadableSpan"] | list[Span] | list[SpanCoreFields] | None
 RolloutRawResultLegacy: TypeAlias = (
-    float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy | None
+    float | list[Triplet] | list[dict[str, Any]] | list["ReadableSpan"] | RolloutLegacy | None
 )
 
 

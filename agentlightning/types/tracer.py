@@ -5,16 +5,18 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Union
 
-from opentelemetry import trace as otel
-from opentelemetry.sdk.resources import Resource as SdkResource
-from opentelemetry.sdk.trace import Event as SdkEvent
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, ConfigDict
 
 from agentlightning.semconv import AGL_EXCEPTION, AGL_MESSAGE, AGL_OBJECT, AGL_REWARD, AGL_VIRTUAL
 from agentlightning.types.attributes import Attributes, AttributeValue
+
+if TYPE_CHECKING:  # the SDK is a third of this package's import time, and data needs none of it
+    from opentelemetry import trace as otel
+    from opentelemetry.sdk.resources import Resource as SdkResource
+    from opentelemetry.sdk.trace import Event as SdkEvent
+    from opentelemetry.sdk.trace import ReadableSpan
 
 __all__ = [
     "AttributeValue",
@@ -81,6 +83,14 @@ def extract_extra_fields(src: object, excluded_fields: Iterable[str]) -> dict[st
     return safe
 
 
+def _format_trace_id(trace_id: int) -> str:
+    return f"{trace_id:032x}"
+
+
+def _format_span_id(span_id: int) -> str:
+    return f"{span_id:016x}"
+
+
 class _FromOpenTelemetry(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -94,10 +104,10 @@ class SpanContext(_FromOpenTelemetry):
     trace_state: TraceState
 
     @classmethod
-    def from_opentelemetry(cls, src: otel.SpanContext) -> "SpanContext":
+    def from_opentelemetry(cls, src: "otel.SpanContext") -> "SpanContext":
         return cls(
-            trace_id=otel.format_trace_id(src.trace_id),
-            span_id=otel.format_span_id(src.span_id),
+            trace_id=_format_trace_id(src.trace_id),
+            span_id=_format_span_id(src.span_id),
             is_remote=src.is_remote,
             trace_state=dict(src.trace_state) if src.trace_state else {},
         )
@@ -111,7 +121,7 @@ class TraceStatus(_FromOpenTelemetry):
     description: str | None = None
 
     @classmethod
-    def from_opentelemetry(cls, src: otel.Status) -> "TraceStatus":
+    def from_opentelemetry(cls, src: "otel.Status") -> "TraceStatus":
         extra = extract_extra_fields(src, ["status_code", "description"])
         return cls(status_code=src.status_code.name, description=src.description, **extra)
 
@@ -124,7 +134,7 @@ class Event(_FromOpenTelemetry):
     timestamp: float | None = None
 
     @classmethod
-    def from_opentelemetry(cls, src: SdkEvent) -> "Event":
+    def from_opentelemetry(cls, src: "SdkEvent") -> "Event":
         extra = extract_extra_fields(src, ["name", "attributes", "timestamp"])
         return cls(
             name=src.name, attributes=dict(src.attributes or {}), timestamp=convert_timestamp(src.timestamp), **extra
@@ -138,7 +148,7 @@ class Link(_FromOpenTelemetry):
     attributes: Attributes | None = None
 
     @classmethod
-    def from_opentelemetry(cls, src: otel.Link) -> "Link":
+    def from_opentelemetry(cls, src: "otel.Link") -> "Link":
         extra = extract_extra_fields(src, ["context", "attributes"])
         attributes = dict(src.attributes) if src.attributes else None
         return cls(context=SpanContext.from_opentelemetry(src.context), attributes=attributes, **extra)
@@ -151,7 +161,7 @@ class OtelResource(BaseModel):
     schema_url: str
 
     @classmethod
-    def from_opentelemetry(cls, src: SdkResource) -> "OtelResource":
+    def from_opentelemetry(cls, src: "SdkResource") -> "OtelResource":
         return cls(attributes=dict(src.attributes or {}), schema_url=src.schema_url or "")
 
 
@@ -205,16 +215,16 @@ class Span(_FromOpenTelemetry):
     resource: OtelResource
 
     @classmethod
-    def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> "Span":
+    def from_opentelemetry(cls, src: "ReadableSpan", rollout_id: str, attempt_id: str, sequence_id: int) -> "Span":
         """Convert a finished span of the OpenTelemetry SDK; a span without context gets ids of zeros."""
         context = src.get_span_context()
         return cls(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
             sequence_id=sequence_id,
-            trace_id=otel.format_trace_id(context.trace_id if context else 0),
-            span_id=otel.format_span_id(context.span_id if context else 0),
-            parent_id=otel.format_span_id(src.parent.span_id) if src.parent else None,
+            trace_id=_format_trace_id(context.trace_id if context else 0),
+            span_id=_format_span_id(context.span_id if context else 0),
+            parent_id=_format_span_id(src.parent.span_id) if src.parent else None,
             name=src.name,
             status=TraceStatus.from_opentelemetry(src.status),
             attributes=dict(src.attributes or {}),
@@ -293,4 +303,4 @@ def _local_context(trace_id: str, span_id: str) -> SpanContext:
     return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
 
 
-SpanLike: TypeAlias = ReadableSpan | Span
+SpanLike: TypeAlias = Union["ReadableSpan", Span]

@@ -193,7 +193,9 @@ class RolloutTables:
 
     def select(self, selection: Selection) -> PaginatedResult[Rollout]:
         clauses = clauses_of(selection)
-        page = f"{_SELECT_ROLLOUT}{clauses.where}{clauses.order}{clauses.page}"
+        # The page is chosen before anything is joined to it: rows that are skipped then cost an index entry each.
+        chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
+        page = f"{_SELECT_ROLLOUT} WHERE number IN ({chosen}){clauses.order}"
         entries = [_entry_of(row) for row in self._session.select(page, clauses.parameters)]
         self._load_attempts(entries)
         self.entries.update((entry.rollout.rollout_id, entry) for entry in entries)

@@ -20,6 +20,7 @@ CREATE TABLE rollouts (
 );
 CREATE INDEX rollouts_by_status ON rollouts (status);
 CREATE INDEX rollouts_by_start ON rollouts (start_time);
+CREATE INDEX rollouts_newest_first ON rollouts (start_time DESC, number);
 CREATE INDEX rollouts_by_due ON rollouts (due) WHERE due IS NOT NULL;
 
 -- Apart from the rollout, because a task may be large and a status changes often.

@@ -87,8 +87,7 @@ def child_environment(folder: Path) -> dict[str, str]:
     """Ours, without what would lead a child to another package or spoil its times."""
     # PYTHONPATH could show a release our package; without cached bytecode every import compiles it again.
     environment = {name: value for name, value in os.environ.items() if name not in _HARMFUL}
-    # litellm, which the release imports, otherwise asks the network for prices and waits for the answer.
-    return {**environment, "TMPDIR": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return {**environment, "TMPDIR": str(folder)}
 
 
 _HARMFUL = frozenset({"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPROFILEIMPORTTIME", "PYTHONDEVMODE"})

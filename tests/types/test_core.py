@@ -178,10 +178,10 @@ def test_closed_set_holds_exactly_the_words_of_the_protocol(literal: object, val
 @pytest.mark.parametrize(
     ("alias", "members"),
     [
-        (RolloutRawResult, {type(None), float, list[ReadableSpan], list[Span], list[SpanCoreFields]}),
+        (RolloutRawResult, {type(None), float, list["ReadableSpan"], list[Span], list[SpanCoreFields]}),
         (
             RolloutRawResultLegacy,
-            {type(None), float, list[Triplet], list[dict[str, Any]], list[ReadableSpan], RolloutLegacy},
+            {type(None), float, list[Triplet], list[dict[str, Any]], list["ReadableSpan"], RolloutLegacy},
         ),
     ],
     ids=["current", "legacy"],

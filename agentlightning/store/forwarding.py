@@ -39,11 +39,13 @@ class LightningStoreThreaded(LightningStore):
     def __init__(self, store: LightningStore) -> None:
         self.store = store
         self._lock = CrossLoopLock()
-        self._needs_no_lock = bool(store.capabilities.get("thread_safe"))
+        # A store that was written for an earlier release may not say what it is capable of.
+        self._needs_no_lock = bool(getattr(store, "capabilities", {}).get("thread_safe"))
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        return {**self.store.capabilities, "thread_safe": True, "async_safe": True}
+        declared: LightningStoreCapabilities = getattr(self.store, "capabilities", {})
+        return {**declared, "thread_safe": True, "async_safe": True}
 
     def otlp_traces_endpoint(self) -> str:
         return self.store.otlp_traces_endpoint()

@@ -142,6 +142,7 @@ class LocalStore(LightningStore):
             # Instance attributes hide the methods, so that a store without a tracker pays nothing.
             self._write = _measured(self._write, tracker)  # type: ignore[method-assign, assignment]
             self._read = _measured(self._read, tracker)  # type: ignore[method-assign, assignment]
+            self._claim = _measured(self._claim, tracker)  # type: ignore[method-assign, assignment]
 
     # ------------------------------------------------------------------ what a back end gives
 
@@ -163,7 +164,7 @@ class LocalStore(LightningStore):
 
     def _claim(self, call: Call) -> Awaitable[Any]:
         """Run a call whose result must not be lost when the caller is cancelled."""
-        return self._write(call)
+        return type(self)._write(self, call)  # not the measured one, for this is measured itself
 
     def _newest_cursor(self) -> int:
         return self._board.cursor

@@ -121,14 +121,17 @@ class InMemoryLightningStore(LocalStore):
             self._tx.weigh = lambda span: max(0, estimator(span))
 
     async def _write(self, call: Call) -> Any:
+        return self._run(call)
+
+    async def _read(self, call: Call) -> Any:
+        return self._run(call)
+
+    def _run(self, call: Call) -> Any:
         with self._lock:
             now = self._clock()
             if call.watchdog and self._tx.due_heap and self._watch.is_due(self._tx.earliest_due(), now):
                 self._transact(WATCHDOG, now)
             return self._transact(call, now)
-
-    async def _read(self, call: Call) -> Any:
-        return await self._write(call)
 
     def _transact(self, call: Call, now: float) -> Any:
         tx, board = self._tx, self._board

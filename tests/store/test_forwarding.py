@@ -120,6 +120,17 @@ def test_a_store_that_is_safe_already_needs_no_lock() -> None:
     assert LightningStoreThreaded(Slow()).capabilities["thread_safe"]
 
 
+async def test_a_store_of_an_earlier_release_may_be_wrapped() -> None:
+    class Old:
+        async def dequeue_rollout(self) -> str:
+            return "claimed"
+
+    store = LightningStoreThreaded(Old())  # type: ignore[arg-type]
+
+    assert await store.dequeue_rollout() == "claimed"  # type: ignore[comparison-overlap]
+    assert store.capabilities == {"thread_safe": True, "async_safe": True}
+
+
 def test_base_store_declares_and_does_nothing() -> None:
     store = LightningStore()
 

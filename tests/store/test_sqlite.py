@@ -308,6 +308,28 @@ async def test_claim_of_a_caller_cancelled_at_the_last_moment_goes_back_too(tmp_
         assert (again.input, again.attempt.sequence_id) == ("a", 1)
 
 
+async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", durability="power") as store:
+        await store.enqueue_rollout("before")
+        writer = store._work().writer
+
+        def interrupt(tx: Any, now: float) -> None:
+            tx.put_setting("half", "written")
+            raise KeyboardInterrupt
+
+        with writer._turn:
+            job = writer_module.Job(writer_module.Call("test", interrupt))
+            writer._jobs.append(job)
+            with pytest.raises(KeyboardInterrupt):
+                writer._run_batch(10, None)
+            assert list(writer._jobs) == [job]
+            writer._jobs.clear()
+
+        await store.enqueue_rollout("after")
+        assert [r.input for r in await store.query_rollouts()] == ["before", "after"]
+        assert await store._read(writer_module.Call("test", lambda tx, now: tx.get_setting("half"))) is None
+
+
 async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         queued = await store.enqueue_rollout({"t": (1, 2)}, metadata={"t": (1, 2)})
@@ -434,22 +456,39 @@ async def test_subscriber_resumes_over_a_restart(tmp_path: Path) -> None:
     assert told == ["r-1", "r-2", "r-3"]
 
 
-async def test_log_begins_anew_while_writing_goes_on(
+async def test_log_begins_anew_after_a_checkpoint(tmp_path: Path, make_span: Any) -> None:
+    log = tmp_path / "s.db-wal"
+    async with SqliteLightningStore(tmp_path / "s.db") as store:
+        rollout = await store.start_rollout("a")
+        spans = [make_span(rollout, attributes={"text": "x" * 50_000}) for _ in range(40)]
+        await store.add_many_spans(spans[:20])
+        length = log.stat().st_size
+
+        await asyncio.get_running_loop().run_in_executor(None, store._work().writer._checkpoint)
+        await store.add_many_spans(spans[20:35])
+
+        assert log.stat().st_size == length
+        assert len(await store.query_spans(rollout.rollout_id)) == 35
+
+
+async def test_checkpoints_are_made_as_the_log_grows(
     tmp_path: Path, make_span: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "BYTES_BETWEEN_CHECKPOINTS", 1_000_000)
+    made = threading.Event()
+    original = writer_module.Writer._checkpoint
+
+    def checkpoint(writer: Any) -> None:
+        original(writer)
+        made.set()
+
+    monkeypatch.setattr(writer_module.Writer, "_checkpoint", checkpoint)
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         rollout = await store.start_rollout("a")
+        for n in range(30):
+            await store.add_span(make_span(rollout, sequence_id=n, attributes={"text": "x" * 50_000}))
 
-        async def write(number: int) -> None:
-            for n in range(50):
-                span_id = f"{number}-{n}"
-                await store.add_span(make_span(rollout, span_id=span_id, attributes={"text": "x" * 50_000}))
-
-        await asyncio.gather(*(write(number) for number in range(8)))
-
-        assert (tmp_path / "s.db-wal").stat().st_size < 12_000_000
-        assert (await store.statistics())["total_span_bytes"] > 20_000_000
+        assert await asyncio.get_running_loop().run_in_executor(None, made.wait, 30)
 
 
 async def test_rollouts_beyond_the_cache_are_found_again(

@@ -175,7 +175,7 @@ class SqliteLightningStore(LocalStore):
         return future
 
     async def _claim(self, call: Call) -> Any:
-        future = self._write(call)
+        future = SqliteLightningStore._write(self, call)  # not the measured one, for this is measured itself
         try:
             return await future
         except asyncio.CancelledError:

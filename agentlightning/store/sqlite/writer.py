@@ -172,6 +172,8 @@ class Writer:
     def _run_batch(self, most: int, loop: asyncio.AbstractEventLoop | None) -> None:
         """Run waiting jobs in one transaction; a loop that runs them itself does not wait for other processes."""
         jobs: list[Job] = []
+        if not self._jobs:
+            return
         try:
             with store_errors(self._path):
                 self._begin(patient=loop is None)
@@ -188,13 +190,20 @@ class Writer:
             jobs = jobs or [self._jobs.popleft()]
             for job in jobs:
                 job.error = job.error or error
-        except BaseException:  # an interrupt: nothing was answered, so nothing may remain
-            self._roll_back()
-            self._jobs.extendleft(reversed(jobs))
+        except BaseException:
+            self._survive_interrupt(jobs, loop)
             raise
         else:
             self._publish(notices)
         self._settle(jobs, loop)
+
+    def _survive_interrupt(self, jobs: list[Job], loop: asyncio.AbstractEventLoop | None) -> None:
+        """Ctrl-C in the middle of a batch: what is not committed goes back to the line, what is gets its answers."""
+        if self._connection.in_transaction:
+            self._roll_back()
+            self._jobs.extendleft(reversed(jobs))
+        else:
+            self._settle(jobs, loop)
 
     def _begin(self, *, patient: bool) -> None:
         if patient != self._is_patient:

@@ -22,6 +22,11 @@ UNLOCKED = frozenset(["wait_for_rollouts"])
 """Operations that wait, during which others must be able to act."""
 
 
+def _capabilities_of(store: LightningStore) -> LightningStoreCapabilities:
+    """What a store says it is capable of; one that was written for an earlier release may not say."""
+    return store.capabilities if hasattr(store, "capabilities") else LightningStoreCapabilities()
+
+
 def _locked_method(op: Operation) -> Callable[..., Any]:
     async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
         if op.name in UNLOCKED or kwargs.get("wait") is not None or self._needs_no_lock:
@@ -39,13 +44,11 @@ class LightningStoreThreaded(LightningStore):
     def __init__(self, store: LightningStore) -> None:
         self.store = store
         self._lock = CrossLoopLock()
-        # A store that was written for an earlier release may not say what it is capable of.
-        self._needs_no_lock = bool(getattr(store, "capabilities", {}).get("thread_safe"))
+        self._needs_no_lock = bool(_capabilities_of(store).get("thread_safe"))
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        declared: LightningStoreCapabilities = getattr(self.store, "capabilities", {})
-        return {**declared, "thread_safe": True, "async_safe": True}
+        return {**_capabilities_of(self.store), "thread_safe": True, "async_safe": True}
 
     def otlp_traces_endpoint(self) -> str:
         return self.store.otlp_traces_endpoint()

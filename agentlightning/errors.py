@@ -13,6 +13,7 @@ working, and carries the HTTP status with which a server answers it. All take on
     │   ├── RequestConflict (ValueError)     409  one request id, two different requests
     │   ├── PayloadTooLarge (ValueError)     413  above the size limit
     │   ├── NotAllowed (PermissionError)     403  the caller's token does not permit this
+    │   │   └── InvalidToken                 401  no token, or one that is wrong or has expired
     │   ├── SpansEvicted (RuntimeError)      410  the spans were dropped to save memory
     │   └── StoreUnavailable (ConnectionError) 503  the store cannot be reached, or cannot write
     │       └── IncompatibleStore            503  the file is corrupt, foreign, or from a newer release
@@ -37,6 +38,7 @@ __all__ = [
     "RequestConflict",
     "PayloadTooLarge",
     "NotAllowed",
+    "InvalidToken",
     "SpansEvicted",
     "StoreUnavailable",
     "IncompatibleStore",
@@ -105,6 +107,12 @@ class NotAllowed(StoreError, PermissionError):
     """The caller's token does not permit this operation."""
 
     http_status = 403
+
+
+class InvalidToken(NotAllowed):
+    """The caller showed no token, or one that is wrong or has expired."""
+
+    http_status = 401
 
 
 class SpansEvicted(StoreError, RuntimeError):

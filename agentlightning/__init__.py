@@ -32,6 +32,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "LightningStoreCapabilities",
         "LightningStoreStatistics",
         "LightningStoreThreaded",
+        "LightningStoreClient",
+        "LightningStoreServer",
         "InMemoryLightningStore",
         "SqliteLightningStore",
         "SQLiteLightningStore",

@@ -1,5 +1,7 @@
 """MEMORY — the one place where state lives: tasks and resources go down, spans and rewards come up."""
 
+from typing import TYPE_CHECKING
+
 from agentlightning.store.archive import export_store, import_store
 from agentlightning.store.base import (
     UNSET,
@@ -12,6 +14,10 @@ from agentlightning.store.forwarding import BlockingStore, LightningStoreThreade
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore, SqliteLightningStore
 
+if TYPE_CHECKING:  # a web server and a web client, which most programs need neither of, load on first touch
+    from agentlightning.store.http.client import LightningStoreClient
+    from agentlightning.store.http.server import LightningStoreServer
+
 __all__ = [
     "UNSET",
     "Unset",
@@ -19,6 +25,8 @@ __all__ = [
     "LightningStoreCapabilities",
     "LightningStoreStatistics",
     "LightningStoreThreaded",
+    "LightningStoreClient",
+    "LightningStoreServer",
     "InMemoryLightningStore",
     "SqliteLightningStore",
     "SQLiteLightningStore",
@@ -26,3 +34,13 @@ __all__ = [
     "export_store",
     "import_store",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("LightningStoreClient", "LightningStoreServer"):
+        raise AttributeError(f"module 'agentlightning.store' has no attribute '{name}'")
+    from agentlightning.store import client_server
+
+    value: object = getattr(client_server, name)
+    globals()[name] = value
+    return value

@@ -114,6 +114,19 @@ class LightningStore:
         """
         return await getattr(self, name)(**arguments)
 
+    @operation("POST", "/requests/{request_id}/abandon")
+    async def abandon_request(self, request_id: str) -> bool:
+        """Give back what a request claimed from the queue and its caller did not take; False if it claimed nothing.
+
+        For a caller that was cancelled and cannot know whether its answer was already on the way.
+        """
+        raise NotImplementedError
+
+    @operation("POST", "/requests/forget")
+    async def forget_requests(self, request_ids: Sequence[str]) -> None:
+        """Drop the kept answers of requests that will not come again; others are dropped after ten minutes."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Release what the store holds; acknowledged work is kept where the back end is durable."""
 
@@ -277,12 +290,12 @@ class LightningStore:
 
     # ------------------------------------------------------------------ spans
 
-    @operation("POST", "/spans", body="span", status=201)
+    @operation("POST", "/spans", body="span", echoes="span", status=201)
     async def add_span(self, span: Span) -> Span | None:
         """Append a span to its attempt, which counts as a sign of life; a repeated span id is kept again."""
         raise NotImplementedError
 
-    @operation("POST", "/spans/batch", status=201)
+    @operation("POST", "/spans/batch", echoes="spans", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
         """Append all or none; of spans with one id in one attempt the first is kept, the others answer None."""
         raise NotImplementedError
@@ -336,12 +349,12 @@ class LightningStore:
 
     # ------------------------------------------------------------------ resources
 
-    @operation("POST", "/resources", status=201)
+    @operation("POST", "/resources", body="resources", status=201)
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
         """Publish resources under a new id; they become the latest."""
         raise NotImplementedError
 
-    @operation("POST", "/resources/{resources_id}")
+    @operation("POST", "/resources/{resources_id}", body="resources")
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, merge: bool = False
     ) -> ResourcesUpdate:
@@ -447,7 +460,7 @@ class LightningStore:
         """Append figures to the curves of a run."""
         raise NotImplementedError
 
-    @operation("GET", "/runs/{run_id}/metrics", mutates=False)
+    @operation("POST", "/runs/{run_id}/metrics/search", mutates=False)
     async def query_metrics(
         self, run_id: str, *, names: Sequence[str] | None = None, limit: int = -1, offset: int = 0
     ) -> PaginatedResult[MetricPoint]:

@@ -107,7 +107,11 @@ class BlockingStore:
 
     def subscribe(self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None) -> Iterator[Notice]:
         """Changes as they are committed, for ever; the subscription begins with this call."""
-        notices = self.store.subscribe(kinds, after=after)
+
+        async def begin() -> AsyncIterator[Notice]:
+            return self.store.subscribe(kinds, after=after)
+
+        notices = self._thread.run(begin())
 
         async def next_notice() -> Notice:
             return await notices.__anext__()

@@ -5,10 +5,11 @@ one transaction is written here once: waiting for rollouts and for work, subscri
 also ticks while only a waiter waits.
 """
 
+import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.detach import detached
-from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, Subscription
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
@@ -83,11 +84,17 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
                 f"Request id '{call.request_id}' was used for {answer.operation} and now for {call.name}; "
                 "give every request an id of its own."
             )
-        return op.decode_result(answer.body)
+        return _recalled(op, call, answer)
     result = call.behaviour(tx, now, *call.args, **call.kwargs)
     if result is not None and result != []:
-        tx.put_answer(call.request_id, Answer(call.name, op.encode_result(result)), now)
+        body = op.encode_result(result) if op.echoes is None else json.dumps(op.brief(result)).encode()
+        tx.put_answer(call.request_id, Answer(call.name, body), now)
     return detached(result)
+
+
+def _recalled(op: Operation, call: Call, answer: Answer) -> Any:
+    """A kept answer; of what was echoed only the fact is kept."""
+    return op.decode_result(answer.body) if op.echoes is None else op.expand(json.loads(answer.body), call.kwargs)
 
 
 def _measured(
@@ -256,9 +263,10 @@ class LocalStore(LightningStore):
         unknown = wanted.difference(NOTICE_KINDS)
         if unknown:
             raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
-        return self._subscription(wanted, self._newest_cursor() if after is None else after)
+        cursor = self._newest_cursor() if after is None else after
+        return Subscription(self._subscription(wanted, cursor), cursor)
 
-    async def _subscription(self, wanted: frozenset[str], cursor: int) -> AsyncIterator[Notice]:
+    async def _subscription(self, wanted: frozenset[str], cursor: int) -> AsyncGenerator[Notice, None]:
         with self._board.listening(lambda notice: notice.kind in wanted) as listener:
             while True:
                 notices = await self._notices_after(cursor)

@@ -6,8 +6,9 @@ around each transaction; nothing here locks.
 
 import heapq
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import setitem
 from typing import Any, TypeVar
 
 from agentlightning.store.notices import NoticeFields
@@ -70,8 +71,7 @@ class MemoryTransaction(Transaction):
         self._records: dict[type, dict[str, Any]] = {kind: {} for kind in RECORD_KEYS}
         self._settings: dict[str, str] = {}
         self._metrics: dict[str, list[MetricPoint]] = {}
-        self._answers: dict[str, Answer] = {}
-        self._answer_times: deque[tuple[float, str]] = deque()
+        self._answers: OrderedDict[str, tuple[float, Answer]] = OrderedDict()  # the oldest first
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._notices: list[NoticeFields] = []
         self._cursor = 0  # number of the newest committed notice
@@ -310,14 +310,21 @@ class MemoryTransaction(Transaction):
     # ------------------------------------------------------------------ answers and counts
 
     def get_answer(self, request_id: str, now: float) -> Answer | None:
-        while self._answer_times and now - self._answer_times[0][0] > self._answer_lifetime_seconds:
-            self._answers.pop(self._answer_times.popleft()[1], None)
-        return self._answers.get(request_id)
+        answers = self._answers
+        while answers and now - next(iter(answers.values()))[0] > self._answer_lifetime_seconds:
+            answers.popitem(last=False)
+        kept = answers.get(request_id)
+        return None if kept is None else kept[1]
 
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        self._answers[request_id] = answer
-        self._answer_times.append((now, request_id))
-        self._undo.append((self._answers.pop, (request_id,)))
+        before = self._answers.get(request_id)
+        self._answers[request_id] = (now, answer)
+        undo = (self._answers.pop, (request_id,)) if before is None else (setitem, (self._answers, request_id, before))
+        self._undo.append(undo)
+
+    def drop_answers(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._answers.pop(request_id, None)  # nothing can fail after this, so it needs no undoing
 
     def counts(self) -> dict[str, int]:
         return {

@@ -66,6 +66,8 @@ class Operation:
     name: str
     route: Route
     mutates: bool
+    echoes: str | None
+    """The argument that is also the result, or of which None takes the place where it was not kept."""
     by_keyword: bool
     """Wrappers pass every argument by name: in the 0.2 release these methods took keywords only."""
     signature: inspect.Signature
@@ -111,21 +113,40 @@ class Operation:
     def decode_result(self, payload: bytes) -> Any:
         return self.result.validate_json(payload)
 
+    def brief(self, result: Any) -> Any:
+        """The result of an operation that echoes, told in short: which of what was given was kept."""
+        return [item is not None for item in result] if isinstance(result, list) else result is not None
+
+    def expand(self, brief: Any, arguments: Mapping[str, Any]) -> Any:
+        """The result that was told in short."""
+        given = arguments[self.echoes or ""]
+        if isinstance(brief, list):
+            return [item if is_kept else None for item, is_kept in zip(given, brief, strict=True)]
+        return given if brief else None
+
 
 @dataclass(frozen=True)
 class _Mark:
     route: Route
     mutates: bool
+    echoes: str | None
     by_keyword: bool
 
 
 def operation(
-    verb: Verb, path: str, *, body: str | None = None, status: int = 200, mutates: bool = True, by_keyword: bool = False
+    verb: Verb,
+    path: str,
+    *,
+    body: str | None = None,
+    status: int = 200,
+    mutates: bool = True,
+    echoes: str | None = None,
+    by_keyword: bool = False,
 ) -> Callable[[MethodT], MethodT]:
     """Declare a store method as an operation with its route."""
 
     def mark(method: MethodT) -> MethodT:
-        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, by_keyword))  # noqa: B010
+        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, echoes, by_keyword))  # noqa: B010
         return method
 
     return mark
@@ -141,9 +162,8 @@ def operations_of(store_type: type) -> Mapping[str, Operation]:
             if mark is not None and name not in found:
                 signature = inspect.signature(method)
                 parameters = [p for p in signature.parameters.values() if p.name != "self"]
-                found[name] = Operation(
-                    name, mark.route, mark.mutates, mark.by_keyword, signature.replace(parameters=parameters), method
-                )
+                signature = signature.replace(parameters=parameters)
+                found[name] = Operation(name, mark.route, mark.mutates, mark.echoes, mark.by_keyword, signature, method)
     return types.MappingProxyType(found)
 
 

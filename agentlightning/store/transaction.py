@@ -155,7 +155,11 @@ class Transaction(ABC):
         """The kept answer, unless its time is over."""
 
     @abstractmethod
-    def put_answer(self, request_id: str, answer: Answer, now: float) -> None: ...
+    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
+        """Keep an answer, in the place of an older one."""
+
+    @abstractmethod
+    def drop_answers(self, request_ids: Sequence[str]) -> None: ...
 
     @abstractmethod
     def note(

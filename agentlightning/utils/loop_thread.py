@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 __all__ = ["LoopThread"]
@@ -31,6 +32,10 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def start_soon(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run a coroutine in the background of the calling thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
     def stop(self) -> None:
         """End the loop and its thread; a later call starts a new one."""

@@ -1,13 +1,17 @@
 """The back ends over which the contract suites run; a new one is one more line."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
     LightningStoreThreaded,
     SqliteLightningStore,
 )
@@ -21,11 +25,38 @@ BACKENDS: dict[str, Callable[[Path, Callable[[], float]], LightningStore]] = {
 }
 
 
-@pytest.fixture(params=BACKENDS)
+REMOTE = {
+    "client-memory": ("memory", "auto"),
+    "client-memory-http": ("memory", "http"),
+    "client-sqlite": ("sqlite", "ws"),
+}
+"""The same over the network: the back end of the server, and the client's transport."""
+
+
+@pytest.fixture(params=[*BACKENDS, *REMOTE])
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Callable[[], float]
 ) -> AsyncIterator[LightningStore]:
     """A new store of each kind."""
-    built = BACKENDS[request.param](tmp_path, clock)
-    yield built
+    backend, transport = REMOTE.get(request.param, (request.param, None))
+    built = BACKENDS[backend](tmp_path, clock)
+    if transport is None:
+        yield built
+    else:
+        async with served(built, transport) as client:
+            yield client
     await built.close()
+
+
+@asynccontextmanager
+async def served(store: LightningStore, transport: Any) -> AsyncIterator[LightningStore]:
+    """A client of a server of a store; `store` leads tests to the store behind it, as with the other wrappers."""
+    server = LightningStoreServer(store, "127.0.0.1", 0)
+    await server.start()
+    client: Any = LightningStoreClient(server.endpoint, transport=transport)
+    client.store = store
+    try:
+        yield client
+    finally:
+        await client.close()
+        await server.stop()

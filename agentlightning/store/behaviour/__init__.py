@@ -7,7 +7,7 @@ less the ones about waiting, which is the store's business and not the transacti
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.store.behaviour import attempts, resources, rollouts, runs, spans, workers
+from agentlightning.store.behaviour import attempts, requests, resources, rollouts, runs, spans, workers
 
 __all__ = ["BEHAVIOURS", "WITHOUT_WATCHDOG"]
 
@@ -45,10 +45,13 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
         runs.query_runs,
         runs.add_metrics,
         runs.query_metrics,
+        requests.abandon_request,
+        requests.forget_requests,
     )
 }
 
 WITHOUT_WATCHDOG = frozenset(
     ["add_span", "add_many_spans", "get_next_span_sequence_id", "get_many_span_sequence_ids", "add_metrics"]
+    + ["forget_requests"]
 )
 """Operations before which overdue attempts are not looked for: a late span must find its attempt as it was."""

@@ -38,6 +38,7 @@ class RecordTables:
         self._setting_rows: dict[str, str] = {}
         self._metric_rows: list[Row] = []
         self._answer_rows: dict[str, Row] = {}
+        self._dropped_answers: list[Row] = []
 
     def trim(self) -> None:
         """Keep the memory within bounds; only when nothing is held back."""
@@ -53,9 +54,12 @@ class RecordTables:
             write("INSERT OR REPLACE INTO settings VALUES (?, ?)", self._setting_rows.items())
         if self._metric_rows:
             write("INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)", self._metric_rows)
+        if self._dropped_answers:
+            write("DELETE FROM answers WHERE request_id = ?", self._dropped_answers)
         if self._answer_rows:
             self._flush_answers()
         self._record_rows, self._setting_rows, self._metric_rows, self._answer_rows = {}, {}, [], {}
+        self._dropped_answers = []
 
     def _flush_answers(self) -> None:
         newest = max(row[-1] for row in self._answer_rows.values())
@@ -130,10 +134,19 @@ class RecordTables:
         ]
 
     def get_answer(self, request_id: str, now: float) -> Answer | None:
+        row = self._answer_rows.get(request_id)
+        if row is not None:
+            return Answer(row[1], row[2])
         sql = "SELECT operation, body FROM answers WHERE request_id = ? AND time >= ?"
-        rows = self._session.select(sql, (request_id, now - self._answer_lifetime_seconds))
+        rows = self._session.select_stored(sql, (request_id, now - self._answer_lifetime_seconds))
         return Answer(*rows[0]) if rows else None
 
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
         self._answer_rows[request_id] = (request_id, answer.operation, answer.body, now)
         self._session.hold_back(self._answer_rows.pop, request_id)
+
+    def drop_answers(self, request_ids: Sequence[str]) -> None:
+        if any(map(self._answer_rows.get, request_ids)):
+            self._session.flush()  # so that the answers are there to be dropped
+        self._dropped_answers += [(request_id,) for request_id in request_ids]
+        self._session.hold_back(self._dropped_answers.clear)

@@ -201,6 +201,9 @@ class SqliteTransaction(Transaction):
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
         self._records.put_answer(request_id, answer, now)
 
+    def drop_answers(self, request_ids: Sequence[str]) -> None:
+        self._records.drop_answers(request_ids)
+
     def relieve(self) -> None:
         self.session.flush()
         self._rollouts.entries.clear()

@@ -1,0 +1,1 @@
+"""The store over the network: server, client, OTLP ingest, tokens."""

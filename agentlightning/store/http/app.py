@@ -1,0 +1,130 @@
+"""The web application around the store's routes: health, metrics, documentation."""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import fastapi
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+import agentlightning
+from agentlightning.errors import StoreUnavailable
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.dispatch import StoreRoutes
+from agentlightning.store.http.openapi import describe
+from agentlightning.store.http.service import StoreService
+from agentlightning.utils.metrics import MetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["StoreApp", "build_app"]
+
+NOT_SUPPORTED = ("/v1/metrics", "/v1/logs", "/v1/development/profiles")
+_NOT_IMPLEMENTED = 501
+_UNAVAILABLE = 503
+_PREFIX = "agl_store_"
+
+
+class StoreApp(fastapi.FastAPI):
+    """The application of one server, with the service its routes share."""
+
+    service: StoreService
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi())
+        return self.openapi_schema
+
+
+def build_app(
+    store: LightningStore,
+    *,
+    token: str | None = None,
+    cors_allow_origins: Sequence[str] | None = None,
+    tracker: MetricsBackend | None = None,
+    **limits: Any,
+) -> StoreApp:
+    """An application that serves a store; `limits` are those of `StoreService`."""
+    registry = _new_registry()
+    service = StoreService(store, token=token, tracker=_trackers(registry, tracker), **limits)
+    app = StoreApp(title="Agent Lightning store", version=agentlightning.__version__)
+    app.service = service
+    app.add_middleware(StoreRoutes, service=service)
+    if cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(cors_allow_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.include_router(_around(service, registry))
+    return app
+
+
+def _new_registry() -> "CollectorRegistry | None":
+    if importlib.util.find_spec("prometheus_client") is None:
+        return None
+    from prometheus_client import CollectorRegistry
+
+    return CollectorRegistry()
+
+
+def _trackers(registry: "CollectorRegistry | None", tracker: MetricsBackend | None) -> MetricsBackend | None:
+    if registry is None:
+        return tracker
+    own = PrometheusMetricsBackend(registry=registry)
+    return own if tracker is None else MultiMetricsBackend([own, tracker])
+
+
+def _around(service: StoreService, registry: "CollectorRegistry | None") -> fastapi.APIRouter:
+    router = fastapi.APIRouter()
+
+    @router.get("/health", tags=["server"])
+    @router.get("/v1/agl/health", tags=["server"])
+    async def health() -> dict[str, str]:
+        """The server runs."""
+        return {"status": "ok"}
+
+    @router.get("/ready", tags=["server"], responses={_UNAVAILABLE: {"description": "The store cannot be used."}})
+    async def ready() -> Response:
+        """The server runs and its store answers."""
+        is_ready = await service.is_ready()
+        return JSONResponse({"status": "ready" if is_ready else "unavailable"}, 200 if is_ready else _UNAVAILABLE)
+
+    @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+    @router.get("/v1/prometheus", tags=["server"], response_class=PlainTextResponse, include_in_schema=False)
+    @router.get("/v1/prometheus/", tags=["server"], response_class=PlainTextResponse, include_in_schema=False)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        if registry is None:
+            detail = "Metrics need prometheus_client; install it with: pip install 'agentlightning[prometheus]'"
+            return JSONResponse({"detail": detail, "error_type": "NotInstalled"}, _NOT_IMPLEMENTED)
+        return PlainTextResponse(await _exposition(service, registry))
+
+    for path in NOT_SUPPORTED:
+        router.add_api_route(path, _not_supported, methods=["POST"], tags=["server"], status_code=_NOT_IMPLEMENTED)
+    return router
+
+
+async def _not_supported() -> Response:
+    """Only traces are taken over OTLP."""
+    detail = "This server takes traces over OTLP, no metrics, logs or profiles; send traces to /v1/traces."
+    return JSONResponse({"detail": detail, "error_type": "NotSupported"}, _NOT_IMPLEMENTED)
+
+
+async def _exposition(service: StoreService, registry: "CollectorRegistry") -> str:
+    """What was measured, and what the store holds right now."""
+    from prometheus_client import generate_latest
+
+    gauges: dict[str, float] = {
+        "agl_server_live_connections": service.live_connections,
+        "agl_server_waiting_calls": service.waiting_calls,
+        f"{_PREFIX}up": 1,
+    }
+    try:
+        statistics = await service.store.statistics()
+        gauges |= {_PREFIX + name: value for name, value in statistics.items() if isinstance(value, (int, float))}
+    except StoreUnavailable:
+        gauges[f"{_PREFIX}up"] = 0
+    lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()]
+    measured: str = generate_latest(registry).decode()
+    return measured + "".join(lines)

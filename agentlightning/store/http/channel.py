@@ -1,0 +1,225 @@
+"""The live channel, client side: one WebSocket that carries the calls and subscriptions of one event loop.
+
+Calls made in the same round of the loop share a frame. A channel lives as long as its connection: when that is lost,
+every call in flight fails with `ConnectionLost`, and the client decides what to send again. `serve_live` describes the
+messages.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agentlightning.store.http.codec import OperationCodec, encode_many, parse_json
+from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed, decompressed
+from agentlightning.store.http.failures import Failure, exception_of
+from agentlightning.store.http.live import MOST_FRAME_BYTES
+from agentlightning.store.http.notices import as_notice
+from agentlightning.types import Notice
+
+__all__ = ["ConnectionLost", "LiveChannel"]
+
+PING_SECONDS = 20.0
+_GZIP_MAGIC = b"\x1f\x8b"
+_MOST_ANSWER_BYTES = 1 << 31
+
+
+class ConnectionLost(ConnectionError):
+    """The connection broke before the answer came; told to the retry loop, never raised to a user."""
+
+
+class LiveChannel:
+    """One open WebSocket."""
+
+    def __init__(
+        self, socket: "aiohttp.ClientWebSocketResponse[bool]", request: aiohttp.RequestInfo, *, compresses: bool
+    ) -> None:
+        self._socket = socket
+        self._request = request
+        self._compresses = compresses
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._notices: dict[int, asyncio.Queue[Notice | Exception]] = {}
+        self._unsent: list[bytes] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._reading = asyncio.create_task(self._read(), name="agl-live-reader")
+        self.is_open = True
+
+    @classmethod
+    async def open(
+        cls, session: aiohttp.ClientSession, url: str, *, timeout_seconds: float, compresses: bool
+    ) -> "LiveChannel":
+        """Connect; raises what aiohttp raises."""
+        connecting = session.ws_connect(
+            url, params={"compact": "1"}, heartbeat=PING_SECONDS, max_msg_size=_MOST_ANSWER_BYTES
+        )
+        socket = await asyncio.wait_for(connecting, timeout_seconds)
+        request = aiohttp.RequestInfo(socket._response.url, "GET", socket._response.headers, socket._response.url)
+        return cls(socket, request, compresses=compresses)
+
+    async def close(self) -> None:
+        """Close the connection; what is in flight fails."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(aiohttp.ClientError, ConnectionError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._socket.close(), 2.0)
+
+    # ------------------------------------------------------------------ calls
+
+    async def call(
+        self, codec: OperationCodec, arguments: Mapping[str, Any], *, key: str | None, timeout_seconds: float | None
+    ) -> Any:
+        """Run an operation on the server; `asyncio.TimeoutError` if no answer comes in time."""
+        keyed = b"" if key is None else b',"key":"%b"' % key.encode()
+        content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), codec.encode_arguments(arguments), keyed)
+        number, answer = self._post(content)
+        try:
+            if timeout_seconds is None:
+                given = await answer
+            else:
+                given = await asyncio.wait_for(answer, timeout_seconds)
+        except (asyncio.CancelledError, asyncio.TimeoutError):
+            self._say(b'{"cancel":%d}' % number)
+            raise
+        finally:
+            self._answers.pop(number, None)
+        return codec.decode_brief(given, arguments)
+
+    async def subscribe(self, kinds: list[str] | None, after: int | None) -> "LiveSubscription":
+        """Follow the store's changes."""
+        content = b'"subscribe":%b,"after":%b' % (orjson.dumps(kinds), orjson.dumps(after))
+        queue: asyncio.Queue[Notice | Exception] = asyncio.Queue()
+        number, answer = self._post(content, queue)
+        try:
+            cursor = await answer
+        except BaseException:
+            self.unsubscribe(number)
+            raise
+        finally:
+            self._answers.pop(number, None)
+        return LiveSubscription(self, number, cursor, queue)
+
+    def unsubscribe(self, number: int) -> None:
+        self._notices.pop(number, None)
+        self._say(b'{"cancel":%d}' % number)
+
+    def _post(
+        self, content: bytes, queue: "asyncio.Queue[Notice | Exception] | None" = None
+    ) -> tuple[int, asyncio.Future[Any]]:
+        if not self.is_open:
+            raise ConnectionLost("The live connection is closed.")
+        self._number += 1
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._answers[self._number] = answer
+        if queue is not None:
+            self._notices[self._number] = queue
+        self._say(b'{"id":%d,%b}' % (self._number, content))
+        return self._number, answer
+
+    # ------------------------------------------------------------------ sending
+
+    def _say(self, message: bytes) -> None:
+        if not self.is_open:
+            return
+        self._unsent.append(message)
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send(), name="agl-live-sender")
+
+    async def _send(self) -> None:
+        """Send what has gathered; runs at the end of the round in which the first message was given."""
+        try:
+            while self._unsent:
+                unsent, self._unsent = self._unsent, []
+                for frame in _frames(unsent):
+                    if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
+                        frame = compressed(frame)
+                    await self._socket.send_bytes(frame)
+        except (aiohttp.ClientError, ConnectionError):
+            self._lose()
+        finally:
+            self._sending = None
+
+    # ------------------------------------------------------------------ reading
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._socket:
+                if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                    break
+                self._take(message.data)
+        except (aiohttp.ClientError, ConnectionError, ValueError):
+            pass  # a broken connection or a garbled frame ends the channel; the calls are told below
+        finally:
+            self._lose()
+
+    def _take(self, frame: bytes | str) -> None:
+        if isinstance(frame, bytes) and frame.startswith(_GZIP_MAGIC):
+            frame = decompressed(frame, _MOST_ANSWER_BYTES)
+        for message in parse_json(frame):
+            number = message["id"]
+            if "notice" in message:
+                if (queue := self._notices.get(number)) is not None:
+                    queue.put_nowait(as_notice(message["notice"]))
+                continue
+            answer = self._answers.get(number)
+            if "error" in message:
+                self._fail(number, answer, message["error"])
+            elif answer is not None and not answer.done():
+                answer.set_result(message["cursor"] if "cursor" in message else message["result"])
+
+    def _fail(self, number: int, answer: "asyncio.Future[Any] | None", told: Mapping[str, Any]) -> None:
+        error = exception_of(Failure(told["status"], told["error_type"], told["detail"]), self._request)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        elif (queue := self._notices.get(number)) is not None:
+            queue.put_nowait(error)
+
+    def _lose(self) -> None:
+        """The connection is gone: everything in flight fails."""
+        self.is_open = False
+        lost = ConnectionLost("The connection to the store was lost.")
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(lost)
+        for queue in self._notices.values():
+            queue.put_nowait(lost)
+
+
+class LiveSubscription:
+    """Notices of one channel; ends with `ConnectionLost`."""
+
+    def __init__(
+        self, channel: LiveChannel, number: int, cursor: int, queue: "asyncio.Queue[Notice | Exception]"
+    ) -> None:
+        self.cursor = cursor
+        self._channel = channel
+        self._number = number
+        self._queue = queue
+
+    async def next(self) -> Notice:
+        following = await self._queue.get()
+        if isinstance(following, Exception):
+            raise following
+        self.cursor = following.cursor
+        return following
+
+    def close(self) -> None:
+        self._channel.unsubscribe(self._number)
+
+
+def _frames(messages: list[bytes]) -> list[bytes]:
+    """Messages as frames of bounded size."""
+    frames, part, size = [], [], 0
+    for message in messages:
+        part.append(message)
+        size += len(message)
+        if size >= MOST_FRAME_BYTES:
+            frames.append(encode_many(part))
+            part, size = [], 0
+    if part:
+        frames.append(encode_many(part))
+    return frames

@@ -1,0 +1,293 @@
+"""LightningStoreClient: a store on another process or machine, used like one that is here.
+
+Its methods are derived from the contract. Every call that changes something carries a request id, so that it can be
+sent again when the answer was lost, and acts once. What waits neither polls nor ends early: it waits on the server,
+over the live channel, and goes on by itself after an outage.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import AgentLightningError, ConfigurationError, InvalidQuery
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.http.codec import codec_of
+from agentlightning.store.http.following import follow
+from agentlightning.store.http.link import Address, Link, Transport
+from agentlightning.store.http.retries import (
+    DEFAULT_HEALTH_RETRY_DELAYS,
+    DEFAULT_OUTAGE_SECONDS,
+    DEFAULT_RETRY_DELAYS,
+    RetryPolicy,
+    is_passing,
+)
+from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
+
+__all__ = ["LightningStoreClient"]
+
+logger = logging.getLogger(__name__)
+
+LONG_POLL_SECONDS = 20.0
+"""How long one request waits where there is no live channel."""
+DEFAULT_REQUEST_TIMEOUT = 30.0
+DEFAULT_CONNECTION_TIMEOUT = 5.0
+
+
+def _remote_method(op: Operation) -> Callable[..., Any]:
+    async def method(self: "LightningStoreClient", *args: Any, **kwargs: Any) -> Any:
+        return await self._send(op, op.name_arguments(args, kwargs))
+
+    return method
+
+
+@forward_operations(_remote_method)
+class LightningStoreClient(LightningStore):
+    """A store behind a `LightningStoreServer`."""
+
+    def __init__(
+        self,
+        server_address: str,
+        *,
+        retry_delays: Sequence[float] = DEFAULT_RETRY_DELAYS,
+        health_retry_delays: Sequence[float] = DEFAULT_HEALTH_RETRY_DELAYS,
+        request_timeout: float = DEFAULT_REQUEST_TIMEOUT,
+        connection_timeout: float = DEFAULT_CONNECTION_TIMEOUT,
+        outage_seconds: float | None = None,
+        token: str | None = None,
+        transport: Transport = "auto",
+    ) -> None:
+        """Name the server; nothing is connected yet.
+
+        Args:
+            server_address: For example `http://127.0.0.1:4747`.
+            retry_delays: Seconds between attempts at a request that failed in passing.
+            health_retry_delays: Seconds between looks at whether the server is back.
+            request_timeout: Seconds after which an answer counts as lost; what waits may take longer.
+            connection_timeout: Seconds for connecting.
+            outage_seconds: How long an unreachable server is waited for; a minute, unless delays are given, which
+                then are all the patience there is.
+            token: Sent with everything; by default the environment's `AGL_STORE_TOKEN`.
+            transport: "auto" opens a WebSocket when it is worth it, "http" never does, "ws" always.
+        """
+        if not server_address.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"server_address is '{server_address}'; it must begin with http:// or https://, "
+                "for example http://127.0.0.1:4747."
+            )
+        if transport not in ("auto", "http", "ws"):
+            raise ConfigurationError(f"transport is '{transport}'; it must be 'auto', 'http' or 'ws'.")
+        has_own_delays = (tuple(retry_delays), tuple(health_retry_delays)) != (
+            DEFAULT_RETRY_DELAYS,
+            DEFAULT_HEALTH_RETRY_DELAYS,
+        )
+        if outage_seconds is None:
+            outage_seconds = 0.0 if has_own_delays else DEFAULT_OUTAGE_SECONDS
+        self.server_address = server_address.rstrip("/")
+        self._address = Address(
+            self.server_address,
+            resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None,
+            request_timeout,
+            connection_timeout,
+            transport,
+        )
+        self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
+        self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
+        self._guard = threading.Lock()  # protects `_links`, which several threads' loops look into
+        self._unanswered: dict[str | None, str] = {}
+        self._is_told_of_outage = False
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"LightningStoreClient('{self.server_address}')"
+
+    def __getstate__(self) -> tuple[Address, RetryPolicy]:
+        return self._address, self._policy
+
+    def __setstate__(self, state: tuple[Address, RetryPolicy]) -> None:
+        address, policy = state
+        LightningStoreClient.__init__(
+            self,
+            address.url,
+            retry_delays=policy.retry_delays,
+            health_retry_delays=policy.health_retry_delays,
+            request_timeout=address.request_timeout,
+            connection_timeout=address.connection_timeout,
+            outage_seconds=policy.outage_seconds,
+            token=address.token,
+            transport=address.transport,
+        )
+
+    # ------------------------------------------------------------------ the store itself
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
+
+    def otlp_traces_endpoint(self) -> str:
+        return f"{self.server_address}/v1/traces"
+
+    async def __aenter__(self) -> "LightningStoreClient":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of every loop; those of other threads as far as their loops still run."""
+        here = asyncio.get_running_loop()
+        if self._background:
+            await asyncio.wait(self._background, timeout=self._address.connection_timeout)
+        with self._guard:
+            links, self._links = list(self._links.values()), weakref.WeakKeyDictionary()
+        for link in links:
+            if link.loop is here:
+                await link.close()
+            elif link.loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(link.close(), link.loop)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.wrap_future(closing), self._address.connection_timeout)
+            elif link.session.connector is not None:
+                link.session.connector._close()  # its loop is gone, so nothing can be awaited there
+
+    def _link(self) -> Link:
+        loop = asyncio.get_running_loop()
+        with self._guard:
+            link = self._links.get(loop)
+            if link is None:
+                link = self._links[loop] = Link(self._address)
+            return link
+
+    # ------------------------------------------------------------------ calls
+
+    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        op = operations_of(LightningStore).get(name)
+        if op is None:
+            raise InvalidQuery(f"There is no store operation '{name}'.")
+        if name == "wait_for_rollouts":
+            return await self.wait_for_rollouts(**arguments)
+        return await self._send(op, dict(arguments), request_id=request_id)
+
+    async def _send(self, op: Operation, arguments: dict[str, Any], *, request_id: str | None = None) -> Any:
+        """Have the server perform an operation, however often that must be asked."""
+        link, codec = self._link(), codec_of(op.name)
+        if not op.mutates:
+            return await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
+        key = request_id or link.new_request_id()
+        if arguments.get("wait"):
+            result = await self._claim(link, op, arguments, key)
+        else:
+            result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
+        if request_id is None and (old := link.settle(key)):
+            self._in_background(self._forget(link, old))
+        return result
+
+    async def _claim(self, link: Link, op: Operation, arguments: dict[str, Any], key: str) -> Any:
+        """Wait for work; a caller who is cancelled gives back what was on its way to him."""
+        codec, deadline = codec_of(op.name), time.monotonic() + arguments["wait"]
+
+        async def attempt() -> Any:
+            while True:
+                left = max(deadline - time.monotonic(), 0.0)
+                has_live = await link.live(wanted=left > 0.0) is not None
+                patience = left if has_live else min(left, LONG_POLL_SECONDS)
+                result = await link.call(codec, {**arguments, "wait": patience}, key=key, wait=patience)
+                if result or patience == left:
+                    return result
+
+        try:
+            return await self._policy.persist(attempt, link.is_healthy)
+        except asyncio.CancelledError:
+            self._in_background(link.call(codec_of("abandon_request"), {"request_id": key}, key=None))
+            raise
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, wait: float | None = None
+    ) -> AttemptedRollout | None:
+        """As in the contract; without `wait` an outage answers None, and what got lost comes with the next call."""
+        op = operations_of(LightningStore)["dequeue_rollout"]
+        arguments: dict[str, Any] = {"worker_id": worker_id} | ({} if wait is None else {"wait": wait})
+        link = self._link()
+        key = self._unanswered.pop(worker_id, None) or link.new_request_id()
+        claim: AttemptedRollout | None
+        try:
+            if wait is not None and wait > 0:
+                claim = await self._claim(link, op, arguments, key)
+            else:
+                claim = await link.call(codec_of(op.name), {"worker_id": worker_id}, key=key)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            self._unanswered[worker_id] = key
+            if wait is not None and wait > 0:
+                raise
+            self._tell_of_outage(error)
+            return None
+        self._is_told_of_outage = False
+        if old := link.settle(key):
+            self._in_background(self._forget(link, old))
+        return claim
+
+    def _tell_of_outage(self, error: Exception) -> None:
+        if not self._is_told_of_outage:
+            self._is_told_of_outage = True
+            logger.warning("The store %s gives no work: %s: %s", self.server_address, type(error).__name__, error)
+
+    async def wait_for_rollouts(
+        self, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[AttemptedRollout | Rollout]:
+        link, codec = self._link(), codec_of("wait_for_rollouts")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+
+        async def attempt() -> list[AttemptedRollout | Rollout]:
+            while True:
+                left = max(deadline - time.monotonic(), 0.0)
+                has_live = await link.live(wanted=left > 0.0) is not None
+                patience = left if has_live else min(left, LONG_POLL_SECONDS)
+                wait = None if math.isinf(patience) else patience
+                began = time.monotonic()
+                finished: list[AttemptedRollout | Rollout] = await link.call(
+                    codec, {"rollout_ids": list(rollout_ids), "timeout": wait}, key=None, wait=wait
+                )
+                if patience == left or time.monotonic() - began < patience:
+                    return finished  # an answer before its time means that all are finished
+
+        return await self._policy.persist(attempt, link.is_healthy)
+
+    # ------------------------------------------------------------------ changes
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        wanted = list(NOTICE_KINDS if kinds is None else kinds)
+        unknown = set(wanted).difference(NOTICE_KINDS)
+        if unknown:
+            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
+        return follow(self._link(), self._policy, wanted, after)
+
+    # ------------------------------------------------------------------ beside the calls
+
+    async def _forget(self, link: Link, request_ids: Sequence[str]) -> None:
+        await link.call(codec_of("forget_requests"), {"request_ids": request_ids}, key=None)
+
+    def _in_background(self, doing: Any) -> None:
+        """Do something nobody waits for; if it fails, the server's own time limits do the same later."""
+
+        async def quietly() -> None:
+            try:
+                await doing
+            except (AgentLightningError, aiohttp.ClientError, ConnectionError, asyncio.TimeoutError) as error:
+                logger.debug("A request in the background failed: %r", error)
+
+        task = asyncio.create_task(quietly())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

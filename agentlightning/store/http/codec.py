@@ -1,0 +1,131 @@
+"""How arguments and results of operations become JSON, and JSON becomes them again.
+
+One `OperationCodec` per operation, built from its declaration. What arrives is validated once, as a whole, so that
+every mistake in a request is named; what is sent is refused by name if JSON would not give it back. Spans are the hot
+path and are encoded by the store's own encoder.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+from typing_extensions import NotRequired, Required, TypedDict
+
+from agentlightning.errors import InvalidValue
+from agentlightning.store.base import LightningStore
+from agentlightning.store.operations import Operation, operations_of
+from agentlightning.store.values import as_json, span_as_json
+from agentlightning.types import PaginatedResult, Span
+
+__all__ = ["OperationCodec", "codec_of", "parse_json", "plain_value"]
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def parse_json(text: bytes | str) -> Any:
+    """JSON as plain values; `InvalidValue` for anything else."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidValue(f"The body is not JSON: {error}.") from error
+
+
+def plain_value(value: Any, where: str) -> Any:
+    """Models, data classes, sets, dates and the like as what JSON holds; containers are copied."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, BaseModel):
+        return plain_value(value.model_dump(serialize_as_any=True), where)
+    if isinstance(value, Mapping):
+        return {key: plain_value(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_value(item, where) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_value(dataclasses.asdict(value), where)
+    try:
+        return to_jsonable_python(value)
+    except (PydanticSerializationError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{where} holds a {type(value).__name__}, which cannot be sent as JSON.") from error
+
+
+class OperationCodec:
+    """The JSON of one operation."""
+
+    def __init__(self, op: Operation) -> None:
+        self.op = op
+
+    @functools.cached_property
+    def arguments(self) -> TypeAdapter[dict[str, Any]]:
+        """Validates the arguments of a call given as one object; those left out stay out."""
+        fields = {
+            name: (Required[hint] if parameter.default is inspect.Parameter.empty else NotRequired[hint])
+            for (name, hint), parameter in zip(
+                self.op.hints.items(), self.op.signature.parameters.values(), strict=True
+            )
+        }
+        make_shape: Any = TypedDict  # mypy knows only shapes that stand in the code
+        shape = make_shape(_model_name(self.op.name), fields)
+        shape.__pydantic_config__ = ConfigDict(extra="forbid")
+        return TypeAdapter(shape)
+
+    def encode_argument(self, name: str, value: Any) -> bytes:
+        if isinstance(value, Span):
+            return span_as_json(value)
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Span):
+            return b"[" + b",".join([self.encode_argument(name, span) for span in value]) + b"]"
+        return _encoded(value, f"Argument '{name}'")
+
+    def encode_arguments(self, arguments: Mapping[str, Any]) -> bytes:
+        parts = [b'"%b":%b' % (name.encode(), self.encode_argument(name, value)) for name, value in arguments.items()]
+        return b"{" + b",".join(parts) + b"}"
+
+    def decode_arguments(self, given: Any) -> dict[str, Any]:
+        """Arguments by name; a pydantic `ValidationError` names everything that does not fit."""
+        return self.arguments.validate_python(given)
+
+    def encode_result(self, result: Any) -> bytes:
+        if isinstance(result, Span):
+            return span_as_json(result)
+        if isinstance(result, PaginatedResult) and result.items and isinstance(result.items[0], Span):
+            spans = b",".join([span_as_json(span) for span in result.items])
+            page = b'"limit":%d,"offset":%d,"total":%d' % (result.limit, result.offset, result.total)
+            return b'{"items":[' + spans + b"]," + page + b"}"
+        return self.op.encode_result(result)
+
+    def encode_brief(self, result: Any) -> bytes:
+        """The result, told in short if the caller knows the rest."""
+        return self.encode_result(result) if self.op.echoes is None else orjson.dumps(self.op.brief(result))
+
+    def decode_brief(self, given: Any, arguments: Mapping[str, Any]) -> Any:
+        return self.decode_result(given) if self.op.echoes is None else self.op.expand(given, arguments)
+
+    def decode_result(self, given: Any) -> Any:
+        """A result from parsed JSON."""
+        return self.op.result.validate_python(given)
+
+
+@functools.cache
+def codec_of(name: str) -> OperationCodec:
+    """The codec of the operation of that name."""
+    return OperationCodec(operations_of(LightningStore)[name])
+
+
+def _model_name(operation: str) -> str:
+    return "".join(word.title() for word in operation.split("_")) + "Request"
+
+
+def _encoded(value: Any, where: str) -> bytes:
+    try:
+        return as_json(value, where)
+    except InvalidValue:
+        return as_json(plain_value(value, where), where)
+
+
+def encode_many(parts: Sequence[bytes]) -> bytes:
+    """A JSON array of what is JSON already."""
+    return b"[" + b",".join(parts) + b"]"

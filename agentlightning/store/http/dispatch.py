@@ -1,0 +1,136 @@
+"""The routes at work: a plain ASGI layer that answers what it knows and passes the rest on.
+
+It stands before the web framework, which serves the pages around it and describes these routes, but does not run them.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from agentlightning.store.http.codec import parse_json
+from agentlightning.store.http.exchange import Disconnected, Receive, Request, Send, SlowRequest, answer
+from agentlightning.store.http.failures import Failure, failure_of
+from agentlightning.store.http.live import LIVE_PATH, serve_live
+from agentlightning.store.http.notices import NOTICES_PATH, read_notices
+from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
+from agentlightning.store.http.permissions import check_traces
+from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.tokens import Scope
+from agentlightning.store.http.wire import PREFIX, WireRoute, find_route, verbs_of
+
+__all__ = ["StoreRoutes"]
+
+logger = logging.getLogger(__name__)
+
+TRACES_PATH = "/v1/traces"
+_METHOD_NOT_ALLOWED = 405
+_BRIEFLY = "return=minimal"
+
+
+class StoreRoutes:
+    """ASGI middleware with every route of the store."""
+
+    def __init__(self, app: Any, service: StoreService) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and scope["path"] == LIVE_PATH:
+            await serve_live(self._service, scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(Request(scope, receive), send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        began = time.perf_counter()
+        status = 0
+
+        async def watched_send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            permitted = self._service.admit(request.header(b"authorization"))
+            if not await self._answered(request, watched_send, permitted):
+                await self._app(request.scope, request.receive, watched_send)
+        except Disconnected:
+            return
+        except SlowRequest as slow:
+            await _refuse(request, watched_send, slow.failure)
+        except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
+            await _refuse(request, watched_send, failure_of(error))
+        finally:
+            self._log(request, status, began)
+
+    async def _answered(self, request: Request, send: Send, permitted: Scope) -> bool:
+        """Serve a request if the path is one of ours."""
+        path, verb = request.scope["path"], request.scope["method"]
+        found = find_route(verb, request.raw_path)
+        if found is not None:
+            await self._serve_operation(request, send, permitted, *found)
+        elif path == TRACES_PATH and verb == "POST":
+            await self._serve_traces(request, send, permitted)
+        elif path == NOTICES_PATH and verb == "GET":
+            body = await self._unless_gone(request, read_notices(self._service, permitted, request.query))
+            await answer(request, send, 200, body)
+        elif verbs := verbs_of(request.raw_path):
+            detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
+            await _refuse(request, send, Failure(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail))
+        elif path.startswith(PREFIX + "/") and path != PREFIX + "/health":
+            await _refuse(request, send, Failure(404, "UnknownRoute", f"There is no route {path}; see /docs."))
+        else:
+            return False
+        return True
+
+    async def _serve_operation(
+        self, request: Request, send: Send, permitted: Scope, route: WireRoute, in_path: dict[str, str]
+    ) -> None:
+        body = await self._body(request)
+        given = route.read(in_path, request.query, parse_json(body) if body else None)
+        key = request.header(b"idempotency-key") or None
+        calling = self._service.call(route.codec, given, permitted, key)
+        waits = "wait" in given or "timeout" in given or route.operation == "wait_for_rollouts"
+        result = await (self._unless_gone(request, calling) if waits else calling)
+        briefly = not route.is_old and request.header(b"prefer") == _BRIEFLY
+        await answer(request, send, route.status, route.write(result, briefly=briefly))
+
+    async def _serve_traces(self, request: Request, send: Send, permitted: Scope) -> None:
+        media_type = request.header(b"content-type").split(";")[0].strip().lower()
+        traces = read_traces(await self._body(request), media_type)
+        check_traces(permitted, traces.owners)
+        rejected = await ingest_traces(self._service.store, traces)
+        body = encode_answer(media_type, rejected.count, rejected.message)
+        await answer(request, send, 200, body, media_type=media_type.encode())
+
+    async def _body(self, request: Request) -> bytes:
+        service = self._service
+        if request.scope["method"] == "GET":
+            return b""
+        return await request.body(max_bytes=service.max_request_bytes, timeout_seconds=service.body_timeout_seconds)
+
+    async def _unless_gone(self, request: Request, calling: Any) -> Any:
+        """Await a call that may wait long; end it when the client goes away."""
+        call, gone = asyncio.ensure_future(calling), asyncio.ensure_future(request.until_disconnect())
+        try:
+            await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise Disconnected
+            return call.result()
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    def _log(self, request: Request, status: int, began: float) -> None:
+        if logger.isEnabledFor(logging.INFO):
+            client = request.scope.get("client") or ("?", 0)
+            milliseconds = (time.perf_counter() - began) * 1000
+            method, path = request.scope["method"], request.scope["path"]
+            logger.info("%s:%s %s %r %s %.1f ms", client[0], client[1], method, path, status, milliseconds)
+
+
+async def _refuse(request: Request, send: Send, failure: Failure) -> None:
+    await answer(request, send, failure.status, failure.body)

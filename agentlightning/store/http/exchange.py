@@ -1,0 +1,143 @@
+"""One HTTP request and its answer on the bare ASGI interface: bodies within limits and in time, gzip both ways.
+
+A web framework's own request handling costs more than the store's work; the hot routes do without it.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from agentlightning.errors import InvalidValue, PayloadTooLarge
+from agentlightning.store.http.failures import Failure
+
+__all__ = ["COMPRESS_FROM_BYTES", "Receive", "Request", "Send", "SlowRequest", "answer", "compressed", "decompressed"]
+
+ConnectionScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+COMPRESS_FROM_BYTES = 1024
+"""Bodies above this travel compressed."""
+_GZIP_LEVEL = 1
+_GZIP_FORMAT = 31  # zlib's number for a gzip header, with the largest window
+_REQUEST_TIMEOUT = 408
+
+
+class SlowRequest(Exception):  # named for what happened, as all of ours
+    """The body did not arrive in time; told to the client as 408, never raised to a user."""
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(_REQUEST_TIMEOUT, "RequestTimeout", str(self))
+
+
+class Disconnected(Exception):  # named for what happened, as all of ours
+    """The client is gone; there is nobody to answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the ASGI server hands it over."""
+
+    scope: ConnectionScope
+    receive: Receive
+
+    def header(self, name: bytes) -> str:
+        """A header's value; empty if it was not sent."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                text: str = value.decode("latin-1")
+                return text
+        return ""
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path as it was sent, still escaped."""
+        raw: bytes | None = self.scope.get("raw_path")
+        return raw if raw is not None else self.scope["path"].encode()
+
+    @property
+    def query(self) -> list[tuple[str, str]]:
+        text = self.scope["query_string"]
+        return parse_qsl(text.decode("latin-1"), keep_blank_values=True) if text else []
+
+    async def body(self, *, max_bytes: int, timeout_seconds: float) -> bytes:
+        """The whole body, decompressed."""
+        announced = self.header(b"content-length")
+        if announced.isdigit() and int(announced) > max_bytes:
+            raise _too_large(max_bytes)
+        try:
+            body = await asyncio.wait_for(self._read(max_bytes), timeout_seconds)
+        except asyncio.TimeoutError as error:
+            raise SlowRequest(f"The body did not arrive within {timeout_seconds:g} s.") from error
+        encoding = self.header(b"content-encoding")
+        if encoding in ("", "identity"):
+            return body
+        if encoding != "gzip":
+            raise InvalidValue(f"Content-Encoding is '{encoding}'; send gzip, or nothing.")
+        return decompressed(body, max_bytes)
+
+    async def _read(self, max_bytes: int) -> bytes:
+        message = await self.receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            body: bytes = message.get("body", b"")
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+            return body
+        chunks = bytearray()
+        while True:
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            chunks += message.get("body", b"")
+            if len(chunks) > max_bytes:
+                raise _too_large(max_bytes)
+            if not message.get("more_body"):
+                return bytes(chunks)
+            message = await self.receive()
+
+    async def until_disconnect(self) -> None:
+        """Return when the client is gone."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The request is larger than {max_bytes} bytes; send it in several smaller ones.")
+
+
+def compressed(body: bytes) -> bytes:
+    """A body as gzip."""
+    press = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
+    return press.compress(body) + press.flush()
+
+
+def decompressed(body: bytes, max_bytes: int) -> bytes:
+    """What gzip holds; refused if it is broken, or larger than the limit once unpacked."""
+    press = zlib.decompressobj(_GZIP_FORMAT)
+    try:
+        plain = press.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidValue(f"The body is not gzip: {error}.") from error
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    if not press.eof:
+        raise InvalidValue("The gzip body ends too early.")
+    return plain
+
+
+async def answer(
+    request: Request, send: Send, status: int, body: bytes, *, media_type: bytes = b"application/json"
+) -> None:
+    """Send an answer, compressed if that is worth it and the client can read it."""
+    headers = [(b"content-type", media_type)]
+    if len(body) > COMPRESS_FROM_BYTES and "gzip" in request.header(b"accept-encoding"):
+        body = compressed(body)
+        headers.append((b"content-encoding", b"gzip"))
+    headers.append((b"content-length", b"%d" % len(body)))
+    if status == 401:  # the status that must say how to come in
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,95 @@
+"""Exceptions on the wire: an error of ours travels as its class, any other as a status and a text.
+
+The server never sends a traceback; it logs one for what it did not expect. A client raises what the store raised:
+errors of `agentlightning.errors` by name, pydantic's `ValidationError` with the same complaints, and for everything
+else an `aiohttp.ClientResponseError` that carries `detail` and `error_type`.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from agentlightning import errors
+from agentlightning.errors import AgentLightningError
+
+__all__ = ["Failure", "RemoteError", "exception_of", "failure_of"]
+
+logger = logging.getLogger(__name__)
+
+BAD_REQUEST = 400
+UNPROCESSABLE = 422
+
+_OWN_ERRORS: Mapping[str, type[AgentLightningError]] = {name: getattr(errors, name) for name in errors.__all__}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a client is told of an exception."""
+
+    status: int
+    error_type: str
+    detail: Any
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps({"detail": self.detail, "error_type": self.error_type}, default=str)
+
+
+class RemoteError(aiohttp.ClientResponseError):
+    """An exception on the server that is none of ours."""
+
+    detail: Any = None
+    error_type: str = ""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """How an exception is told; what nobody expected is also logged."""
+    if isinstance(error, AgentLightningError):
+        return Failure(error.http_status, type(error).__name__, str(error))
+    if isinstance(error, ValidationError):
+        return Failure(UNPROCESSABLE, "ValidationError", _complaints(error))
+    logger.error("A store operation failed unexpectedly.", exc_info=error)
+    return Failure(BAD_REQUEST, type(error).__name__, str(error))
+
+
+def exception_of(failure: Failure, request: aiohttp.RequestInfo) -> Exception:
+    """The exception a client raises for what it was told."""
+    own = _OWN_ERRORS.get(failure.error_type)
+    if own is not None:
+        return own(str(failure.detail))
+    if failure.error_type == "ValidationError" and isinstance(failure.detail, list):
+        return _validation_error(failure.detail)
+    error = RemoteError(request, (), status=failure.status, message=f"{failure.error_type}: {failure.detail}")
+    error.detail, error.error_type = failure.detail, failure.error_type
+    return error
+
+
+def _complaints(error: ValidationError) -> list[dict[str, Any]]:
+    return [
+        {"type": complaint["type"], "loc": list(complaint["loc"]), "msg": complaint["msg"]}
+        for complaint in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def _validation_error(complaints: list[Any]) -> ValidationError:
+    details: list[InitErrorDetails] = [
+        {
+            "type": PydanticCustomError(str(complaint.get("type")), _literal(str(complaint.get("msg")))),
+            "loc": tuple(complaint.get("loc", ())),
+            "input": None,
+        }
+        for complaint in complaints
+        if isinstance(complaint, dict)
+    ]
+    return ValidationError.from_exception_data("the request", details)
+
+
+def _literal(text: str) -> Any:
+    """A message without placeholders; pydantic wants a literal string, which this is not known to be."""
+    return text.replace("{", "(").replace("}", ")")

@@ -1,0 +1,85 @@
+"""Following a remote store's changes: over the live channel or by long polls, resumed where it broke off."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from agentlightning.store.http.channel import LiveSubscription
+from agentlightning.store.http.link import Link
+from agentlightning.store.http.notices import NOTICES_PATH, as_notice
+from agentlightning.store.http.retries import RetryPolicy, is_passing
+from agentlightning.types import Notice, NoticeKind
+
+__all__ = ["follow"]
+
+POLL_SECONDS = 20.0
+
+
+def follow(link: Link, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None) -> AsyncIterator[Notice]:
+    """Notices for ever; those since this call, or behind the cursor `after`."""
+    return _Following(link, policy, kinds, after)
+
+
+class _Following(AsyncIterator[Notice]):
+    """One subscription, over as many connections as it takes."""
+
+    def __init__(self, link: Link, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None) -> None:
+        self.cursor = after
+        self._link = link
+        self._policy = policy
+        self._kinds = kinds
+        self._live: LiveSubscription | None = None
+        self._polled: deque[Notice] = deque()
+        # Begun at once: changes made after the call are told, however late the first one is asked for.
+        self._beginning: asyncio.Task[None] | None = asyncio.create_task(self._begin())
+        link.hold_until(self._beginning)
+
+    async def __anext__(self) -> Notice:
+        if self._beginning is not None:
+            beginning, self._beginning = self._beginning, None
+            await beginning
+        while True:
+            if self._polled:
+                notice = self._polled.popleft()
+            elif self._live is not None:
+                try:
+                    notice = await self._live.next()
+                except Exception as error:
+                    if not is_passing(error):
+                        raise
+                    self._live = None
+                    continue
+            else:
+                await self._begin()
+                continue
+            self.cursor = notice.cursor
+            return notice
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    async def _begin(self) -> None:
+        """Subscribe, or poll once where there is no live channel."""
+        await self._policy.persist(self._attempt, self._link.is_healthy)
+
+    async def _attempt(self) -> None:
+        channel = await self._link.live()
+        if channel is not None:
+            self._live = await channel.subscribe(list(self._kinds), self.cursor)
+            self.cursor = self._live.cursor
+        else:
+            await self._poll()
+
+    async def _poll(self) -> None:
+        query: list[tuple[str, str]] = [("kinds", kind) for kind in self._kinds]
+        if self.cursor is not None:
+            query += [("after", str(self.cursor)), ("wait", str(POLL_SECONDS))]
+        told = await self._link.get(NOTICES_PATH, query, timeout=POLL_SECONDS + self._link.address.request_timeout)
+        self._polled.extend(map(as_notice, told["notices"]))
+        self.cursor = told["cursor"]

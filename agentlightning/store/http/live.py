@@ -1,0 +1,249 @@
+"""The live channel, server side: one WebSocket for operations, subscriptions and what waits.
+
+A frame is a JSON object or an array of them, as text, or as bytes with gzip around it or not. A client sends
+
+    {"id": 1, "op": "dequeue_rollout", "args": {"wait": 60}, "key": "…"}     an operation, under an idempotency key
+    {"id": 2, "subscribe": ["rollout"], "after": 17}                         notices behind a cursor, or from now on
+    {"cancel": 1}                                                            end of either
+
+and is told, in any order,
+
+    {"id": 1, "result": …}   or   {"id": 1, "error": {"status": 404, "error_type": "NotFound", "detail": "…"}}
+    {"id": 2, "cursor": 17}, then {"id": 2, "notice": {…}} as changes are committed
+
+Messages that are ready at the same time share a frame. A connection opened with `?compact=1` gets frames of bytes,
+compressed if they cross a network, and answers in short where it knows the rest.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidValue
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many, parse_json
+from agentlightning.store.http.exchange import (
+    COMPRESS_FROM_BYTES,
+    Receive,
+    Request,
+    Send,
+    answer,
+    compressed,
+    decompressed,
+)
+from agentlightning.store.http.failures import Failure, failure_of
+from agentlightning.store.http.notices import notice_fields
+from agentlightning.store.http.permissions import check_subscription
+from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.wire import PREFIX
+from agentlightning.store.operations import operations_of
+from agentlightning.types import Notice
+from agentlightning.utils.server_launcher import is_loopback
+
+__all__ = ["LIVE_PATH", "serve_live"]
+
+logger = logging.getLogger(__name__)
+
+LIVE_PATH = PREFIX + "/live"
+MOST_CALLS = 4096
+"""Calls of one connection at a time; further ones are read when some are done."""
+MOST_UNSENT_BYTES = 4 * 1024 * 1024
+"""Above this, subscriptions wait until the client has read."""
+MOST_FRAME_BYTES = 1024 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
+_BAD_FRAME = 1007
+
+
+async def serve_live(service: StoreService, scope: Any, receive: Receive, send: Send) -> None:
+    """Serve one WebSocket from its handshake to its end."""
+    request = Request(scope, receive)
+    await receive()  # the announcement of the connection
+    try:
+        service.admit(request.header(b"authorization"))
+    except AgentLightningError as error:
+        await _deny(request, send, failure_of(error))
+        return
+    await send({"type": "websocket.accept"})
+    service.live_connections += 1
+    try:
+        await _Connection(service, request, send).serve()
+    finally:
+        service.live_connections -= 1
+
+
+async def _deny(request: Request, send: Send, failure: Failure) -> None:
+    """Refuse the handshake, with the reason where the server can send one."""
+    if "websocket.http.response" not in request.scope.get("extensions", {}):
+        await send({"type": "websocket.close", "reason": str(failure.detail)})
+        return
+
+    async def send_denial(message: Any) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await answer(request, send_denial, failure.status, failure.body)
+
+
+class _Connection:
+    """One client's channel."""
+
+    def __init__(self, service: StoreService, request: Request, send: Send) -> None:
+        client = request.scope.get("client") or ("", 0)
+        self._service = service
+        self._authorization = request.header(b"authorization")
+        self._permitted = service.admit(self._authorization)
+        self._receive = request.receive
+        self._send = send
+        self._is_compact = ("compact", "1") in request.query
+        self._compresses = self._is_compact and not is_loopback(client[0])
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._has_room = asyncio.Event()
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._has_unsent = asyncio.Event()
+        self._is_read = asyncio.Event()
+
+    async def serve(self) -> None:
+        writing = asyncio.create_task(self._write(), name="agl-live-writer")
+        try:
+            while (message := await self._receive())["type"] == "websocket.receive":
+                await self._take(message.get("bytes") or message.get("text") or b"")
+        except AgentLightningError as error:
+            logger.info("A live connection was closed: %s", error)
+            with suppress(RuntimeError):  # it is closed already
+                await self._send({"type": "websocket.close", "code": _BAD_FRAME, "reason": str(error)[:100]})
+        finally:
+            tasks = [*self._tasks.values(), writing]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ reading
+
+    async def _take(self, frame: bytes | str) -> None:
+        if isinstance(frame, bytes) and frame.startswith(_GZIP_MAGIC):
+            frame = decompressed(frame, self._service.max_request_bytes)
+        content = parse_json(frame)
+        self._permitted = self._service.admit(self._authorization)  # a token may expire meanwhile
+        for message in content if isinstance(content, list) else [content]:
+            self._begin(message)
+        while len(self._tasks) >= MOST_CALLS:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _begin(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            raise InvalidValue("A message of the live channel must be a JSON object.")
+        if "cancel" in message:
+            if (task := self._tasks.get(message["cancel"])) is not None:
+                task.cancel()
+            return
+        number = message.get("id")
+        if not isinstance(number, int) or number in self._tasks:
+            raise InvalidValue(f"A message needs an 'id' of its own, a number; it is {number!r}.")
+        coroutine = self._follow(number, message) if "subscribe" in message else self._call(number, message)
+        self._tasks[number] = asyncio.create_task(coroutine)
+
+    # ------------------------------------------------------------------ calls and subscriptions
+
+    async def _call(self, number: int, message: dict[str, Any]) -> None:
+        try:
+            codec = _known_codec(message.get("op"))
+            key = message.get("key")
+            result = await self._service.call(
+                codec, message.get("args", {}), self._permitted, key if isinstance(key, str) else None
+            )
+            body = codec.encode_brief(result) if self._is_compact else codec.encode_result(result)
+            self._tell(b'{"id":%d,"result":%b}' % (number, body))
+        except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
+            self._tell_failure(number, error)
+        finally:
+            self._end(number)
+
+    async def _follow(self, number: int, message: dict[str, Any]) -> None:
+        subscription: Any = None
+        try:
+            check_subscription(self._permitted)
+            kinds, after = _kinds(message["subscribe"]), _cursor(message.get("after"))
+            subscription = self._service.store.subscribe(kinds, after=after)
+            self._tell(b'{"id":%d,"cursor":%d}' % (number, subscription.cursor))
+            async for notice in subscription:
+                self._tell_notice(number, notice)
+                while self._unsent_bytes > MOST_UNSENT_BYTES:
+                    self._is_read.clear()
+                    await self._is_read.wait()
+        except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
+            self._tell_failure(number, error)
+        finally:
+            if subscription is not None:
+                await subscription.aclose()
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._tasks.pop(number, None)
+        self._has_room.set()
+
+    # ------------------------------------------------------------------ writing
+
+    def _tell(self, message: bytes) -> None:
+        self._unsent.append(message)
+        self._unsent_bytes += len(message)
+        self._has_unsent.set()
+
+    def _tell_failure(self, number: int, error: Exception) -> None:
+        failure = failure_of(error)
+        told = {"status": failure.status, "error_type": failure.error_type, "detail": failure.detail}
+        self._tell(orjson.dumps({"id": number, "error": told}, default=str))
+
+    def _tell_notice(self, number: int, notice: Notice) -> None:
+        self._tell(orjson.dumps({"id": number, "notice": notice_fields(notice)}))
+
+    async def _write(self) -> None:
+        """Send what is ready, as few frames as possible."""
+        while True:
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
+            while self._unsent:
+                frame = encode_many(_taken(self._unsent))
+                self._unsent_bytes = sum(map(len, self._unsent))
+                await self._send({"type": "websocket.send", **self._content(frame)})
+                self._is_read.set()
+
+    def _content(self, frame: bytes) -> dict[str, Any]:
+        if not self._is_compact:
+            return {"text": frame.decode()}
+        if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
+            return {"bytes": compressed(frame)}
+        return {"bytes": frame}
+
+
+def _taken(unsent: list[bytes]) -> list[bytes]:
+    """The first messages, up to the size of a frame."""
+    count, size = 0, 0
+    for message in unsent:
+        count, size = count + 1, size + len(message)
+        if size >= MOST_FRAME_BYTES:
+            break
+    taken = unsent[:count]
+    del unsent[:count]
+    return taken
+
+
+def _known_codec(name: Any) -> OperationCodec:
+    if not isinstance(name, str) or name not in operations_of(LightningStore):
+        raise InvalidQuery(f"There is no store operation '{name}'.")
+    return codec_of(name)
+
+
+def _kinds(value: Any) -> list[Any] | None:
+    if value is None or isinstance(value, list):
+        return value
+    raise InvalidQuery(f"'subscribe' must be a list of kinds, or null for all; it is {value!r}.")
+
+
+def _cursor(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise InvalidQuery(f"'after' must be a cursor, a number; it is {value!r}.")

@@ -1,0 +1,84 @@
+"""Change notices on the wire, and the route that hands them out to clients without a WebSocket.
+
+`GET /v1/agl/notices` without `after` tells where the log of changes stands; with `after` and `wait` it answers as soon
+as there is something behind that cursor, or with nothing when the time is over. A client that asks again with the
+cursor it was told misses nothing.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from agentlightning.store.http.permissions import check_subscription
+from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.tokens import Scope
+from agentlightning.store.http.wire import PREFIX
+from agentlightning.types import Notice, NoticeKind
+
+__all__ = ["NOTICES_PATH", "NoticesQuery", "as_notice", "notice_fields", "read_notices"]
+
+NOTICES_PATH = PREFIX + "/notices"
+MOST_NOTICES = 1000
+"""In one answer; the rest follows with the next."""
+
+
+class NoticesQuery(TypedDict):
+    """What may stand in the query string."""
+
+    kinds: NotRequired[Sequence[NoticeKind]]
+    after: NotRequired[int]
+    wait: NotRequired[float]
+
+
+_QUERY = TypeAdapter(NoticesQuery)
+
+
+def notice_fields(notice: Notice) -> dict[str, Any]:
+    """A notice as plain values; what does not apply is left out."""
+    return {name: value for name, value in notice._asdict().items() if value is not None}
+
+
+def as_notice(fields: Mapping[str, Any]) -> Notice:
+    """A notice from what `notice_fields` gave; names of a newer release are ignored."""
+    return Notice(**{name: fields[name] for name in Notice._fields if name in fields})
+
+
+async def read_notices(service: StoreService, permitted: Scope, query: Sequence[tuple[str, str]]) -> bytes:
+    """The body of the answer: a cursor, and the notices before it."""
+    check_subscription(permitted)
+    given: dict[str, Any] = {name: value for name, value in query if name != "kinds"}
+    if kinds := [value for name, value in query if name == "kinds"]:
+        given["kinds"] = kinds
+    asked = _QUERY.validate_python(given)
+    subscription: Any = service.store.subscribe(asked.get("kinds"), after=asked.get("after"))
+    try:
+        notices: list[Notice] = []
+        if "after" in asked:
+            notices = await service.waiting(_gather(subscription, asked.get("wait", 0.0)))
+        return orjson.dumps({"cursor": subscription.cursor, "notices": [notice_fields(n) for n in notices]})
+    finally:
+        await subscription.aclose()
+
+
+async def _gather(subscription: AsyncIterator[Notice], wait: float) -> list[Notice]:
+    """What there is, waiting for the first one only."""
+    notices: list[Notice] = []
+    patience = max(wait, 0.0) if math.isfinite(wait) else 0.0
+    while len(notices) < MOST_NOTICES:
+        following = asyncio.ensure_future(subscription.__anext__())
+        await asyncio.wait([following], timeout=_AT_HAND_SECONDS if notices else max(patience, _AT_HAND_SECONDS))
+        if not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            break
+        notices.append(following.result())
+    return notices
+
+
+_AT_HAND_SECONDS = 0.005
+"""What is not told within this time is not there yet."""

@@ -1,0 +1,112 @@
+"""How long a client goes on asking: which failures pass, and how an outage is ridden out.
+
+A request that failed in passing is sent again after each of the retry delays, once the server answers its health check.
+A server that cannot be reached is waited for, up to `outage_seconds` from the first failure; with an outage of 0 the
+health check is tried after each of its delays and then given up.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import aiohttp
+
+from agentlightning.errors import IncompatibleStore, StoreUnavailable
+from agentlightning.store.http.channel import ConnectionLost
+
+__all__ = ["Garbled", "RetryPolicy", "is_passing"]
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+DEFAULT_RETRY_DELAYS = (1.0, 2.0, 5.0)
+DEFAULT_HEALTH_RETRY_DELAYS = (0.1, 0.2, 0.5)
+DEFAULT_OUTAGE_SECONDS = 60.0
+_REQUEST_TIMEOUT = 408
+_SERVER_ERRORS = 500
+
+
+class Garbled(ConnectionError):
+    """An answer that cannot be read; told to the retry loop, never raised to a user."""
+
+
+_PASSING = (
+    aiohttp.ServerDisconnectedError,
+    aiohttp.ClientOSError,
+    aiohttp.ClientPayloadError,
+    asyncio.TimeoutError,
+    ConnectionLost,
+    Garbled,
+    StoreUnavailable,
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(error, IncompatibleStore):
+        return False
+    if isinstance(error, aiohttp.ClientResponseError):
+        return error.status == _REQUEST_TIMEOUT or error.status >= _SERVER_ERRORS
+    return isinstance(error, _PASSING)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """The patience of one client."""
+
+    retry_delays: Sequence[float] = DEFAULT_RETRY_DELAYS
+    health_retry_delays: Sequence[float] = DEFAULT_HEALTH_RETRY_DELAYS
+    outage_seconds: float = DEFAULT_OUTAGE_SECONDS
+
+    async def persist(
+        self, attempt: Callable[[], Awaitable[ResultT]], is_healthy: Callable[[], Awaitable[bool]]
+    ) -> ResultT:
+        """Attempt until it succeeds, fails for good, or patience ends."""
+        outage_ends: float | None = None
+        delays = iter(self.retry_delays)
+        while True:
+            try:
+                return await attempt()
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                if outage_ends is None:
+                    outage_ends = time.monotonic() + self.outage_seconds
+                delay = next(delays, None)
+                if delay is None and _may_be_an_outage(error) and time.monotonic() < outage_ends:
+                    delay = max(self.retry_delays, default=None)
+                if delay is None or not await self._recovers(is_healthy, outage_ends):
+                    raise _given_up(error) from error
+                logger.debug("Asking the store again in %s s after: %r", delay, error)
+                await asyncio.sleep(delay)
+
+    async def _recovers(self, is_healthy: Callable[[], Awaitable[bool]], outage_ends: float) -> bool:
+        """Whether the server answers before patience ends."""
+        delays = iter(self.health_retry_delays)
+        longest = max(self.health_retry_delays, default=0.0)
+        while not await is_healthy():
+            delay = next(delays, None)
+            if delay is None:
+                if longest == 0.0 or time.monotonic() + longest > outage_ends:
+                    return False
+                delay = longest
+            await asyncio.sleep(delay)
+        return True
+
+
+def _may_be_an_outage(error: Exception) -> bool:
+    """Whether the server was not there, rather than there and in trouble."""
+    return not isinstance(error, (StoreUnavailable, aiohttp.ClientResponseError))
+
+
+def _given_up(error: Exception) -> Exception:
+    """What a user is told when patience has ended."""
+    if isinstance(error, StoreUnavailable):
+        return StoreUnavailable(str(error))
+    if isinstance(error, aiohttp.ClientResponseError):
+        return aiohttp.ClientResponseError(error.request_info, (), status=error.status, message=error.message)
+    return StoreUnavailable(f"The store does not answer ({type(error).__name__}: {error}); is the server running?")

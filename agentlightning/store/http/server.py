@@ -1,0 +1,225 @@
+"""LightningStoreServer: a store that others can reach.
+
+In the process that made it, it is the store itself with a server beside it. In any other process (a forked child, or
+wherever it was unpickled) it is a client of that server. So one object can be handed to an algorithm and to its
+runners.
+"""
+
+import functools
+import logging
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.store.http.app import build_app
+from agentlightning.store.http.client import LightningStoreClient
+from agentlightning.store.http.protocol import TimedProtocol
+from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
+from agentlightning.store.operations import Operation, forward_operations
+from agentlightning.types import Notice, NoticeKind, Span
+from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.server_launcher import (
+    LaunchMode,
+    PythonServerLauncher,
+    PythonServerLauncherArgs,
+    is_loopback,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["LightningStoreServer"]
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 20.0
+STARTUP_SECONDS = 10.0
+
+
+def _forwarded_method(op: Operation) -> Callable[..., Any]:
+    async def method(self: "LightningStoreServer", *args: Any, **kwargs: Any) -> Any:
+        return await op.call(self._target, args, kwargs)
+
+    return method
+
+
+@forward_operations(_forwarded_method)
+class LightningStoreServer(LightningStore):
+    """A store with an HTTP and WebSocket server."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        host: str | None = None,
+        port: int | None = None,
+        cors_allow_origins: Sequence[str] | str | None = None,
+        launch_mode: LaunchMode = "thread",
+        launcher_args: PythonServerLauncherArgs | None = None,
+        n_workers: int = 1,
+        tracker: MetricsBackend | None = None,
+        *,
+        token: str | None = None,
+        max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
+    ) -> None:
+        """Prepare to serve a store; `start` does.
+
+        Args:
+            store: What is served; it stays the caller's to close.
+            host: Address to bind, this machine only by default.
+            port: 0 takes a free one; by default the environment's `AGL_SERVER_PORT`, or 4747.
+            cors_allow_origins: Web pages of these origins may call; "*" for all.
+            launch_mode: "thread" serves beside the caller's loop, "asyncio" in it, "mp" in processes of its own.
+            launcher_args: Everything about launching, in the place of host, port, launch_mode and n_workers.
+            n_workers: Processes of mode "mp"; the store must be one that processes can share.
+            tracker: Measures every operation, besides the figures at /metrics.
+            token: What callers must show; by default the environment's `AGL_STORE_TOKEN`, without which all may call.
+            max_request_bytes: Larger requests are refused.
+        """
+        self.store = store
+        self.launcher_args = launcher_args or PythonServerLauncherArgs(
+            host=host or "127.0.0.1",
+            port=resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, port, fallback=4747),
+            launch_mode=launch_mode,
+            n_workers=n_workers,
+            startup_timeout=STARTUP_SECONDS,
+        )
+        self._token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None
+        _check_processes(store, self.launcher_args)
+        _warn_if_open(self.launcher_args.host or "127.0.0.1", self._token)
+        served = store if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)
+        origins = [cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins
+        build = functools.partial(
+            build_app,
+            served,
+            token=self._token,
+            cors_allow_origins=origins,
+            tracker=tracker,
+            max_request_bytes=max_request_bytes,
+        )
+        self.app = build()
+        self.launcher_args.uvicorn_options = {
+            "http": TimedProtocol,
+            "ws_max_size": max_request_bytes,
+            "ws_ping_interval": PING_SECONDS,
+            "ws_ping_timeout": PING_SECONDS,
+            "ws_per_message_deflate": False,
+            "lifespan": "off",
+            **self.launcher_args.uvicorn_options,
+        }
+        is_apart = self.launcher_args.launch_mode == "mp"
+        self._launcher: PythonServerLauncher | None = PythonServerLauncher(
+            build if is_apart else self.app, self.launcher_args
+        )
+        self._target: LightningStore = served
+        self._address = ""
+        os.register_at_fork(after_in_child=functools.partial(_become_client, weakref.ref(self)))
+
+    # ------------------------------------------------------------------ addresses
+
+    @property
+    def host(self) -> str:
+        return self.launcher_args.host or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return self._launcher.port if self._launcher is not None else self.launcher_args.port or 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients find it."""
+        return self._launcher.access_endpoint if self._launcher is not None else self._address
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Serve in the background; raises RuntimeError if the port is taken or the server does not come up."""
+        await self._own_launcher().start()
+        logger.info("The store is served at %s", self.endpoint)
+
+    async def stop(self) -> None:
+        """Finish what is being done and stop serving; the store stays open."""
+        launcher = self._own_launcher()
+        self.app.service.close()
+        await launcher.stop()
+        self.app.service.is_closing = False
+
+    async def run_forever(self) -> None:
+        """Serve in the current loop until `stop` is called or the caller is cancelled."""
+        await self._own_launcher().run_forever()
+
+    def _own_launcher(self) -> PythonServerLauncher:
+        if self._launcher is None:
+            raise RuntimeError("Only the process that made a store server can start or stop it.")
+        return self._launcher
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.endpoint, "token": self._token, "args": self.launcher_args}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.launcher_args = state["args"]
+        self._token = state["token"]
+        self._launcher = None
+        self._address = state["address"]
+        self._target = LightningStoreClient(self._address, token=self._token)
+
+    # ------------------------------------------------------------------ the store it is
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {**self._target.capabilities, "zero_copy": True, "otlp_traces": True}
+
+    def otlp_traces_endpoint(self) -> str:
+        return f"{self.endpoint}/v1/traces"
+
+    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        return await self._target.perform(name, arguments, request_id=request_id)
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
+    ) -> Span | None:
+        return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        return self._target.subscribe(kinds, after=after)
+
+    async def close(self) -> None:
+        """Stop serving if it serves, and close the store, or in another process the connections to it."""
+        if self._launcher is not None:
+            await self.stop()
+        await self._target.close()
+
+
+def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> None:
+    if args.launch_mode == "mp" and not store.capabilities.get("zero_copy"):
+        raise ConfigurationError(
+            f"launch_mode is 'mp', but a {type(store).__name__} cannot be shared by processes; "
+            "use a SqliteLightningStore with a file, or launch_mode='thread'."
+        )
+    if args.n_workers > 1 and args.launch_mode != "mp":
+        raise ConfigurationError(f"n_workers is {args.n_workers}, which needs launch_mode='mp'.")
+
+
+def _warn_if_open(host: str, token: str | None) -> None:
+    if token is None and not is_loopback(host):
+        logger.warning(
+            "The store server on %s asks for no token, so everybody who reaches it can read and change the store; "
+            "give a token, or set %s.",
+            host,
+            LightningEnvVar.AGL_STORE_TOKEN.value,
+        )
+
+
+def _become_client(server_reference: "weakref.ref[LightningStoreServer]") -> None:
+    """In a forked child: the server is the parent's, and is spoken to like any other."""
+    server = server_reference()
+    if server is not None and server._launcher is not None:
+        server._address = server.endpoint
+        server._launcher = None
+        server._target = LightningStoreClient(server._address, token=server._token)

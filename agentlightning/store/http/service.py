@@ -1,0 +1,135 @@
+"""Operations on behalf of clients: decoded, permitted, performed and measured, whichever way they came.
+
+The routes and the live channel both call `StoreService.call`. Calls that wait are known here, so that a server that
+shuts down can end them and let the callers ask elsewhere or later.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from agentlightning.errors import InvalidToken, StoreUnavailable
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.codec import OperationCodec
+from agentlightning.store.http.idempotency import remembering
+from agentlightning.store.http.permissions import check_permission
+from agentlightning.store.http.tokens import Scope, verify_token
+from agentlightning.utils.metrics import MetricsBackend
+
+__all__ = ["StoreService"]
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+REQUEST_SECONDS = "agl_server_operation_seconds"
+REQUESTS = "agl_server_operations_total"
+DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
+BODY_TIMEOUT_SECONDS = 30.0
+_BEARER = "bearer "
+_ADMIN = Scope("admin")
+
+
+class StoreService:
+    """What every connection of one server shares."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        *,
+        token: str | None = None,
+        max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
+        body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
+        tracker: MetricsBackend | None = None,
+    ) -> None:
+        self.store = store
+        self.max_request_bytes = max_request_bytes
+        self.body_timeout_seconds = body_timeout_seconds
+        self.live_connections = 0
+        self.is_closing = False
+        self._token = token
+        self._tracker = tracker
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._perform = remembering(store)
+        if tracker is not None:
+            tracker.register_histogram(REQUEST_SECONDS, ["operation"])
+            tracker.register_counter(REQUESTS, ["operation", "outcome"])
+
+    @property
+    def waiting_calls(self) -> int:
+        return len(self._waiting)
+
+    def admit(self, authorization: str) -> Scope:
+        """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""
+        if self._token is None:
+            return _ADMIN
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
+        return verify_token(self._token, authorization[len(_BEARER) :].strip(), time.time())
+
+    async def call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
+        """Run an operation whose arguments came as plain values."""
+        if self._tracker is None:
+            return await self._call(codec, given, scope, request_id)
+        name, began, outcome = codec.op.name, time.perf_counter(), "failed"
+        try:
+            result = await self._call(codec, given, scope, request_id)
+            outcome = "succeeded"
+            return result
+        finally:
+            self._tracker.observe_histogram(REQUEST_SECONDS, time.perf_counter() - began, {"operation": name})
+            self._tracker.inc_counter(REQUESTS, 1, {"operation": name, "outcome": outcome})
+
+    async def _call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
+        arguments = codec.decode_arguments(given)
+        if scope is not _ADMIN:
+            check_permission(scope, codec.op.name, arguments)
+        running = self._perform(codec.op.name, arguments, request_id=request_id if codec.op.mutates else None)
+        return await (self.waiting(running) if _waits(arguments) else running)
+
+    async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
+        """Await something that may take long, unless the server shuts down meanwhile."""
+        if self.is_closing:
+            raise _closing()
+        task = asyncio.ensure_future(awaited)
+        self._waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._has_closed() and task.cancelled():
+                raise _closing() from None
+            raise
+        finally:
+            self._waiting.discard(task)
+
+    def _has_closed(self) -> bool:
+        return self.is_closing
+
+    def close(self) -> None:
+        """End the calls that wait; those at work finish."""
+        self.is_closing = True
+        for task in tuple(self._waiting):
+            task.cancel()
+
+    async def is_ready(self) -> bool:
+        """Whether the store answers."""
+        if self.is_closing:
+            return False
+        with suppress(StoreUnavailable):
+            await self.store.statistics()
+            return True
+        return False
+
+
+def _waits(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call may wait for something to happen."""
+    if "wait" in arguments:
+        return bool(arguments["wait"])
+    return "rollout_ids" in arguments and arguments.get("timeout", 1.0) != 0.0
+
+
+def _closing() -> StoreUnavailable:
+    return StoreUnavailable("The store server is shutting down; ask again in a moment.")

@@ -1,0 +1,175 @@
+"""Tokens: what a caller shows, and what it stands for.
+
+A server has one master token, its secret. Whoever shows it is the admin; for everybody else it signs tokens with a
+narrower scope and an end, which it can check without keeping a list:
+
+    agl1.<payload>.<signature>
+
+The payload is JSON with the scope and the expiry, the signature is HMAC-SHA256 over what stands before it; both are
+base64url without padding. Anybody can read a token, only the holder of the master token can make one. What a scope
+permits is decided in `permissions`. No message ever contains a token.
+"""
+
+import base64
+import hmac
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from agentlightning.errors import ConfigurationError, InvalidToken
+
+__all__ = ["Scope", "ScopeKind", "SignedToken", "check_secret", "describe_token", "sign_token", "verify_token"]
+
+ScopeKind = Literal["admin", "runner", "attempt"]
+
+_KINDS: Final[tuple[ScopeKind, ...]] = get_args(ScopeKind)
+_FORMAT: Final = "agl1"
+_SIGNING_PURPOSE: Final = b"agentlightning token signing key, format 1"
+"""Sets the signing key apart from the master token and from any other key derived from it."""
+_LONGEST_TOKEN = 4096
+_LONGEST_KIND = 20
+_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Scope:
+    """On whose behalf a token speaks."""
+
+    kind: ScopeKind
+    rollout_id: str | None = None
+    attempt_id: str | None = None
+    """Set, as is `rollout_id`, for the kind `attempt` only."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigurationError(f"Scope kind is {self.kind!r}; use one of {list(_KINDS)}.")
+        ids = (self.rollout_id, self.attempt_id)
+        if self.kind == "attempt" and not all(ids):
+            raise ConfigurationError(f"An attempt scope needs a rollout id and an attempt id; they are {ids}.")
+        if self.kind != "attempt" and ids != (None, None):
+            raise ConfigurationError(f"The scope '{self.kind}' is for no single attempt; leave out the ids {ids}.")
+
+    def __str__(self) -> str:
+        if self.kind == "attempt":
+            return f"attempt '{self.attempt_id}' of rollout '{self.rollout_id}'"
+        return self.kind
+
+
+@dataclass(frozen=True)
+class SignedToken:
+    """What a signed token says."""
+
+    scope: Scope
+    expires_at: float | None
+    """Seconds since the epoch; None never ends."""
+
+
+def check_secret(secret: str) -> None:
+    """Refuse a master token that cannot serve as one."""
+    if not secret or secret != "".join(secret.split()):
+        what = "holds white space" if secret else "is empty"
+        raise ConfigurationError(f"The master token {what}; make one with `agl tokens new`.")
+    if secret.startswith(f"{_FORMAT}."):
+        raise ConfigurationError(
+            "The master token is itself a signed token, which can neither sign nor be served; "
+            "give the server's own token, or make one with `agl tokens new`."
+        )
+
+
+def sign_token(secret: str, scope: Scope, *, expires_at: float | None) -> str:
+    """A token of that scope, valid until then on the server whose master token this is."""
+    check_secret(secret)
+    try:
+        payload = _Payload(kind=scope.kind, rollout_id=scope.rollout_id, attempt_id=scope.attempt_id, exp=expires_at)
+        content = payload.model_dump_json(exclude_none=True).encode()
+    except ValueError as error:
+        raise ConfigurationError(
+            f"A token of scope {scope} until {expires_at} cannot be written; "
+            "give ids that are text, and an end in seconds since the epoch or None."
+        ) from error
+    signed = f"{_FORMAT}.{_as_base64(content)}"
+    token = f"{signed}.{_signature(secret, signed)}"
+    if len(token) > _LONGEST_TOKEN:
+        raise ConfigurationError(
+            f"The ids of {scope} make a token above {_LONGEST_TOKEN} characters; use shorter ones."
+        )
+    return token
+
+
+def verify_token(secret: str, presented: str, now: float) -> Scope:
+    """The scope of a token shown to the server whose master token this is."""
+    check_secret(secret)
+    if hmac.compare_digest(_as_bytes(secret), _as_bytes(presented)):
+        return Scope("admin")
+    signed, payload, signature = _split(presented)
+    if not hmac.compare_digest(_as_bytes(_signature(secret, signed)), _as_bytes(signature)):
+        raise InvalidToken("The token's signature is wrong; ask for a token signed with this server's master token.")
+    token = _read_payload(payload)
+    if token.expires_at is not None and now >= token.expires_at:
+        raise InvalidToken(f"The token expired {now - token.expires_at:.0f} seconds ago; ask for a new one.")
+    return token.scope
+
+
+def describe_token(token: str) -> SignedToken:
+    """What a signed token says about itself, whoever signed it."""
+    return _read_payload(_split(token)[1])
+
+
+def _split(token: str) -> tuple[str, str, str]:
+    """What is signed, the payload in it, and the signature."""
+    if not token:
+        raise InvalidToken("The token is empty; show the server's master token or one that it signed.")
+    if len(token) > _LONGEST_TOKEN:
+        raise InvalidToken(f"The token has {len(token)} characters; none of ours is longer than {_LONGEST_TOKEN}.")
+    parts = token.split(".")
+    if len(parts) != _PARTS or parts[0] != _FORMAT:
+        raise InvalidToken(
+            f"The token is neither this server's master token nor a signed one, which begins with '{_FORMAT}.'; "
+            "check it for typing errors, or ask for a new one."
+        )
+    return f"{parts[0]}.{parts[1]}", parts[1], parts[2]
+
+
+class _Payload(BaseModel):
+    """The JSON inside a token."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    kind: str
+    rollout_id: str | None = None
+    attempt_id: str | None = None
+    exp: FiniteFloat | None = None
+
+
+def _read_payload(encoded: str) -> SignedToken:
+    try:
+        payload = _Payload.model_validate_json(base64.b64decode(_padded(encoded), altchars=b"-_", validate=True))
+        kind = next((kind for kind in _KINDS if kind == payload.kind), None)
+        if kind is not None and not payload.model_extra:  # a field we do not know might narrow the scope
+            return SignedToken(Scope(kind, payload.rollout_id, payload.attempt_id), payload.exp)
+    except ValueError:
+        message = "The token's payload is damaged; copy the token again, or ask for a new one."
+        raise InvalidToken(message) from None  # the cause quotes the payload
+    raise InvalidToken(
+        f"The token's scope '{payload.kind[:_LONGEST_KIND]}' says more than this release understands; "
+        f"upgrade Agent Lightning, or ask for a token of a scope in {list(_KINDS)}."
+    )
+
+
+def _signature(secret: str, signed: str) -> str:
+    key = hmac.digest(_as_bytes(secret), _SIGNING_PURPOSE, "sha256")
+    return _as_base64(hmac.digest(key, _as_bytes(signed), "sha256"))
+
+
+def _as_bytes(text: str) -> bytes:
+    """Any text as bytes, since only bytes of any kind can be compared in constant time."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _as_base64(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _padded(encoded: str) -> str:
+    return encoded + "=" * (-len(encoded) % 4)

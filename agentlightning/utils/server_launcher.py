@@ -1,0 +1,351 @@
+"""Running an ASGI application: in the current loop, in a thread, or in processes of its own.
+
+The launcher binds its socket before anything is started, so a busy port is an error at once, port 0 finds a free one,
+and nobody is fooled by another server answering there. `start` returns when requests are served; `stop` lets requests
+in flight finish.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import multiprocessing
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.utils.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+    from multiprocessing.synchronize import Event as ProcessEvent
+
+    import uvicorn
+
+__all__ = ["LaunchMode", "PythonServerLauncher", "PythonServerLauncherArgs", "is_loopback"]
+
+logger = logging.getLogger(__name__)
+
+LaunchMode = Literal["asyncio", "thread", "mp"]
+Application = Callable[..., Any]
+
+BACKLOG = 4096
+_POLL_SECONDS = 0.005
+_HEALTH_TIMEOUT_SECONDS = 5.0
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"} 
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass
+class PythonServerLauncherArgs:
+    """Where and how an application is served."""
+
+    port: int | None = None
+    """None or 0 takes a free port."""
+    host: str | None = None
+    """Address to bind; this machine only by default."""
+    access_host: str | None = None
+    """Address that others are told; by default the bound one."""
+    launch_mode: LaunchMode = "asyncio"
+    n_workers: int = 1
+    """Processes of launch mode "mp"."""
+    healthcheck_url: str | None = None
+    """Path that must answer 200 before `start` returns."""
+    log_level: int | str = logging.ERROR
+    access_log: bool = False
+    startup_timeout: float = 60.0
+    kill_unhealthy_server: bool = True
+    """Whether a server that does not become healthy in time is stopped."""
+    thread_join_timeout: float = 10.0
+    process_join_timeout: float = 10.0
+    timeout_keep_alive: int = 30
+    uvicorn_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PythonServerLauncher:
+    """Serves one application."""
+
+    def __init__(
+        self,
+        app: Application,
+        args: PythonServerLauncherArgs,
+        serve_context: AbstractAsyncContextManager[Any] | None = None,
+    ) -> None:
+        """Prepare to serve; nothing is bound yet.
+
+        Args:
+            app: The ASGI application; in launch mode "mp" a function without arguments that builds it and can be
+                pickled.
+            args: Where and how.
+            serve_context: Entered around serving, in the loop that serves.
+        """
+        self.app = app
+        self.args = args
+        self.server: uvicorn.Server | None = None
+        self._serve_context = serve_context
+        self._socket: socket.socket | None = None
+        self._port = args.port or 0
+        self._thread: LoopThread | None = None
+        self._serving: Future[None] | asyncio.Task[None] | None = None
+        self._processes: list[BaseProcess] = []
+        self._leave: ProcessEvent | None = None
+
+    # ------------------------------------------------------------------ addresses
+
+    @property
+    def port(self) -> int:
+        """The bound port; before `start`, the one asked for."""
+        return self._port
+
+    @property
+    def endpoint(self) -> str:
+        return _url(self.args.host or "127.0.0.1", self.port)
+
+    @property
+    def access_endpoint(self) -> str:
+        """The address for clients; a server bound everywhere is reached on this machine unless told otherwise."""
+        bound = self.args.host or "127.0.0.1"
+        return _url(self.args.access_host or _EVERYWHERE.get(bound, bound), self.port)
+
+    @property
+    def health_url(self) -> str | None:
+        path = self.args.healthcheck_url
+        return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
+
+    def is_running(self) -> bool:
+        if self._processes:
+            return all(process.is_alive() for process in self._processes)
+        return self.server is not None and self.server.started and not self.server.should_exit
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Serve in the background; returns when requests are answered, raises RuntimeError if that does not happen."""
+        self._bind()
+        if self.args.launch_mode == "mp":
+            self._start_processes()
+        else:
+            self.server = self._new_server()
+            if self.args.launch_mode == "thread":
+                self._thread = LoopThread("agl-server")
+                self._serving = self._thread.start_soon(self._serve(self.server))
+            else:
+                self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
+        try:
+            await self._until_ready()
+        except BaseException:
+            if self.args.kill_unhealthy_server:
+                await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Finish requests in flight and stop; does nothing if nothing runs."""
+        if self.server is not None:
+            self.server.should_exit = True
+        if self._serving is not None:
+            await self._until_served(self._serving)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop)
+        if self._processes:
+            await asyncio.to_thread(self._join_processes)
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._serving = self._thread = self.server = self._leave = None
+        self._processes = []
+
+    async def reload(self) -> None:
+        """Stop, then start again on the same port."""
+        await self.stop()
+        await self.start()
+
+    async def run_forever(self) -> None:
+        """Serve in the current loop until `stop` is called or the caller is cancelled."""
+        if self.args.launch_mode == "mp":
+            await self.start()
+            while self.is_running():  # noqa: ASYNC110 # processes have no event to await
+                await asyncio.sleep(0.1)
+            return
+        self._bind()
+        self.server = server = self._new_server()
+        try:
+            await self._serve(server)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            raise
+        finally:
+            await self.stop()
+
+    # ------------------------------------------------------------------ parts
+
+    def _bind(self) -> None:
+        host = self.args.host or "127.0.0.1"
+        try:
+            self._socket = _listening(host, self._port)
+        except (OSError, OverflowError) as error:
+            raise RuntimeError(
+                f"The server cannot listen on {host}:{self._port}: {error}. "
+                "Another process may already be using this port; stop it or choose another port."
+            ) from error
+        self._port = self._socket.getsockname()[1]
+
+    def _new_server(self) -> "uvicorn.Server":
+        return _new_server(self.app, self.args)
+
+    async def _serve(self, server: "uvicorn.Server") -> None:
+        async with self._serve_context or _no_context():
+            await server.serve(sockets=[self._socket] if self._socket is not None else None)
+
+    async def _until_ready(self) -> None:
+        deadline = time.monotonic() + self.args.startup_timeout
+        while not self._has_started():
+            if self._has_ended() or time.monotonic() > deadline:
+                raise RuntimeError(f"The server on {self.endpoint} did not start; its log says why.")
+            await asyncio.sleep(_POLL_SECONDS)
+        if self.health_url is not None:
+            await asyncio.to_thread(_until_healthy, self.health_url, deadline)
+
+    def _has_started(self) -> bool:
+        if self._processes:
+            return all(process.ready.is_set() for process in self._processes)  # type: ignore[attr-defined] # set below
+        return self.server is not None and self.server.started
+
+    def _has_ended(self) -> bool:
+        if self._processes:
+            return any(not process.is_alive() for process in self._processes)
+        return self._serving is not None and self._serving.done()
+
+    async def _until_served(self, serving: "Future[None] | asyncio.Task[None]") -> None:
+        future = asyncio.wrap_future(serving) if isinstance(serving, Future) else serving
+        done, _ = await asyncio.wait([future], timeout=self.args.thread_join_timeout)
+        if not done:
+            logger.warning("The server on %s did not stop within %s s.", self.endpoint, self.args.thread_join_timeout)
+            future.cancel()
+        elif not future.cancelled() and (error := future.exception()) is not None:
+            logger.warning("The server on %s ended with an error.", self.endpoint, exc_info=error)
+
+    def _start_processes(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._leave = context.Event()
+        for number in range(self.args.n_workers):
+            ready = context.Event()
+            process = context.Process(
+                target=_serve_process,
+                args=(self.app, self.args, self._socket, ready, self._leave),
+                name=f"agl-server-{number}",
+                daemon=True,
+            )
+            process.ready = ready  # type: ignore[attr-defined] # carried beside the process it belongs to
+            try:
+                process.start()
+            except (TypeError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"The application cannot be handed to another process: {error}. Use launch_mode='thread'."
+                ) from error
+            self._processes.append(process)
+
+    def _join_processes(self) -> None:
+        if self._leave is not None:
+            self._leave.set()
+        for process in self._processes:
+            process.join(self.args.process_join_timeout)
+            if process.is_alive():
+                logger.warning("Server process %s did not stop in time; it is killed.", process.name)
+                process.kill()
+                process.join()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio sends small packets at once only on sockets that say they are TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Server":
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves signals to whoever runs the launcher."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        log_level=args.log_level,
+        log_config=None,
+        access_log=args.access_log,
+        timeout_keep_alive=args.timeout_keep_alive,
+        timeout_graceful_shutdown=max(int(args.thread_join_timeout / 2), 1),
+        **args.uvicorn_options,
+    )
+    return Server(config)
+
+
+@contextlib.asynccontextmanager
+async def _no_context() -> AsyncIterator[None]:
+    yield
+
+
+def _until_healthy(url: str, deadline: float) -> None:
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"The server does not answer {url}: {error}.") from error
+            time.sleep(_POLL_SECONDS)
+
+
+def _serve_process(
+    build: Callable[[], Application],
+    args: PythonServerLauncherArgs,
+    listening: socket.socket,
+    ready: "ProcessEvent",
+    leave: "ProcessEvent",
+) -> None:
+    """What a process of launch mode "mp" runs: serve until told to leave, or until the parent is gone."""
+    server = _new_server(build(), args)
+    asyncio.run(_serve_until(server, listening, ready, leave))
+
+
+async def _serve_until(
+    server: "uvicorn.Server", listening: socket.socket, ready: "ProcessEvent", leave: "ProcessEvent"
+) -> None:
+    parent = multiprocessing.parent_process()
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    while not serving.done():
+        if server.started and not ready.is_set():
+            ready.set()
+        if leave.is_set() or (parent is not None and not parent.is_alive()):
+            server.should_exit = True
+        await asyncio.wait([serving], timeout=0.1)
+    await serving

@@ -57,8 +57,6 @@ NOT_YET_BY_ORIGIN = {
 }
 
 NOT_YET = {name: issue for origin, issue in NOT_YET_BY_ORIGIN.items() for name in NAMES[origin].split()} | {
-    "LightningStoreClient": SERVER,
-    "LightningStoreServer": SERVER,
     "APO": PROMPTS,
     "VERL": LEARNING,
 }

@@ -11,11 +11,14 @@ from agentlightning.errors import AgentLightningError
 __all__ = ["main"]
 
 COMMANDS = {
-    "store": "look into a store file, copy it, move it",
+    "store": "serve a store, look into it, copy it, move it",
+    "tokens": "make and read the tokens of a store server",
+    "prometheus": "show the figures of several processes to Prometheus",
 }
 
 EXAMPLES = """\
 examples:
+  agl store --backend sqlite --path runs.db
   agl store status runs.db
   agl store export runs.db runs.jsonl
 """

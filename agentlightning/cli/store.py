@@ -1,37 +1,76 @@
-"""`agl store`: look into a store file, copy it while it is in use, move it as JSON lines."""
+"""`agl store`: serve a store; look into one, copy it while it is in use, move it as JSON lines."""
 
 import argparse
 import asyncio
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
-from agentlightning.store import SqliteLightningStore, export_store, import_store
+from agentlightning.logging import setup
+from agentlightning.store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+    export_store,
+    import_store,
+)
+from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
+from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["main"]
+__all__ = ["main", "refuse_open_address"]
+
+DEFAULT_PORT = 4747
+DEFAULT_SQLITE_PATH = "agentlightning.db"
 
 EXAMPLES = """\
 examples:
-  agl store status runs.db               what the store holds
-  agl store backup runs.db copy.db       a consistent copy, while runs.db is in use
-  agl store export runs.db runs.jsonl    everything as JSON lines
-  agl store import new.db runs.jsonl     JSON lines into a new store
+  agl store                                            serve a store in memory at http://127.0.0.1:4747
+  agl store --backend sqlite --path runs.db            serve a file; it outlives the server
+  AGL_STORE_TOKEN=$(agl tokens new) agl store --host 0.0.0.0     for other machines, which need the token
+  agl store status runs.db                             what a store holds; also of http://127.0.0.1:4747
+  agl store backup runs.db copy.db                     a consistent copy, while runs.db is in use
+  agl store export runs.db runs.jsonl                  everything as JSON lines
+  agl store import new.db runs.jsonl                   JSON lines into a new store
 """
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agl store",
-        description="Look into a store file, copy it, move it.",
+        description="Serve a store. With a verb: look into a store, copy it, move it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{status,backup,export,import}")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--backend", choices=["memory", "sqlite"], help="sqlite if --path is given, else memory")
+    parser.add_argument("--path", type=Path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
+    parser.add_argument("--token", help="what callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
+    parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
+    parser.add_argument("--n-workers", type=int, default=1, help="server processes, for --backend sqlite")
+    parser.add_argument(
+        "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
+    )
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    _add_verbs(parser)
+    return parser
+
+
+def _add_verbs(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="{status,backup,export,import}")
     status = verbs.add_parser("status", help="show what a store holds")
-    status.add_argument("path", type=Path, help="the store file")
+    status.add_argument("path", help="the store file, or the address of a server")
     for verb, what, other in (
         ("backup", "copy a store, also while it is in use", "the copy"),
         ("export", "write a store as JSON lines", "the JSON lines"),
@@ -40,18 +79,96 @@ def _parser() -> argparse.ArgumentParser:
         command = verbs.add_parser(verb, help=what)
         command.add_argument("path", type=Path, help="the store file")
         command.add_argument("file", type=Path, help=other)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.verb != "import" and not arguments.path.exists():
+    if arguments.verb is None:
+        return _serve(arguments)
+    is_remote = str(arguments.path).startswith(("http://", "https://"))
+    if arguments.verb != "import" and not is_remote and not Path(arguments.path).exists():
         raise ConfigurationError(f"There is no store '{arguments.path}'.")
     if arguments.verb == "import":
         _import(arguments)
     else:
-        asyncio.run(_run(arguments))
+        asyncio.run(_run(arguments, is_remote))
     return 0
+
+
+# ---------------------------------------------------------------------- serving
+
+
+def refuse_open_address(host: str, token: str | None, *, is_insecure: bool) -> None:
+    """Refuse to serve other machines without a token."""
+    if token or is_insecure or is_loopback(host):
+        return
+    raise ConfigurationError(
+        f"--host {host} lets other machines in, and without a token everybody who reaches it can read and change the "
+        "store; make one with `agl tokens new` and give it as AGL_STORE_TOKEN or --token, "
+        "or say --insecure if the network is yours alone."
+    )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    refuse_open_address(arguments.host, token, is_insecure=arguments.insecure)
+    setup(arguments.log_level.upper())
+    store = _chosen_store(arguments)
+    server = LightningStoreServer(
+        store,
+        arguments.host,
+        arguments.port,
+        cors_allow_origins=arguments.cors_origin,
+        launch_mode="mp" if arguments.n_workers > 1 else "asyncio",
+        n_workers=arguments.n_workers,
+        tracker=_chosen_tracker(arguments),
+        token=token,
+    )
+    try:
+        asyncio.run(_serve_until_signal(server, store))
+    except RuntimeError as error:
+        print(f"agl store: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
+        return 1
+    return 0
+
+
+def _chosen_store(arguments: argparse.Namespace) -> LightningStore:
+    backend = arguments.backend or ("sqlite" if arguments.path is not None else "memory")
+    if backend == "sqlite":
+        return SqliteLightningStore(arguments.path or DEFAULT_SQLITE_PATH)
+    if arguments.path is not None:
+        raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; a memory store has no file.")
+    return InMemoryLightningStore()
+
+
+def _chosen_tracker(arguments: argparse.Namespace) -> MetricsBackend | None:
+    return ConsoleMetricsBackend() if "console" in (arguments.tracker or ()) else None
+
+
+async def _serve_until_signal(server: LightningStoreServer, store: LightningStore) -> None:
+    """Serve until Ctrl-C or SIGTERM, then finish what was begun."""
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave.set)
+    await server.start()
+    console = Console(stderr=True)
+    console.print(
+        f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
+    )
+    await leave.wait()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)  # a second one ends the process at once
+    await server.stop()
+    await store.close()
+
+
+def _description(store: LightningStore) -> str:
+    path: Any = getattr(store, "path", None)
+    return "a store in memory" if path is None else f"the store {path}"
+
+
+# ---------------------------------------------------------------------- verbs
 
 
 def _import(arguments: argparse.Namespace) -> None:
@@ -60,27 +177,38 @@ def _import(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"There is no file '{arguments.file}'.")
     is_new = not arguments.path.exists()
     try:
-        asyncio.run(_run(arguments))
+        asyncio.run(_run(arguments, is_remote=False))
     except AgentLightningError:
         if is_new:
             arguments.path.unlink(missing_ok=True)
         raise
 
 
-async def _run(arguments: argparse.Namespace) -> None:
+async def _run(arguments: argparse.Namespace, is_remote: bool) -> None:
     console = Console()
-    async with SqliteLightningStore(arguments.path) as store:
-        with console.status(f"{arguments.verb} {arguments.path}"):
-            if arguments.verb == "status":
-                counts = dict(await store.statistics())
-            elif arguments.verb == "backup":
-                await store.backup(arguments.file)
-                counts = {"bytes": arguments.file.stat().st_size}
-            elif arguments.verb == "export":
-                counts = dict(await export_store(store, arguments.file))
-            else:
-                counts = dict(await import_store(store, arguments.file))
+    with console.status(f"{arguments.verb} {arguments.path}"):
+        counts = await (_remote_status(arguments.path) if is_remote else _run_on_file(arguments))
     table = Table(title=f"{arguments.verb} {arguments.path}", show_header=False)
     for name, value in counts.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     console.print(table)
+
+
+async def _remote_status(address: str) -> dict[str, Any]:
+    client = LightningStoreClient(address, outage_seconds=0.0)
+    try:
+        return dict(await client.statistics())
+    finally:
+        await client.close()
+
+
+async def _run_on_file(arguments: argparse.Namespace) -> dict[str, Any]:
+    async with SqliteLightningStore(arguments.path) as store:
+        if arguments.verb == "status":
+            return dict(await store.statistics())
+        if arguments.verb == "backup":
+            await store.backup(arguments.file)
+            return {"bytes": arguments.file.stat().st_size}
+        if arguments.verb == "export":
+            return dict(await export_store(store, arguments.file))
+        return dict(await import_store(store, arguments.file))

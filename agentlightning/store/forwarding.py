@@ -16,13 +16,13 @@ from agentlightning.utils.loop_thread import LoopThread
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["BlockingStore", "LightningStoreThreaded"]
+__all__ = ["BlockingStore", "LightningStoreThreaded", "capabilities_of"]
 
 UNLOCKED = frozenset(["wait_for_rollouts"])
 """Operations that wait, during which others must be able to act."""
 
 
-def _capabilities_of(store: LightningStore) -> LightningStoreCapabilities:
+def capabilities_of(store: LightningStore) -> LightningStoreCapabilities:
     """What a store says it is capable of; one that was written for an earlier release may not say."""
     return store.capabilities if hasattr(store, "capabilities") else LightningStoreCapabilities()
 
@@ -44,11 +44,11 @@ class LightningStoreThreaded(LightningStore):
     def __init__(self, store: LightningStore) -> None:
         self.store = store
         self._lock = CrossLoopLock()
-        self._needs_no_lock = bool(_capabilities_of(store).get("thread_safe"))
+        self._needs_no_lock = bool(capabilities_of(store).get("thread_safe"))
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        return {**_capabilities_of(self.store), "thread_safe": True, "async_safe": True}
+        return {**capabilities_of(self.store), "thread_safe": True, "async_safe": True}
 
     def otlp_traces_endpoint(self) -> str:
         return self.store.otlp_traces_endpoint()

@@ -38,7 +38,7 @@ Application = Callable[..., Any]
 BACKLOG = 4096
 _POLL_SECONDS = 0.005
 _HEALTH_TIMEOUT_SECONDS = 5.0
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"} 
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def is_loopback(host: str) -> bool:
@@ -90,7 +90,7 @@ class PythonServerLauncher:
 
         Args:
             app: The ASGI application; in launch mode "mp" a function without arguments that builds it and can be
-                pickled.
+                pickled. If it has a method `begin_shutdown`, that is called before its connections are closed.
             args: Where and how.
             serve_context: Entered around serving, in the loop that serves.
         """
@@ -296,6 +296,13 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if begin_shutdown is not None:
+                begin_shutdown()
+            await super().shutdown(sockets)
+
+    begin_shutdown = getattr(app, "begin_shutdown", None)
 
     config = uvicorn.Config(
         app,

@@ -76,7 +76,8 @@ async def test_sleeping_subscriber_is_woken(store: LightningStore) -> None:
 
     assert [n.rollout_id for n in await waiting] == ["r"]
     await notices.aclose()  # type: ignore[attr-defined]
-    assert not inner._board.has_waiters
+    while inner._board.has_waiters:  # over a network the end arrives a little later
+        await asyncio.sleep(0)
 
 
 async def test_subscriber_resumes_behind_its_cursor(store: LightningStore) -> None:

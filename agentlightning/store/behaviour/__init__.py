@@ -51,7 +51,13 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
 }
 
 WITHOUT_WATCHDOG = frozenset(
-    ["add_span", "add_many_spans", "get_next_span_sequence_id", "get_many_span_sequence_ids", "add_metrics"]
-    + ["forget_requests"]
+    [
+        "add_span",
+        "add_many_spans",
+        "get_next_span_sequence_id",
+        "get_many_span_sequence_ids",
+        "add_metrics",
+        "forget_requests",
+    ]
 )
 """Operations before which overdue attempts are not looked for: a late span must find its attempt as it was."""

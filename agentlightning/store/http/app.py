@@ -13,7 +13,7 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.dispatch import StoreRoutes
 from agentlightning.store.http.openapi import describe
-from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES, StoreService
 from agentlightning.utils.metrics import MetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class StoreApp(fastapi.FastAPI):
 
     service: StoreService
 
+    def begin_shutdown(self) -> None:
+        """Called in the serving loop before connections are closed: what waits is told to ask again later."""
+        self.service.close()
+
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             self.openapi_schema = describe(super().openapi())
@@ -44,11 +48,17 @@ def build_app(
     token: str | None = None,
     cors_allow_origins: Sequence[str] | None = None,
     tracker: MetricsBackend | None = None,
-    **limits: Any,
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
 ) -> StoreApp:
-    """An application that serves a store; `limits` are those of `StoreService`."""
+    """An application that serves a store."""
     registry = _new_registry()
-    service = StoreService(store, token=token, tracker=_trackers(registry, tracker), **limits)
+    service = StoreService(
+        store,
+        token=token,
+        allowed_origins=cors_allow_origins or (),
+        tracker=_trackers(registry, tracker),
+        max_request_bytes=max_request_bytes,
+    )
     app = StoreApp(title="Agent Lightning store", version=agentlightning.__version__)
     app.service = service
     app.add_middleware(StoreRoutes, service=service)

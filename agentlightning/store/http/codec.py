@@ -8,21 +8,26 @@ path and are encoded by the store's own encoder.
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import NotRequired, Required, TypedDict
 
-from agentlightning.errors import InvalidValue
+from agentlightning.errors import InvalidQuery, InvalidValue
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.store.values import as_json, span_as_json
 from agentlightning.types import PaginatedResult, Span
 
 __all__ = ["OperationCodec", "codec_of", "parse_json", "plain_value"]
+
+_CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
+"""Arguments that a store takes in more than one form."""
 
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -62,22 +67,22 @@ class OperationCodec:
     @functools.cached_property
     def arguments(self) -> TypeAdapter[dict[str, Any]]:
         """Validates the arguments of a call given as one object; those left out stay out."""
-        fields = {
-            name: (Required[hint] if parameter.default is inspect.Parameter.empty else NotRequired[hint])
-            for (name, hint), parameter in zip(
-                self.op.hints.items(), self.op.signature.parameters.values(), strict=True
-            )
-        }
+        fields: dict[str, Any] = {}
+        for name, hint in self.op.hints.items():
+            is_required = self.op.signature.parameters[name].default is inspect.Parameter.empty
+            shape_of_value = dict[str, Any] if (self.op.name, name) in _CHECKED_BY_THE_STORE else _relaxed(hint)
+            fields[name] = Required[shape_of_value] if is_required else NotRequired[shape_of_value]
         make_shape: Any = TypedDict  # mypy knows only shapes that stand in the code
         shape = make_shape(_model_name(self.op.name), fields)
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
         return TypeAdapter(shape)
 
     def encode_argument(self, name: str, value: Any) -> bytes:
-        if isinstance(value, Span):
-            return span_as_json(value)
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Span):
-            return b"[" + b",".join([self.encode_argument(name, span) for span in value]) + b"]"
+        hint = self.op.hints[name]
+        if hint is Span:
+            return _encoded_span(value)
+        if hint == Sequence[Span] and isinstance(value, Sequence):
+            return encode_many([_encoded_span(span) for span in value])
         return _encoded(value, f"Argument '{name}'")
 
     def encode_arguments(self, arguments: Mapping[str, Any]) -> bytes:
@@ -85,8 +90,11 @@ class OperationCodec:
         return b"{" + b",".join(parts) + b"}"
 
     def decode_arguments(self, given: Any) -> dict[str, Any]:
-        """Arguments by name; a pydantic `ValidationError` names everything that does not fit."""
-        return self.arguments.validate_python(given)
+        """Arguments by name; `BadArguments` names everything that does not fit."""
+        try:
+            return self.arguments.validate_python(given)
+        except ValidationError as error:
+            raise BadArguments(InvalidValue if self.op.mutates else InvalidQuery, error) from error
 
     def encode_result(self, result: Any) -> bytes:
         if isinstance(result, Span):
@@ -117,6 +125,23 @@ def codec_of(name: str) -> OperationCodec:
 
 def _model_name(operation: str) -> str:
     return "".join(word.title() for word in operation.split("_")) + "Request"
+
+
+def _relaxed(hint: Any) -> Any:
+    """A type whose closed sets of words are open: which words fit is the store's to say, in better words."""
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) in (Union, types.UnionType):
+        return Union[tuple(_relaxed(member) for member in get_args(hint))]  # noqa: UP007 # built at run time
+    if get_origin(hint) is Sequence:
+        return Sequence[_relaxed(get_args(hint)[0])]  # type: ignore[misc] # built at run time
+    return hint
+
+
+def _encoded_span(value: Any) -> bytes:
+    if not isinstance(value, Span):
+        raise InvalidValue(f"Expected a Span, not a {type(value).__name__}.")
+    return span_as_json(value)
 
 
 def _encoded(value: Any, where: str) -> bytes:

@@ -53,6 +53,7 @@ class StoreRoutes:
             await send(message)
 
         try:
+            self._service.check_origin(request.header(b"origin"), request.header(b"host"))
             permitted = self._service.admit(request.header(b"authorization"))
             if not await self._answered(request, watched_send, permitted):
                 await self._app(request.scope, request.receive, watched_send)
@@ -99,11 +100,12 @@ class StoreRoutes:
 
     async def _serve_traces(self, request: Request, send: Send, permitted: Scope) -> None:
         media_type = request.header(b"content-type").split(";")[0].strip().lower()
-        traces = read_traces(await self._body(request), media_type)
-        check_traces(permitted, traces.owners)
+        body = await self._body(request)
+        traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
+        check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
         rejected = await ingest_traces(self._service.store, traces)
-        body = encode_answer(media_type, rejected.count, rejected.message)
-        await answer(request, send, 200, body, media_type=media_type.encode())
+        told = encode_answer(media_type, rejected.count, " ".join(rejected.messages))
+        await answer(request, send, 200, told, media_type=media_type.encode())
 
     async def _body(self, request: Request) -> bytes:
         service = self._service

@@ -1,8 +1,8 @@
 """Exceptions on the wire: an error of ours travels as its class, any other as a status and a text.
 
 The server never sends a traceback; it logs one for what it did not expect. A client raises what the store raised:
-errors of `agentlightning.errors` by name, pydantic's `ValidationError` with the same complaints, and for everything
-else an `aiohttp.ClientResponseError` that carries `detail` and `error_type`.
+errors of `agentlightning.errors` by name, and for everything else an `aiohttp.ClientResponseError` that carries
+`detail` and `error_type`.
 """
 
 import logging
@@ -13,12 +13,11 @@ from typing import Any
 import aiohttp
 import orjson
 from pydantic import ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError
 
-__all__ = ["Failure", "RemoteError", "exception_of", "failure_of"]
+__all__ = ["BadArguments", "Failure", "RemoteError", "exception_of", "failure_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +40,15 @@ class Failure:
         return orjson.dumps({"detail": self.detail, "error_type": self.error_type}, default=str)
 
 
+class BadArguments(Exception):
+    """Arguments that do not fit their operation; told to the client, never raised to a user."""
+
+    def __init__(self, error_type: type[AgentLightningError], complaint: ValidationError) -> None:
+        super().__init__(str(complaint))
+        self.error_type = error_type
+        self.complaint = complaint
+
+
 class RemoteError(aiohttp.ClientResponseError):
     """An exception on the server that is none of ours."""
 
@@ -52,8 +60,8 @@ def failure_of(error: BaseException) -> Failure:
     """How an exception is told; what nobody expected is also logged."""
     if isinstance(error, AgentLightningError):
         return Failure(error.http_status, type(error).__name__, str(error))
-    if isinstance(error, ValidationError):
-        return Failure(UNPROCESSABLE, "ValidationError", _complaints(error))
+    if isinstance(error, BadArguments):
+        return Failure(UNPROCESSABLE, error.error_type.__name__, _complaints(error.complaint))
     logger.error("A store operation failed unexpectedly.", exc_info=error)
     return Failure(BAD_REQUEST, type(error).__name__, str(error))
 
@@ -62,9 +70,7 @@ def exception_of(failure: Failure, request: aiohttp.RequestInfo) -> Exception:
     """The exception a client raises for what it was told."""
     own = _OWN_ERRORS.get(failure.error_type)
     if own is not None:
-        return own(str(failure.detail))
-    if failure.error_type == "ValidationError" and isinstance(failure.detail, list):
-        return _validation_error(failure.detail)
+        return own(_sentence(failure.detail))
     error = RemoteError(request, (), status=failure.status, message=f"{failure.error_type}: {failure.detail}")
     error.detail, error.error_type = failure.detail, failure.error_type
     return error
@@ -77,19 +83,9 @@ def _complaints(error: ValidationError) -> list[dict[str, Any]]:
     ]
 
 
-def _validation_error(complaints: list[Any]) -> ValidationError:
-    details: list[InitErrorDetails] = [
-        {
-            "type": PydanticCustomError(str(complaint.get("type")), _literal(str(complaint.get("msg")))),
-            "loc": tuple(complaint.get("loc", ())),
-            "input": None,
-        }
-        for complaint in complaints
-        if isinstance(complaint, dict)
-    ]
-    return ValidationError.from_exception_data("the request", details)
-
-
-def _literal(text: str) -> Any:
-    """A message without placeholders; pydantic wants a literal string, which this is not known to be."""
-    return text.replace("{", "(").replace("}", ")")
+def _sentence(detail: Any) -> str:
+    """What is wrong, as one text."""
+    if not isinstance(detail, list):
+        return str(detail)
+    complaints = [complaint for complaint in detail if isinstance(complaint, dict)]
+    return "; ".join(f"{'.'.join(map(str, c.get('loc', ())))}: {c.get('msg')}" for c in complaints) + "."

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from agentlightning.errors import InvalidQuery
+from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
 from agentlightning.store.http.tokens import Scope
@@ -54,7 +56,10 @@ async def read_notices(service: StoreService, permitted: Scope, query: Sequence[
     given: dict[str, Any] = {name: value for name, value in query if name != "kinds"}
     if kinds := [value for name, value in query if name == "kinds"]:
         given["kinds"] = kinds
-    asked = _QUERY.validate_python(given)
+    try:
+        asked = _QUERY.validate_python(given)
+    except ValidationError as error:
+        raise BadArguments(InvalidQuery, error) from error
     subscription: Any = service.store.subscribe(asked.get("kinds"), after=asked.get("after"))
     try:
         notices: list[Notice] = []

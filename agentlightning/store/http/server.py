@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.store.forwarding import LightningStoreThreaded, capabilities_of
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.protocol import TimedProtocol
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
+from agentlightning.store.http.tokens import check_secret
 from agentlightning.store.operations import Operation, forward_operations
 from agentlightning.types import Notice, NoticeKind, Span
 from agentlightning.utils.metrics import MetricsBackend
@@ -88,10 +89,10 @@ class LightningStoreServer(LightningStore):
             n_workers=n_workers,
             startup_timeout=STARTUP_SECONDS,
         )
-        self._token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None
+        self._token = _checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
         _check_processes(store, self.launcher_args)
         _warn_if_open(self.launcher_args.host or "127.0.0.1", self._token)
-        served = store if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)
+        served = store if capabilities_of(store).get("thread_safe") else LightningStoreThreaded(store)
         origins = [cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins
         build = functools.partial(
             build_app,
@@ -102,15 +103,9 @@ class LightningStoreServer(LightningStore):
             max_request_bytes=max_request_bytes,
         )
         self.app = build()
-        self.launcher_args.uvicorn_options = {
-            "http": TimedProtocol,
-            "ws_max_size": max_request_bytes,
-            "ws_ping_interval": PING_SECONDS,
-            "ws_ping_timeout": PING_SECONDS,
-            "ws_per_message_deflate": False,
-            "lifespan": "off",
-            **self.launcher_args.uvicorn_options,
-        }
+        self.launcher_args.uvicorn_options = (
+            _UVICORN | {"ws_max_size": max_request_bytes} | dict(self.launcher_args.uvicorn_options)
+        )
         is_apart = self.launcher_args.launch_mode == "mp"
         self._launcher: PythonServerLauncher | None = PythonServerLauncher(
             build if is_apart else self.app, self.launcher_args
@@ -138,19 +133,20 @@ class LightningStoreServer(LightningStore):
 
     async def start(self) -> None:
         """Serve in the background; raises RuntimeError if the port is taken or the server does not come up."""
-        await self._own_launcher().start()
+        launcher = self._own_launcher()
+        self.app.service.open()
+        await launcher.start()
         logger.info("The store is served at %s", self.endpoint)
 
     async def stop(self) -> None:
         """Finish what is being done and stop serving; the store stays open."""
-        launcher = self._own_launcher()
-        self.app.service.close()
-        await launcher.stop()
-        self.app.service.is_closing = False
+        await self._own_launcher().stop()
 
     async def run_forever(self) -> None:
         """Serve in the current loop until `stop` is called or the caller is cancelled."""
-        await self._own_launcher().run_forever()
+        launcher = self._own_launcher()
+        self.app.service.open()
+        await launcher.run_forever()
 
     def _own_launcher(self) -> PythonServerLauncher:
         if self._launcher is None:
@@ -196,8 +192,24 @@ class LightningStoreServer(LightningStore):
         await self._target.close()
 
 
+_UVICORN: dict[str, Any] = {
+    "http": TimedProtocol,
+    "ws_ping_interval": PING_SECONDS,
+    "ws_ping_timeout": PING_SECONDS,
+    "ws_per_message_deflate": False,
+    "lifespan": "off",
+}
+
+
+def _checked_token(token: str | None) -> str | None:
+    if not token:
+        return None
+    check_secret(token)
+    return token
+
+
 def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> None:
-    if args.launch_mode == "mp" and not store.capabilities.get("zero_copy"):
+    if args.launch_mode == "mp" and not capabilities_of(store).get("zero_copy"):
         raise ConfigurationError(
             f"launch_mode is 'mp', but a {type(store).__name__} cannot be shared by processes; "
             "use a SqliteLightningStore with a file, or launch_mode='thread'."

@@ -7,17 +7,19 @@ shuts down can end them and let the callers ask elsewhere or later.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from agentlightning.errors import InvalidToken, StoreUnavailable
+from agentlightning.errors import InvalidToken, NotAllowed, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
 from agentlightning.store.http.tokens import Scope, verify_token
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["StoreService"]
 
@@ -41,6 +43,7 @@ class StoreService:
         store: LightningStore,
         *,
         token: str | None = None,
+        allowed_origins: Sequence[str] = (),
         max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
         body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
         tracker: MetricsBackend | None = None,
@@ -51,6 +54,7 @@ class StoreService:
         self.live_connections = 0
         self.is_closing = False
         self._token = token
+        self._allowed_origins = frozenset(allowed_origins)
         self._tracker = tracker
         self._waiting: set[asyncio.Task[Any]] = set()
         self._perform = remembering(store)
@@ -61,6 +65,15 @@ class StoreService:
     @property
     def waiting_calls(self) -> int:
         return len(self._waiting)
+
+    def check_origin(self, origin: str, host: str) -> None:
+        """Refuse what a web page of somebody else sends: a browser lets any page call a server on this machine."""
+        if not origin or self._allowed_origins & {origin, "*"}:
+            return
+        page = urlsplit(origin)
+        if page.netloc == host and (self._token is not None or is_loopback(page.hostname or "")):
+            return
+        raise NotAllowed(f"Web pages of {origin} may not call this server; start it with --cors-origin {origin}.")
 
     def admit(self, authorization: str) -> Scope:
         """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""
@@ -88,7 +101,7 @@ class StoreService:
         if scope is not _ADMIN:
             check_permission(scope, codec.op.name, arguments)
         running = self._perform(codec.op.name, arguments, request_id=request_id if codec.op.mutates else None)
-        return await (self.waiting(running) if _waits(arguments) else running)
+        return await (self.waiting(running) if _waits(codec.op.name, arguments) else running)
 
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long, unless the server shuts down meanwhile."""
@@ -108,6 +121,10 @@ class StoreService:
     def _has_closed(self) -> bool:
         return self.is_closing
 
+    def open(self) -> None:
+        """Take calls that wait, also after a `close`."""
+        self.is_closing = False
+
     def close(self) -> None:
         """End the calls that wait; those at work finish."""
         self.is_closing = True
@@ -124,11 +141,9 @@ class StoreService:
         return False
 
 
-def _waits(arguments: Mapping[str, Any]) -> bool:
+def _waits(operation: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a call may wait for something to happen."""
-    if "wait" in arguments:
-        return bool(arguments["wait"])
-    return "rollout_ids" in arguments and arguments.get("timeout", 1.0) != 0.0
+    return bool(arguments.get("wait")) or (operation == "wait_for_rollouts" and arguments.get("timeout") != 0)
 
 
 def _closing() -> StoreUnavailable:

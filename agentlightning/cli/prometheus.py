@@ -1,0 +1,114 @@
+"""`agl prometheus`: one page with the figures of several processes, for Prometheus to read.
+
+Processes that count with prometheus_client and share a folder named in PROMETHEUS_MULTIPROC_DIR write their figures
+there; this command adds them up and shows them. A store server alone does not need it: it has its own /metrics.
+"""
+
+import argparse
+import importlib.util
+import logging
+import os
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from rich.console import Console
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.logging import setup
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 4748
+DEFAULT_PATH = "/v1/prometheus"
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+EXAMPLES = """\
+examples:
+  PROMETHEUS_MULTIPROC_DIR=/tmp/agl-figures agl prometheus
+  curl http://127.0.0.1:4748/v1/prometheus
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl prometheus",
+        description=f"Show the figures of all processes that share the folder {FOLDER}.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are (default: %(default)s)")
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    folder = os.environ.get(FOLDER)
+    if not folder or not Path(folder).is_dir():
+        raise ConfigurationError(f"{FOLDER} must name the folder in which the processes count; it is {folder!r}.")
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigurationError("prometheus_client is missing; install it: pip install 'agentlightning[prometheus]'")
+    setup(arguments.log_level.upper())
+    try:
+        server = _Server((arguments.host, arguments.port), arguments.metrics_path.rstrip("/"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot listen on {arguments.host}:{arguments.port}: {error}. "
+            "Another process may already be using this port."
+        ) from error
+    with server:
+        address = f"http://{arguments.host}:{server.server_port}{server.metrics_path}"
+        Console(stderr=True).print(
+            f"Showing the figures in {folder} at {address}. Ctrl-C stops it.", markup=False, soft_wrap=True
+        )
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            logger.info("stopped")
+    return 0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], metrics_path: str) -> None:
+        super().__init__(address, _Page)
+        self.metrics_path = metrics_path
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:  # the name http.server looks for
+        path = self.path.split("?")[0].rstrip("/")
+        if path == "/health":
+            self._answer(200, b'{"status":"ok"}', "application/json")
+        elif path == self.server.metrics_path:
+            self._answer(200, _figures(), "text/plain; version=0.0.4; charset=utf-8")
+        else:
+            self._answer(404, f"The figures are at {self.server.metrics_path}.\n".encode(), "text/plain")
+
+    def log_message(self, format: str, *args: object) -> None:
+        logger.debug(format, *args)
+
+    def _answer(self, status: int, body: bytes, media_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _figures() -> bytes:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
+    figures: bytes = generate_latest(registry)
+    return figures

@@ -1,9 +1,10 @@
 """Spans: OpenTelemetry's records as plain data, with the rollout and attempt they belong to."""
 
+import base64
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Union
 
@@ -83,6 +84,24 @@ def extract_extra_fields(src: object, excluded_fields: Iterable[str]) -> dict[st
     return safe
 
 
+def _attributes(attributes: Mapping[str, Any] | None) -> dict[str, AttributeValue]:
+    """An SDK's attributes as ours; of the values ours do not know, empty ones go and others become text."""
+    kept = dict(attributes or {})
+    for name, value in (attributes or {}).items():
+        if value is None:
+            del kept[name]
+        elif isinstance(value, bytes):
+            kept[name] = base64.b64encode(value).decode()
+        elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not _is_flat(value)):
+            kept[name] = json.dumps(value, default=str)
+    return kept
+
+
+def _is_flat(values: Sequence[object]) -> bool:
+    """Whether a sequence holds texts only, or numbers only."""
+    return isinstance(values, str) or any(all(isinstance(v, kind) for v in values) for kind in (str, (int, float)))
+
+
 def _format_trace_id(trace_id: int) -> str:
     return f"{trace_id:032x}"
 
@@ -137,7 +156,7 @@ class Event(_FromOpenTelemetry):
     def from_opentelemetry(cls, src: "SdkEvent") -> "Event":
         extra = extract_extra_fields(src, ["name", "attributes", "timestamp"])
         return cls(
-            name=src.name, attributes=dict(src.attributes or {}), timestamp=convert_timestamp(src.timestamp), **extra
+            name=src.name, attributes=_attributes(src.attributes), timestamp=convert_timestamp(src.timestamp), **extra
         )
 
 
@@ -150,7 +169,7 @@ class Link(_FromOpenTelemetry):
     @classmethod
     def from_opentelemetry(cls, src: "otel.Link") -> "Link":
         extra = extract_extra_fields(src, ["context", "attributes"])
-        attributes = dict(src.attributes) if src.attributes else None
+        attributes = _attributes(src.attributes) if src.attributes else None
         return cls(context=SpanContext.from_opentelemetry(src.context), attributes=attributes, **extra)
 
 
@@ -162,7 +181,7 @@ class OtelResource(BaseModel):
 
     @classmethod
     def from_opentelemetry(cls, src: "SdkResource") -> "OtelResource":
-        return cls(attributes=dict(src.attributes or {}), schema_url=src.schema_url or "")
+        return cls(attributes=_attributes(src.attributes), schema_url=src.schema_url or "")
 
 
 class SpanCoreFields(BaseModel):
@@ -227,7 +246,7 @@ class Span(_FromOpenTelemetry):
             parent_id=_format_span_id(src.parent.span_id) if src.parent else None,
             name=src.name,
             status=TraceStatus.from_opentelemetry(src.status),
-            attributes=dict(src.attributes or {}),
+            attributes=_attributes(src.attributes),
             events=[Event.from_opentelemetry(event) for event in src.events or ()],
             links=[Link.from_opentelemetry(link) for link in src.links or ()],
             start_time=convert_timestamp(src.start_time),

@@ -1,20 +1,17 @@
 """The back ends over which the contract suites run; a new one is one more line."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
-    LightningStoreClient,
-    LightningStoreServer,
     LightningStoreThreaded,
     SqliteLightningStore,
 )
+from tests.contract.remote import start_remote
 
 BACKENDS: dict[str, Callable[[Path, Callable[[], float]], LightningStore]] = {
     "memory": lambda folder, clock: InMemoryLightningStore(clock=clock),
@@ -40,23 +37,7 @@ async def store(
     """A new store of each kind."""
     backend, transport = REMOTE.get(request.param, (request.param, None))
     built = BACKENDS[backend](tmp_path, clock)
-    if transport is None:
-        yield built
-    else:
-        async with served(built, transport) as client:
-            yield client
+    if transport is not None:
+        built = await start_remote(built, transport)
+    yield built
     await built.close()
-
-
-@asynccontextmanager
-async def served(store: LightningStore, transport: Any) -> AsyncIterator[LightningStore]:
-    """A client of a server of a store; `store` leads tests to the store behind it, as with the other wrappers."""
-    server = LightningStoreServer(store, "127.0.0.1", 0)
-    await server.start()
-    client: Any = LightningStoreClient(server.endpoint, transport=transport)
-    client.store = store
-    try:
-        yield client
-    finally:
-        await client.close()
-        await server.stop()

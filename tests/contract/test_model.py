@@ -14,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded, SqliteLightningStore
 from agentlightning.types import OtelResource, RolloutConfig, Span, TraceStatus
+from tests.contract.remote import remote
 
 ResultT = TypeVar("ResultT")
 
@@ -283,6 +284,8 @@ BACKENDS: dict[str, Any] = {
     "sqlite": lambda path, clock: SqliteLightningStore(path, clock=clock),
     "sqlite-memory": lambda path, clock: SqliteLightningStore(clock=clock),
     "threaded": lambda path, clock: LightningStoreThreaded(InMemoryLightningStore(clock=clock)),
+    "client-memory": lambda path, clock: remote(InMemoryLightningStore(clock=clock)),
+    "client-sqlite": lambda path, clock: remote(SqliteLightningStore(path, clock=clock)),
 }
 
 

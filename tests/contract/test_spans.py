@@ -256,3 +256,17 @@ async def test_a_span_above_the_size_limit_is_refused(store: LightningStore, mak
 async def test_something_that_is_no_span_is_refused(store: LightningStore) -> None:
     with pytest.raises(InvalidValue, match="Expected a Span, not a dict"):
         await store.add_span({"name": "x"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("changes", [{"sequence_id": 2**63 - 1}, {"attempt_id": "latest"}], ids=["number", "latest"])
+async def test_spans_with_impossible_places_are_refused(
+    store: LightningStore, make_span: Any, changes: Any, many: bool
+) -> None:
+    rollout = await store.start_rollout("a")
+    span = make_span(rollout, **{"sequence_id": 1, **changes})
+
+    with pytest.raises(InvalidValue, match="Span 'step'"):
+        await (store.add_many_spans([span]) if many else store.add_span(span))
+
+    assert await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded, SqliteLightningStore
+from tests.contract.remote import remote
 
 THREADS = 32
 ROLLOUTS = 320
@@ -20,6 +21,9 @@ BACKENDS: dict[str, Callable[[Path], LightningStore]] = {
     "sqlite": lambda folder: SqliteLightningStore(folder / "s.db"),
     "sqlite-power": lambda folder: SqliteLightningStore(folder / "s.db", durability="power"),
     "threaded": lambda folder: LightningStoreThreaded(InMemoryLightningStore()),
+    "client-memory": lambda folder: remote(InMemoryLightningStore()),
+    "client-sqlite": lambda folder: remote(SqliteLightningStore(folder / "s.db")),
+    "client-http": lambda folder: remote(InMemoryLightningStore(), "http"),
 }
 
 
@@ -69,7 +73,7 @@ def test_each_rollout_is_handed_out_once_and_none_is_lost(backend: str, tmp_path
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-http"])
 def test_waiting_threads_share_the_work(backend: str, tmp_path: Path) -> None:
     store = BACKENDS[backend](tmp_path)
     ready = threading.Barrier(THREADS)
@@ -94,7 +98,7 @@ def test_waiting_threads_share_the_work(backend: str, tmp_path: Path) -> None:
     assert len(set(claims)) == THREADS - 1
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "client-memory", "client-http"])
 def test_numbers_taken_by_many_threads_are_never_given_twice(backend: str, tmp_path: Path) -> None:
     store = BACKENDS[backend](tmp_path)
     numbers: list[int] = []

@@ -455,3 +455,18 @@ def test_span_survives_the_wire_whatever_its_attributes(attributes: dict[str, An
 
     assert Span.model_validate_json(span.model_dump_json()) == span
     assert Span.model_validate(span.model_dump(mode="json")) == span
+
+
+def test_values_the_sdk_knows_and_ours_do_not_become_text_or_go() -> None:
+    attributes = {"none": None, "raw": b"\x00\x01", "nested": {"a": [1]}, "mixed": [1, "x"], "ids": (1, 2), "text": "t"}
+    source = ReadableSpan(name="s", attributes=attributes)  # type: ignore[arg-type]
+
+    span = Span.from_opentelemetry(source, "r", "a", 1)
+
+    assert span.attributes == {
+        "raw": "AAE=",
+        "nested": '{"a": [1]}',
+        "mixed": '[1, "x"]',
+        "ids": [1, 2],
+        "text": "t",
+    }

@@ -23,9 +23,21 @@ SPAN_FIELDS = frozenset(
 """Fields a query may filter and sort by."""
 
 
-def add_span(tx: Transaction, now: float, span: Span) -> Span:
+LARGEST_SEQUENCE_ID = 2**53 - 1
+"""Above this, numbers are not exact in every language that reads them."""
+
+
+def _check(span: Span) -> None:
     if not isinstance(span, Span):
         raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; convert it with Span.from_opentelemetry.")
+    if not -LARGEST_SEQUENCE_ID <= span.sequence_id <= LARGEST_SEQUENCE_ID:
+        raise InvalidValue(f"Span '{span.name}' has the sequence id {span.sequence_id}, which is beyond 2**53.")
+    if span.attempt_id == "latest":
+        raise InvalidValue(f"Span '{span.name}' belongs to attempt 'latest'; name the attempt itself.")
+
+
+def add_span(tx: Transaction, now: float, span: Span) -> Span:
+    _check(span)
     _append(tx, now, (span,))
     return span
 
@@ -34,6 +46,7 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
     fresh: list[Span | None] = []
     seen: set[tuple[str, str, str]] = set()
     for span in spans:
+        _check(span)
         key = (span.rollout_id, span.attempt_id, span.span_id)
         known_rollout(tx, span.rollout_id)
         is_repeated = key in seen or tx.has_span(known_attempt(tx, span.rollout_id, span.attempt_id), span.span_id)

@@ -157,7 +157,8 @@ class LightningStoreClient(LightningStore):
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(asyncio.wrap_future(closing), self._address.connection_timeout)
             elif link.session.connector is not None:
-                link.session.connector._close()  # its loop is gone, so nothing can be awaited there
+                with suppress(RuntimeError):  # its loop is closed, so nothing can be done there
+                    link.session.connector._close()
 
     def _link(self) -> Link:
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,8 +87,30 @@ class Link:
         self._opening = asyncio.Lock()  # protects `_channel`: one handshake at a time
         self._no_live_before = 0.0
         self._beginnings: set[asyncio.Task[None]] = set()
+        self._keeper: AsyncGenerator[None, None] | None = None
+
+    async def close_with_loop(self) -> None:
+        """Have the connections closed when the loop ends, for a loop that ends before the client is closed.
+
+        A loop closes the asynchronous generators that are still open when it shuts down; this is one.
+        """
+        if self._keeper is None:
+            self._keeper = self._keep()
+            await self._keeper.__anext__()
+
+    async def _keep(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self._disconnect()
 
     async def close(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.aclose()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -122,6 +144,8 @@ class Link:
         wait: float | None = 0.0,
     ) -> Any:
         """Send an operation once, by whichever way is open; `wait` is how long it may take by itself, None for ever."""
+        if self._keeper is None:
+            await self.close_with_loop()
         if self._beginnings:
             await asyncio.wait(tuple(self._beginnings))
         self._calls += 1

@@ -142,8 +142,10 @@ class _Connection:
                 task.cancel()
             return
         number = message.get("id")
-        if not isinstance(number, int) or number in self._tasks:
-            raise InvalidValue(f"A message needs an 'id' of its own, a number; it is {number!r}.")
+        if not isinstance(number, int):
+            raise InvalidValue(f"A message needs an 'id', a number; it is {number!r}.")
+        if number in self._tasks:
+            return  # sent twice; the first one is answered
         coroutine = self._follow(number, message) if "subscribe" in message else self._call(number, message)
         self._tasks[number] = asyncio.create_task(coroutine)
 

@@ -1,5 +1,6 @@
 """MEMORY — the one place where state lives: tasks and resources go down, spans and rewards come up."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from agentlightning.store.archive import export_store, import_store
@@ -36,11 +37,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in ("LightningStoreClient", "LightningStoreServer"):
-        raise AttributeError(f"module 'agentlightning.store' has no attribute '{name}'")
-    from agentlightning.store import client_server
+_LATE = {
+    "LightningStoreClient": "agentlightning.store.http.client",
+    "LightningStoreServer": "agentlightning.store.http.server",
+}
 
-    value: object = getattr(client_server, name)
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module 'agentlightning.store' has no attribute '{name}'")
+    value: object = getattr(importlib.import_module(_LATE[name]), name)
     globals()[name] = value
     return value

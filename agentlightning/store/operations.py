@@ -91,8 +91,25 @@ class Operation:
 
     def name_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of one call by name, leaving out the ones not given or `UNSET`."""
-        given = self.signature.bind(*args, **kwargs).arguments
-        return {name: value for name, value in given.items() if not isinstance(value, Unset)}
+        given = dict(zip(self._positional, args, strict=False))
+        if len(args) > len(given) or not given.keys().isdisjoint(kwargs) or not self._fits({*given, *kwargs}):
+            self.signature.bind(*args, **kwargs)  # raises what Python raises for such a call
+        given.update(kwargs)
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+    @functools.cached_property
+    def _positional(self) -> tuple[str, ...]:
+        parameters = self.signature.parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+
+    @functools.cached_property
+    def _required(self) -> frozenset[str]:
+        parameters = self.signature.parameters.values()
+        return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
+
+    def _fits(self, names: set[str]) -> bool:
+        """Whether a call may name these, and all it must; looking is several times cheaper than binding."""
+        return self._required <= names <= self.signature.parameters.keys()
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call this operation on another store, in the argument shape that a store of any release understands."""

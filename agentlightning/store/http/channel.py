@@ -13,17 +13,20 @@ from typing import Any
 import aiohttp
 import orjson
 
-from agentlightning.store.http.codec import OperationCodec, encode_many, parse_json
-from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed, decompressed
+from agentlightning.store.http.codec import OperationCodec, as_notice, encode_many, parse_json
+from agentlightning.store.http.exchange import (
+    COMPRESS_FROM_BYTES,
+    GZIP_MAGIC,
+    MOST_FRAME_BYTES,
+    compressed,
+    decompressed,
+)
 from agentlightning.store.http.failures import Failure, exception_of
-from agentlightning.store.http.live import MOST_FRAME_BYTES
-from agentlightning.store.http.notices import as_notice
 from agentlightning.types import Notice
 
 __all__ = ["ConnectionLost", "LiveChannel"]
 
 PING_SECONDS = 20.0
-_GZIP_MAGIC = b"\x1f\x8b"
 _MOST_ANSWER_BYTES = 1 << 31
 
 
@@ -157,7 +160,7 @@ class LiveChannel:
             self._lose()
 
     def _take(self, frame: bytes | str) -> None:
-        if isinstance(frame, bytes) and frame.startswith(_GZIP_MAGIC):
+        if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, _MOST_ANSWER_BYTES)
         for message in parse_json(frame):
             number = message["id"]

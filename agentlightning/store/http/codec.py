@@ -22,9 +22,17 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.store.values import as_json, span_as_json
-from agentlightning.types import PaginatedResult, Span
+from agentlightning.types import Notice, PaginatedResult, Span
 
-__all__ = ["OperationCodec", "codec_of", "parse_json", "plain_value"]
+__all__ = [
+    "OperationCodec",
+    "as_notice",
+    "codec_of",
+    "encode_many",
+    "notice_fields",
+    "parse_json",
+    "plain_value",
+]
 
 _CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
 """Arguments that a store takes in more than one form."""
@@ -154,3 +162,13 @@ def _encoded(value: Any, where: str) -> bytes:
 def encode_many(parts: Sequence[bytes]) -> bytes:
     """A JSON array of what is JSON already."""
     return b"[" + b",".join(parts) + b"]"
+
+
+def notice_fields(notice: Notice) -> dict[str, Any]:
+    """A notice as plain values; what does not apply is left out."""
+    return {name: value for name, value in notice._asdict().items() if value is not None}
+
+
+def as_notice(fields: Mapping[str, Any]) -> Notice:
+    """A notice from what `notice_fields` gave; names of a newer release are ignored."""
+    return Notice(**{name: fields[name] for name in Notice._fields if name in fields})

@@ -11,13 +11,13 @@ from typing import Any
 from agentlightning.store.http.codec import parse_json
 from agentlightning.store.http.exchange import Disconnected, Receive, Request, Send, SlowRequest, answer
 from agentlightning.store.http.failures import Failure, failure_of
-from agentlightning.store.http.live import LIVE_PATH, serve_live
-from agentlightning.store.http.notices import NOTICES_PATH, read_notices
+from agentlightning.store.http.live import serve_live
+from agentlightning.store.http.notices import read_notices
 from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
 from agentlightning.store.http.permissions import check_traces
 from agentlightning.store.http.service import StoreService
 from agentlightning.store.http.tokens import Scope
-from agentlightning.store.http.wire import PREFIX, WireRoute, find_route, verbs_of
+from agentlightning.store.http.wire import LIVE_PATH, NOTICES_PATH, PREFIX, WireRoute, find_route, verbs_of
 
 __all__ = ["StoreRoutes"]
 

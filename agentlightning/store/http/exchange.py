@@ -13,7 +13,18 @@ from urllib.parse import parse_qsl
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 from agentlightning.store.http.failures import Failure
 
-__all__ = ["COMPRESS_FROM_BYTES", "Receive", "Request", "Send", "SlowRequest", "answer", "compressed", "decompressed"]
+__all__ = [
+    "COMPRESS_FROM_BYTES",
+    "GZIP_MAGIC",
+    "MOST_FRAME_BYTES",
+    "Receive",
+    "Request",
+    "Send",
+    "SlowRequest",
+    "answer",
+    "compressed",
+    "decompressed",
+]
 
 ConnectionScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,6 +32,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COMPRESS_FROM_BYTES = 1024
 """Bodies above this travel compressed."""
+MOST_FRAME_BYTES = 1024 * 1024
+"""About how large a frame of the live channel becomes before another is begun."""
+GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31  # zlib's number for a gzip header, with the largest window
 _REQUEST_TIMEOUT = 408

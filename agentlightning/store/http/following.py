@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from agentlightning.store.http.channel import LiveSubscription
+from agentlightning.store.http.codec import as_notice
 from agentlightning.store.http.link import Link
-from agentlightning.store.http.notices import NOTICES_PATH, as_notice
 from agentlightning.store.http.retries import RetryPolicy, is_passing
+from agentlightning.store.http.wire import NOTICES_PATH
 from agentlightning.types import Notice, NoticeKind
 
 __all__ = ["follow"]

@@ -22,9 +22,8 @@ from agentlightning.store.http.channel import LiveChannel
 from agentlightning.store.http.codec import OperationCodec, parse_json
 from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed
 from agentlightning.store.http.failures import Failure, exception_of
-from agentlightning.store.http.live import LIVE_PATH
 from agentlightning.store.http.retries import Garbled
-from agentlightning.store.http.wire import path_of, result_of
+from agentlightning.store.http.wire import LIVE_PATH, path_of, result_of
 from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["Address", "Link", "Transport"]

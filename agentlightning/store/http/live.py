@@ -24,9 +24,11 @@ import orjson
 
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidValue
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many, parse_json
+from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many, notice_fields, parse_json
 from agentlightning.store.http.exchange import (
     COMPRESS_FROM_BYTES,
+    GZIP_MAGIC,
+    MOST_FRAME_BYTES,
     Receive,
     Request,
     Send,
@@ -35,25 +37,20 @@ from agentlightning.store.http.exchange import (
     decompressed,
 )
 from agentlightning.store.http.failures import Failure, failure_of
-from agentlightning.store.http.notices import notice_fields
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
-from agentlightning.store.http.wire import PREFIX
 from agentlightning.store.operations import operations_of
 from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["LIVE_PATH", "serve_live"]
+__all__ = ["serve_live"]
 
 logger = logging.getLogger(__name__)
 
-LIVE_PATH = PREFIX + "/live"
 MOST_CALLS = 4096
 """Calls of one connection at a time; further ones are read when some are done."""
 MOST_UNSENT_BYTES = 4 * 1024 * 1024
 """Above this, subscriptions wait until the client has read."""
-MOST_FRAME_BYTES = 1024 * 1024
-_GZIP_MAGIC = b"\x1f\x8b"
 _BAD_FRAME = 1007
 
 
@@ -124,7 +121,7 @@ class _Connection:
     # ------------------------------------------------------------------ reading
 
     async def _take(self, frame: bytes | str) -> None:
-        if isinstance(frame, bytes) and frame.startswith(_GZIP_MAGIC):
+        if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, self._service.max_request_bytes)
         content = parse_json(frame)
         self._permitted = self._service.admit(self._authorization)  # a token may expire meanwhile

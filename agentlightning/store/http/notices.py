@@ -1,4 +1,4 @@
-"""Change notices on the wire, and the route that hands them out to clients without a WebSocket.
+"""The route that hands change notices out to clients without a WebSocket.
 
 `GET /v1/agl/notices` without `after` tells where the log of changes stands; with `after` and `wait` it answers as soon
 as there is something behind that cursor, or with nothing when the time is over. A client that asks again with the
@@ -7,7 +7,7 @@ cursor it was told misses nothing.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -15,16 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from agentlightning.errors import InvalidQuery
+from agentlightning.store.http.codec import notice_fields
 from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
 from agentlightning.store.http.tokens import Scope
-from agentlightning.store.http.wire import PREFIX
 from agentlightning.types import Notice, NoticeKind
 
-__all__ = ["NOTICES_PATH", "NoticesQuery", "as_notice", "notice_fields", "read_notices"]
+__all__ = ["NoticesQuery", "read_notices"]
 
-NOTICES_PATH = PREFIX + "/notices"
 MOST_NOTICES = 1000
 """In one answer; the rest follows with the next."""
 
@@ -38,16 +37,6 @@ class NoticesQuery(TypedDict):
 
 
 _QUERY = TypeAdapter(NoticesQuery)
-
-
-def notice_fields(notice: Notice) -> dict[str, Any]:
-    """A notice as plain values; what does not apply is left out."""
-    return {name: value for name, value in notice._asdict().items() if value is not None}
-
-
-def as_notice(fields: Mapping[str, Any]) -> Notice:
-    """A notice from what `notice_fields` gave; names of a newer release are ignored."""
-    return Notice(**{name: fields[name] for name in Notice._fields if name in fields})
 
 
 async def read_notices(service: StoreService, permitted: Scope, query: Sequence[tuple[str, str]]) -> bytes:

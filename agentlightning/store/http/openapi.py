@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentlightning.store.http.codec import OperationCodec
-from agentlightning.store.http.notices import NOTICES_PATH, NoticesQuery
-from agentlightning.store.http.wire import WireRoute, routes
+from agentlightning.store.http.notices import NoticesQuery
+from agentlightning.store.http.wire import NOTICES_PATH, WireRoute, routes
 
 __all__ = ["describe"]
 

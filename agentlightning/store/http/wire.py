@@ -19,9 +19,21 @@ from agentlightning.store.http.codec import OperationCodec, codec_of, encode_man
 from agentlightning.store.operations import operations_of
 from agentlightning.types import Span
 
-__all__ = ["PREFIX", "WireRoute", "find_route", "path_of", "result_of", "routes", "verbs_of"]
+__all__ = [
+    "LIVE_PATH",
+    "NOTICES_PATH",
+    "PREFIX",
+    "WireRoute",
+    "find_route",
+    "path_of",
+    "result_of",
+    "routes",
+    "verbs_of",
+]
 
 PREFIX = "/v1/agl"
+LIVE_PATH = PREFIX + "/live"
+NOTICES_PATH = PREFIX + "/notices"
 
 Body = Any
 """A request body as plain JSON values; None if there was none."""

@@ -8,16 +8,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentlightning.client import AgentLightningClient as AgentLightningClient
+    from agentlightning.client import DevTaskLoader as DevTaskLoader
     from agentlightning.env_var import *
     from agentlightning.logging import configure_logger as configure_logger
     from agentlightning.logging import setup as setup_logging  # noqa: F401 # a public name
     from agentlightning.logging import setup_module as setup_module_logging  # noqa: F401 # a public name
+    from agentlightning.server import AgentLightningServer as AgentLightningServer
     from agentlightning.store import *
     from agentlightning.types import *
 
 __version__ = "0.4.0.dev0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
+    "agentlightning.server": ("AgentLightningServer",),
     "agentlightning.env_var": (
         "LightningEnvVar",
         "resolve_bool_env_var",

@@ -11,7 +11,7 @@ import agentlightning as agl
 HEAVY = ("fastapi", "aiohttp", "openai", "litellm", "torch", "transformers", "agentops", "pydantic", "opentelemetry")
 LONGEST_IMPORT_SECONDS = 0.25
 
-SERVER, OBSERVING, RUNNING, PROXY, LEARNING, PROMPTS = "server", "observing", "running", "proxy", "learning", "prompts"
+OBSERVING, RUNNING, PROXY, LEARNING, PROMPTS = "observing", "running", "proxy", "learning", "prompts"
 
 NAMES = {
     "adapter": "TraceAdapter OtelTraceAdapter Adapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet "
@@ -44,14 +44,12 @@ NAMES = {
 NOT_YET_BY_ORIGIN = {
     "adapter": OBSERVING,
     "algorithm": RUNNING,
-    "client": SERVER,
     "config": RUNNING,
     "emitter": OBSERVING,
     "execution": RUNNING,
     "litagent": RUNNING,
     "llm_proxy": PROXY,
     "runner": RUNNING,
-    "server": SERVER,
     "tracer": OBSERVING,
     "trainer": RUNNING,
 }
@@ -64,17 +62,24 @@ NOT_YET = {name: issue for origin, issue in NOT_YET_BY_ORIGIN.items() for name i
 
 MODULES = [
     "cli",
+    "cli.prometheus",
     "cli.store",
+    "cli.tokens",
+    "client",
     "env_var",
     "errors",
+    "legacy",
     "logging",
     "semconv",
+    "server",
     "store",
     "store.base",
+    "store.client_server",
     "store.memory",
     "store.sqlite",
     "store.threading",
     "store.utils",
+    "utils.server_launcher",
     "types",
     "types.core",
     "types.resources",

@@ -63,5 +63,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()

@@ -2,11 +2,12 @@
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastapi
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 import agentlightning
 from agentlightning.errors import StoreUnavailable
@@ -59,7 +60,7 @@ def build_app(
         tracker=_trackers(registry, tracker),
         max_request_bytes=max_request_bytes,
     )
-    app = StoreApp(title="Agent Lightning store", version=agentlightning.__version__)
+    app = StoreApp(title="Agent Lightning store", version=agentlightning.__version__, docs_url=None, redoc_url=None)
     app.service = service
     app.add_middleware(StoreRoutes, service=service)
     if cors_allow_origins:
@@ -93,6 +94,10 @@ def _around(service: StoreService, registry: "CollectorRegistry | None") -> fast
     async def health() -> dict[str, str]:
         """The server runs."""
         return {"status": "ok"}
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(Path(__file__).with_name("docs.html").read_text(encoding="utf-8"))
 
     @router.get("/ready", tags=["server"], responses={_UNAVAILABLE: {"description": "The store cannot be used."}})
     async def ready() -> Response:

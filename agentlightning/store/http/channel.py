@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import orjson
+import yarl
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentlightning.store.http.codec import OperationCodec, as_notice, encode_many, parse_json
 from agentlightning.store.http.exchange import (
@@ -61,7 +63,8 @@ class LiveChannel:
             url, params={"compact": "1"}, heartbeat=PING_SECONDS, max_msg_size=_MOST_ANSWER_BYTES
         )
         socket = await asyncio.wait_for(connecting, timeout_seconds)
-        request = aiohttp.RequestInfo(socket._response.url, "GET", socket._response.headers, socket._response.url)
+        address = yarl.URL(url)
+        request = aiohttp.RequestInfo(address, "GET", CIMultiDictProxy(CIMultiDict()), address)
         return cls(socket, request, compresses=compresses)
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,6 +38,8 @@ __all__ = ["LightningStoreClient"]
 
 logger = logging.getLogger(__name__)
 
+CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts")
+ONE_ATTEMPT = RetryPolicy((), (), 0.0)
 LONG_POLL_SECONDS = 20.0
 """How long one request waits where there is no live channel."""
 DEFAULT_REQUEST_TIMEOUT = 30.0
@@ -103,7 +106,7 @@ class LightningStoreClient(LightningStore):
         self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
         self._guard = threading.Lock()  # protects `_links`, which several threads' loops look into
-        self._unanswered: dict[str | None, str] = {}
+        self._unanswered: defaultdict[str | None, deque[str]] = defaultdict(deque)
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -145,8 +148,8 @@ class LightningStoreClient(LightningStore):
     async def close(self) -> None:
         """Close the connections of every loop; those of other threads as far as their loops still run."""
         here = asyncio.get_running_loop()
-        if self._background:
-            await asyncio.wait(self._background, timeout=self._address.connection_timeout)
+        if own := [task for task in self._background if task.get_loop() is here]:
+            await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
             links, self._links = list(self._links.values()), weakref.WeakKeyDictionary()
         for link in links:
@@ -184,29 +187,31 @@ class LightningStoreClient(LightningStore):
         if not op.mutates:
             return await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
         key = request_id or link.new_request_id()
-        if arguments.get("wait"):
-            result = await self._claim(link, op, arguments, key)
+        if op.name in CLAIMS:
+            result = await self._claim(link, op, arguments, key, self._policy)
         else:
             result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
-        if request_id is None and (old := link.settle(key)):
-            self._in_background(self._forget(link, old))
+        if request_id is None:
+            self._settle(link, key)
         return result
 
-    async def _claim(self, link: Link, op: Operation, arguments: dict[str, Any], key: str) -> Any:
-        """Wait for work; a caller who is cancelled gives back what was on its way to him."""
-        codec, deadline = codec_of(op.name), time.monotonic() + arguments["wait"]
+    async def _claim(self, link: Link, op: Operation, arguments: dict[str, Any], key: str, policy: RetryPolicy) -> Any:
+        """Ask for work, and wait for it; a caller who is cancelled gives back what was on its way to him."""
+        wait = arguments.get("wait") or 0.0
+        codec, deadline = codec_of(op.name), time.monotonic() + wait
 
         async def attempt() -> Any:
             while True:
                 left = max(deadline - time.monotonic(), 0.0)
                 has_live = await link.live(wanted=left > 0.0) is not None
                 patience = left if has_live else min(left, LONG_POLL_SECONDS)
-                result = await link.call(codec, {**arguments, "wait": patience}, key=key, wait=patience)
+                given = {**arguments, "wait": patience} if wait else arguments
+                result = await link.call(codec, given, key=key, wait=patience)
                 if result or patience == left:
                     return result
 
         try:
-            return await self._policy.persist(attempt, link.is_healthy)
+            return await policy.persist(attempt, link.is_healthy)
         except asyncio.CancelledError:
             self._in_background(link.call(codec_of("abandon_request"), {"request_id": key}, key=None))
             raise
@@ -214,28 +219,22 @@ class LightningStoreClient(LightningStore):
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, wait: float | None = None
     ) -> AttemptedRollout | None:
-        """As in the contract; without `wait` an outage answers None, and what got lost comes with the next call."""
+        """As in the contract, but in an outage the answer is None; what got lost then comes with the next call."""
         op = operations_of(LightningStore)["dequeue_rollout"]
-        arguments: dict[str, Any] = {"worker_id": worker_id} | ({} if wait is None else {"wait": wait})
-        link = self._link()
-        key = self._unanswered.pop(worker_id, None) or link.new_request_id()
-        claim: AttemptedRollout | None
+        arguments: dict[str, Any] = {"worker_id": worker_id} | ({"wait": wait} if wait is not None else {})
+        link, unanswered = self._link(), self._unanswered[worker_id]
+        key = unanswered.popleft() if unanswered else link.new_request_id()
+        policy = self._policy.within(wait) if wait is not None and wait > 0 else ONE_ATTEMPT
         try:
-            if wait is not None and wait > 0:
-                claim = await self._claim(link, op, arguments, key)
-            else:
-                claim = await link.call(codec_of(op.name), {"worker_id": worker_id}, key=key)
+            claim: AttemptedRollout | None = await self._claim(link, op, arguments, key, policy)
         except Exception as error:
             if not is_passing(error):
                 raise
-            self._unanswered[worker_id] = key
-            if wait is not None and wait > 0:
-                raise
+            unanswered.append(key)
             self._tell_of_outage(error)
             return None
         self._is_told_of_outage = False
-        if old := link.settle(key):
-            self._in_background(self._forget(link, old))
+        self._settle(link, key)
         return claim
 
     def _tell_of_outage(self, error: Exception) -> None:
@@ -276,6 +275,11 @@ class LightningStoreClient(LightningStore):
         return follow(self._link(), self._policy, wanted, after)
 
     # ------------------------------------------------------------------ beside the calls
+
+    def _settle(self, link: Link, key: str) -> None:
+        """A request was answered; from time to time the server may forget the old ones."""
+        if old := link.settle(key):
+            self._in_background(self._forget(link, old))
 
     async def _forget(self, link: Link, request_ids: Sequence[str]) -> None:
         await link.call(codec_of("forget_requests"), {"request_ids": request_ids}, key=None)

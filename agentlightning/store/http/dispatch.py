@@ -24,6 +24,7 @@ __all__ = ["StoreRoutes"]
 logger = logging.getLogger(__name__)
 
 TRACES_PATH = "/v1/traces"
+DOCS_PATH = "/docs"
 _METHOD_NOT_ALLOWED = 405
 _BRIEFLY = "return=minimal"
 
@@ -54,7 +55,7 @@ class StoreRoutes:
 
         try:
             self._service.check_origin(request.header(b"origin"), request.header(b"host"))
-            permitted = self._service.admit(request.header(b"authorization"))
+            permitted = self._admitted(request)
             if not await self._answered(request, watched_send, permitted):
                 await self._app(request.scope, request.receive, watched_send)
         except Disconnected:
@@ -65,6 +66,12 @@ class StoreRoutes:
             await _refuse(request, watched_send, failure_of(error))
         finally:
             self._log(request, status, began)
+
+    def _admitted(self, request: Request) -> Scope:
+        """Who asks; the page that describes the routes is for everybody, for it holds nothing and asks for a token."""
+        if request.scope["path"] == DOCS_PATH:
+            return Scope("admin")
+        return self._service.admit(request.header(b"authorization"))
 
     async def _answered(self, request: Request, send: Send, permitted: Scope) -> bool:
         """Serve a request if the path is one of ours."""

@@ -233,7 +233,8 @@ class Link:
     async def is_healthy(self) -> bool:
         """Whether the server answers its health check."""
         try:
-            async with self.session.get(f"{self.address.url}/health") as response:
+            limit = aiohttp.ClientTimeout(total=self.address.connection_timeout)
+            async with self.session.get(f"{self.address.url}/health", timeout=limit) as response:
                 return response.status < _ERRORS_FROM
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             return False

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import aiohttp
@@ -61,6 +61,10 @@ class RetryPolicy:
     retry_delays: Sequence[float] = DEFAULT_RETRY_DELAYS
     health_retry_delays: Sequence[float] = DEFAULT_HEALTH_RETRY_DELAYS
     outage_seconds: float = DEFAULT_OUTAGE_SECONDS
+
+    def within(self, seconds: float) -> "RetryPolicy":
+        """The same, for a call that should be over by then."""
+        return replace(self, outage_seconds=min(seconds, self.outage_seconds))
 
     async def persist(
         self, attempt: Callable[[], Awaitable[ResultT]], is_healthy: Callable[[], Awaitable[bool]]

@@ -1,0 +1,327 @@
+"""AgentLightningClient: the worker's side of the v0.1 protocol, for synchronous and asynchronous code.
+
+Every operation is two halves that know nothing of each other: what to send and what an answer means (the functions with
+one name), and the sending (one call, or one `await`). A server that cannot be reached, refuses, or answers nonsense
+makes an operation return None and leaves a line in the log; nothing of that is raised.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote, urlencode, urljoin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
+from typing_extensions import Self
+
+from agentlightning.errors import StoreUnavailable
+from agentlightning.legacy.connections import Answer, Connections, Outgoing
+from agentlightning.legacy.resources_watch import Callback, ResourcesWatch
+from agentlightning.legacy.results import as_rollout
+from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed
+from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = ["AgentLightningClient"]
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+RESOURCES_WAIT_SECONDS = 25.0
+"""How long the server is asked to wait for new resources before it answers that there are none."""
+
+
+class AgentLightningClient:
+    """Fetches tasks and resources from an `AgentLightningServer` and posts results. New code uses a store client."""
+
+    _next_task_uri: ClassVar[str] = "/task"
+    _resources_uri: ClassVar[str] = "/resources"
+    _latest_resources_uri: ClassVar[str] = "/resources/latest"
+    _report_rollout_uri: ClassVar[str] = "/rollout"
+    _report_rollouts_uri: ClassVar[str] = "/rollouts"
+
+    _warning_stacklevel: ClassVar[int] = 3
+    """Where the construction warning points: at the caller of `__init__`."""
+
+    def __init__(self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0) -> None:
+        """Make a client; nothing is sent yet.
+
+        Args:
+            endpoint: Address of the server; a path in it is ignored.
+            poll_interval: Seconds between two polls for a task.
+            timeout: Seconds one request may take.
+        """
+        deprecated(
+            "AgentLightningClient speaks the v0.1 protocol, which is deprecated; use LightningStoreClient.",
+            stacklevel=self._warning_stacklevel,
+        )
+        self.endpoint = endpoint
+        self.poll_interval = poll_interval
+        self.timeout = timeout
+        self.task_count = 0
+        self._resource_cache: dict[str, ResourcesUpdate] = {}
+        self._default_headers = {"X-AgentLightning-Client": "true"}
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What a copy in another process needs anew."""
+        self._server_takes_gzip = False
+        self._closed = threading.Event()
+        self._connections = Connections()
+        self._watch: ResourcesWatch | None = None
+
+    # ------------------------------------------------------------------ tasks
+
+    def poll_next_task(self) -> Task | None:
+        """Wait until the server has a task, and claim it; None only if the client is closed meanwhile."""
+        while not self._closed.is_set():
+            task = self._claimed(self._request_json(self._url(self._next_task_uri)))
+            if task is not None:
+                return task
+            self._closed.wait(self.poll_interval)
+        return None
+
+    async def poll_next_task_async(self) -> Task | None:
+        """As `poll_next_task`."""
+        while not self._closed.is_set():
+            task = self._claimed(await self._request_json_async(self._url(self._next_task_uri)))
+            if task is not None:
+                return task
+            await asyncio.sleep(self.poll_interval)
+        return None
+
+    def _claimed(self, answer: Json | None) -> Task | None:
+        offer = _checked(TaskIfAny, answer)
+        if offer is None or not offer.is_available or offer.task is None:
+            return None
+        self.task_count += 1
+        return offer.task
+
+    def submit_task(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str | None:
+        """Have the server queue a task; the id of its rollout, or None if that failed."""
+        return _rollout_id(self._post_json(*self._submission(sample, mode, resources_id, metadata)))
+
+    async def submit_task_async(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str | None:
+        """As `submit_task`."""
+        return _rollout_id(await self._post_json_async(*self._submission(sample, mode, resources_id, metadata)))
+
+    def _submission(
+        self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
+    ) -> tuple[str, Json]:
+        payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
+        return self._url(self._next_task_uri), payload
+
+    # ------------------------------------------------------------------ resources
+
+    def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
+        """Resources by their id, asked for once; None if they cannot be had."""
+        if resource_id in self._resource_cache:
+            return self._resource_cache[resource_id]
+        return self._cached(self._request_json(self._resources_url(resource_id)))
+
+    async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
+        """As `get_resources_by_id`."""
+        if resource_id in self._resource_cache:
+            return self._resource_cache[resource_id]
+        return self._cached(await self._request_json_async(self._resources_url(resource_id)))
+
+    def get_latest_resources(self) -> ResourcesUpdate | None:
+        """What was published last, asked for each time; None if it cannot be had."""
+        return self._cached(self._request_json(self._url(self._latest_resources_uri)))
+
+    async def get_latest_resources_async(self) -> ResourcesUpdate | None:
+        """As `get_latest_resources`."""
+        return self._cached(await self._request_json_async(self._url(self._latest_resources_uri)))
+
+    def on_resources_update(self, callback: Callback) -> Callback:
+        """Have a function called with the latest resources: with the present ones first, then whenever they change.
+
+        It is called from a thread of its own, which `close` ends. Can be used as a decorator.
+        """
+        if self._watch is None:
+            self._watch = ResourcesWatch(self._next_resources, self.poll_interval)
+        self._watch.add(callback)
+        return callback
+
+    async def _next_resources(self, seen: ResourcesUpdate | None) -> ResourcesUpdate | None:
+        query: dict[str, Any] = {"wait": RESOURCES_WAIT_SECONDS}
+        if seen is not None:
+            query |= {"after": seen.resources_id, "version": seen.version}
+        request = self._outgoing("GET", f"{self._url(self._latest_resources_uri)}?{urlencode(query)}")
+        patient = replace(request, timeout_seconds=self.timeout + RESOURCES_WAIT_SECONDS)
+        latest = self._cached(await self._exchange_async(patient))
+        is_seen = latest is not None and seen is not None and _version_of(latest) == _version_of(seen)
+        return None if is_seen else latest
+
+    def _cached(self, answer: Json | None) -> ResourcesUpdate | None:
+        update = _checked(ResourcesUpdate, answer)
+        if update is not None:
+            self._resource_cache[update.resources_id] = update
+        return update
+
+    def _resources_url(self, resources_id: str) -> str:
+        return self._url(f"{self._resources_uri}/{quote(resources_id, safe='')}")
+
+    # ------------------------------------------------------------------ results
+
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
+        """Report a result; the server's acknowledgement, or None if that failed.
+
+        What an agent returned becomes a result by `rollout_from_result(task, result)`.
+        """
+        return self._post_json(*self._report(rollout))
+
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
+        """As `post_rollout`."""
+        return await self._post_json_async(*self._report(rollout))
+
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        """Report several results in one request."""
+        return self._post_json(*self._reports(rollouts))
+
+    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        """As `post_rollouts`."""
+        return await self._post_json_async(*self._reports(rollouts))
+
+    def _report(self, rollout: RolloutLegacy | Mapping[str, Any]) -> tuple[str, Json]:
+        return self._url(self._report_rollout_uri), as_rollout(rollout).model_dump(mode="json")
+
+    def _reports(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> tuple[str, list[Json]]:
+        payload = [as_rollout(rollout).model_dump(mode="json") for rollout in rollouts]
+        return self._url(self._report_rollouts_uri), payload
+
+    # ------------------------------------------------------------------ requests
+
+    def _url(self, uri: str) -> str:
+        return urljoin(self.endpoint, uri)
+
+    def _request_json(self, url: str) -> Json | None:
+        return self._exchange(self._outgoing("GET", url))
+
+    async def _request_json_async(self, url: str) -> Json | None:
+        return await self._exchange_async(self._outgoing("GET", url))
+
+    def _post_json(self, url: str, payload: Json | list[Json]) -> Json | None:
+        return self._exchange(self._outgoing("POST", url, payload))
+
+    async def _post_json_async(self, url: str, payload: Json | list[Json]) -> Json | None:
+        return await self._exchange_async(self._outgoing("POST", url, payload))
+
+    def _exchange(self, request: Outgoing) -> Json | None:
+        try:
+            answer = self._connections.send(request)
+        except StoreUnavailable as error:
+            logger.debug("%s", error)
+            return None
+        return self._understood(request, answer)
+
+    async def _exchange_async(self, request: Outgoing) -> Json | None:
+        try:
+            answer = await self._connections.send_async(request)
+        except StoreUnavailable as error:
+            logger.debug("%s", error)
+            return None
+        return self._understood(request, answer)
+
+    def _outgoing(self, method: str, url: str, payload: Json | list[Json] | None = None) -> Outgoing:
+        if payload is None:
+            return Outgoing(method, url, self._default_headers, self.timeout)
+        headers = {**self._default_headers, "Content-Type": "application/json"}
+        body = json.dumps(to_jsonable_python(payload)).encode()
+        if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
+            headers["Content-Encoding"] = "gzip"
+            body = compressed(body)
+        return Outgoing(method, url, headers, self.timeout, body)
+
+    def _understood(self, request: Outgoing, answer: Answer) -> Json | None:
+        """The JSON object of a successful answer, None for any other."""
+        # Servers of the 0.2 release do not unpack bodies; one that does says so with every answer (RFC 7694).
+        self._server_takes_gzip = self._server_takes_gzip or "gzip" in answer.headers.get("accept-encoding", "")
+        if not answer.is_success:
+            is_lost = request.body is not None
+            level = logging.WARNING if is_lost else logging.DEBUG
+            detail = answer.body.decode(errors="replace")
+            logger.log(level, "%s %s was refused with %s: %s", request.method, request.url, answer.status, detail)
+            return None
+        if not answer.body:
+            return None
+        try:
+            value = json.loads(answer.body)
+        except ValueError as error:
+            logger.debug("%s %s was answered with no JSON: %s", request.method, request.url, error)
+            return None
+        return value if isinstance(value, dict) else None
+
+    # ------------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """End callbacks, wake whoever polls, and close all connections; the client cannot be used afterwards."""
+        self._closed.set()
+        if self._watch is not None:
+            self._watch.close()
+        self._connections.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self._closed.set()
+        if self._watch is not None:
+            await asyncio.to_thread(self._watch.close)  # joins a thread, which may be in the middle of a callback
+        await self._connections.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Address and settings travel to another process; connections and callbacks stay behind."""
+        own = ("_closed", "_connections", "_watch")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up()
+        self.__dict__.update(state)
+
+
+def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
+    """An answer as what it should be; None, and a line in the log, if it is something else."""
+    if answer is None:
+        return None
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
+        return None
+
+
+def _rollout_id(answer: Json | None) -> str | None:
+    return None if answer is None else answer.get("rollout_id")
+
+
+def _version_of(update: ResourcesUpdate) -> tuple[str, int]:
+    return update.resources_id, update.version

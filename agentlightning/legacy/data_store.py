@@ -1,0 +1,315 @@
+"""ServerDataStore: tasks, results and resources of the v0.1 protocol, kept in a `LightningStore`.
+
+The truth is in the store. What is remembered here is only who is concerned: which tasks were handed out here, and which
+rollouts were queued or reported here and have not been retrieved. A result is retrieved once; that, too, is noted in
+the store, so that it holds across a restart.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from agentlightning.errors import SpansEvicted
+from agentlightning.legacy.results import rollout_from_spans, spans_of
+from agentlightning.legacy.task_queue import LEGACY_PREFIX, TaskQueue
+from agentlightning.store.base import LightningStore, is_finished, is_running
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    Notice,
+    NoticeKind,
+    ResourcesUpdate,
+    Rollout,
+    RolloutLegacy,
+    RolloutMode,
+    Task,
+    TaskInput,
+)
+
+__all__ = ["ServerDataStore"]
+
+logger = logging.getLogger(__name__)
+
+REPORTED = "agentlightning.legacy.rollout"
+"""Metadata key of an attempt under which a reported result is kept whole, until it is retrieved."""
+RESOURCES_PREFIX = "res-"
+RETRIEVED = "agentlightning.legacy.retrieved"
+"""Metadata key that says a result was retrieved."""
+
+
+class ServerDataStore:
+    """What a legacy server knows, over a store that others may use at the same time."""
+
+    def __init__(self, store: LightningStore | None = None, *, task_timeout_seconds: float | None = None) -> None:
+        """Sit on a store, or on a memory store of its own.
+
+        Args:
+            store: Where everything is kept.
+            task_timeout_seconds: After this time a claimed task goes back to the queue; None waits for ever.
+        """
+        self.store = store if store is not None else InMemoryLightningStore()
+        self._task_timeout_seconds = task_timeout_seconds
+        self._task_queue = TaskQueue(self.store, task_timeout_seconds)
+        self._results_lock = threading.Lock()  # protects the five fields below
+        self._processing_tasks: dict[str, Task] = {}
+        self._queued_rollouts: dict[str, None] = {}
+        self._completed_rollouts: dict[str, None] = {}
+        self._being_retrieved: set[str] = set()
+        self._has_looked_back = False
+        self._resources_lock = threading.Lock()  # protects the two fields below
+        self._resource_versions: dict[str, int] = {}
+        self._latest_resources_id: str | None = None
+
+    # ------------------------------------------------------------------ tasks
+
+    async def add_task(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Queue a task; the id of its rollout."""
+        rollout = await self._task_queue.put(sample, mode, resources_id, metadata)
+        with self._results_lock:
+            self._queued_rollouts[rollout.rollout_id] = None
+        return rollout.rollout_id
+
+    async def get_next_task(self, worker_id: str | None = None) -> Task | None:
+        """Claim the next task; None if there is none. Tasks whose time has run out are back in the queue by then."""
+        task = await self._task_queue.get_nowait(worker_id)
+        if task is not None:
+            with self._results_lock:
+                self._processing_tasks[task.rollout_id] = task
+        return task
+
+    def get_processing_tasks(self) -> dict[str, Task]:
+        """Tasks that were handed out here and have not come back, by rollout id."""
+        with self._results_lock:
+            return dict(self._processing_tasks)
+
+    async def requeue_task(self, task: Task) -> None:
+        """Put a claimed task back at the tail of the queue."""
+        self._forget_processing(task.rollout_id)
+        await self._task_queue.put_back(task)
+
+    async def forget_stale_tasks(self) -> None:
+        """Drop tasks from the processing ones that the store has taken back, as it does when their time runs out."""
+        if self._task_timeout_seconds is None:
+            return
+        oldest = time.time() - self._task_timeout_seconds
+        suspects = {
+            rollout_id: task
+            for rollout_id, task in self.get_processing_tasks().items()
+            if _claimed_before(task, oldest)
+        }
+        if not suspects:
+            return
+        for rollout in await self.store.query_rollouts(rollout_id_in=list(suspects)):
+            if not _is_claimed_as(rollout, suspects[rollout.rollout_id]):
+                self._forget_processing(rollout.rollout_id)
+
+    def _forget_processing(self, rollout_id: str) -> None:
+        with self._results_lock:
+            self._processing_tasks.pop(rollout_id, None)
+
+    # ------------------------------------------------------------------ results
+
+    async def store_rollout(self, rollout: RolloutLegacy) -> None:
+        """Keep a reported result and mark its rollout as succeeded; a later report of the same rollout replaces it.
+
+        A rollout the store does not know is created, so that a client outlives the server that gave it the task.
+        """
+        attempt = await self._attempt_to_report(rollout)
+        spans = spans_of(rollout, attempt, time.time())
+        ids = (attempt.rollout_id, attempt.attempt_id)
+        numbers = await self.store.get_many_span_sequence_ids([ids] * len(spans))
+        for span, number in zip(spans, numbers, strict=True):
+            span.sequence_id = number
+        if spans:
+            await self.store.add_many_spans(spans)
+        metadata = {**(attempt.metadata or {}), REPORTED: rollout.model_dump(mode="json")}
+        metadata.pop(RETRIEVED, None)
+        # Only the latest attempt decides: the rollout is done even if another client has claimed it meanwhile.
+        await self.store.update_attempt(rollout.rollout_id, "latest", status="succeeded", metadata=metadata)
+        with self._results_lock:
+            self._processing_tasks.pop(rollout.rollout_id, None)
+            self._queued_rollouts.pop(rollout.rollout_id, None)
+            self._completed_rollouts[rollout.rollout_id] = None
+
+    async def _attempt_to_report(self, rollout: RolloutLegacy) -> Attempt:
+        attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+        if attempt is not None:
+            return attempt
+        task = rollout.task or Task(rollout_id=rollout.rollout_id, input=None)
+        await self._task_queue.put(
+            task.input, task.mode, task.resources_id, task.metadata, rollout_id=rollout.rollout_id
+        )
+        return (await self.store.start_attempt(rollout.rollout_id)).attempt
+
+    async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:
+        """Take the result of a finished rollout; None if it is not finished, not known, or was taken before."""
+        if await self._retrievable(rollout_id) is None:
+            return None
+        with self._retrieving(rollout_id) as is_mine:
+            # Asked again, for another caller may have taken it between the question and our turn.
+            rollout = await self._retrievable(rollout_id) if is_mine else None
+            if rollout is None:
+                return None
+            result = await self._result_of(rollout)
+            await self._mark_retrieved(rollout)
+            with self._results_lock:
+                for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
+                    ids.pop(rollout_id, None)
+            return result
+
+    async def _retrievable(self, rollout_id: str) -> Rollout | None:
+        rollout = await self.store.get_rollout_by_id(rollout_id)
+        is_there = rollout is not None and is_finished(rollout) and RETRIEVED not in _marks(rollout)
+        return rollout if is_there else None
+
+    async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
+        """Take all results that are there, the first one finished first.
+
+        These are the rollouts queued or reported here, and those the store held from an earlier server.
+        """
+        if not self._has_looked_back:
+            await self._look_back()
+        with self._results_lock:
+            concerned = [*self._completed_rollouts, *self._queued_rollouts]
+        if not concerned:
+            return []
+        rollouts = [r for r in await self.store.query_rollouts(rollout_id_in=concerned) if is_finished(r)]
+        rollouts.sort(key=lambda rollout: rollout.end_time or 0.0)
+        results = [await self.retrieve_rollout(rollout.rollout_id) for rollout in rollouts]
+        return [result for result in results if result is not None]
+
+    async def wait_until_finished(self, rollout_id: str, timeout: float | None = None) -> bool:
+        """Wait for a rollout, known already or not, to finish; False if that takes longer than `timeout` seconds."""
+        try:
+            await asyncio.wait_for(self._until_finished(rollout_id), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _until_finished(self, rollout_id: str) -> None:
+        if await self.store.get_rollout_by_id(rollout_id) is None:
+            await self._until_known(rollout_id)
+        await self.store.wait_for_rollouts([rollout_id])
+
+    async def _until_known(self, rollout_id: str) -> None:
+        async with self._changes(["rollout"]) as changes:
+            while await self.store.get_rollout_by_id(rollout_id) is None:
+                await changes.__anext__()
+
+    async def _look_back(self) -> None:
+        """Find rollouts that an earlier server queued in this store."""
+        known = await self.store.query_rollouts(rollout_id_contains=LEGACY_PREFIX)
+        ids = [r.rollout_id for r in known if r.rollout_id.startswith(LEGACY_PREFIX) and RETRIEVED not in _marks(r)]
+        with self._results_lock:
+            self._has_looked_back = True
+            self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
+
+    async def _result_of(self, rollout: Rollout) -> RolloutLegacy:
+        """The result as it was reported, or as its spans tell it."""
+        reported = _marks(rollout).get(REPORTED)
+        if reported is not None:
+            return RolloutLegacy.model_validate(reported)
+        try:
+            spans = await self.store.query_spans(rollout.rollout_id, "latest")
+        except SpansEvicted as error:
+            logger.warning("The result of rollout %s has no trace: %s", rollout.rollout_id, error)
+            return rollout_from_spans(rollout, []).model_copy(update={"trace": None})
+        return rollout_from_spans(rollout, spans)
+
+    async def _mark_retrieved(self, rollout: Rollout) -> None:
+        """Note that a result was taken, and let go of what was kept for that."""
+        marks = {key: value for key, value in _marks(rollout).items() if key != REPORTED} | {RETRIEVED: True}
+        if isinstance(rollout, AttemptedRollout):
+            await self.store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, metadata=marks)
+        else:
+            await self.store.update_rollout(rollout.rollout_id, metadata=marks)
+
+    @contextmanager
+    def _retrieving(self, rollout_id: str) -> Iterator[bool]:
+        """Have a finished rollout to oneself for the length of the block; False if another caller has it."""
+        with self._results_lock:
+            is_mine = rollout_id not in self._being_retrieved
+            self._being_retrieved.add(rollout_id)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                with self._results_lock:
+                    self._being_retrieved.discard(rollout_id)
+
+    # ------------------------------------------------------------------ resources
+
+    async def update_resources(self, update: ResourcesUpdate) -> ResourcesUpdate:
+        """Publish resources under the id of the update; they become the latest. Returns them as the store has them."""
+        published = await self.store.update_resources(update.resources_id, update.resources)
+        with self._resources_lock:
+            self._resource_versions[published.resources_id] = published.version
+            self._latest_resources_id = published.resources_id
+        return published
+
+    async def publish_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        """Publish resources under a new id `res-<uuid4>`."""
+        update = ResourcesUpdate(resources_id=f"{RESOURCES_PREFIX}{uuid.uuid4()}", resources=resources)
+        return await self.update_resources(update)
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """The resources of that id; None if there are none."""
+        return await self.store.get_resources_by_id(resources_id)
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """What was published last; None if nothing was."""
+        return await self.store.get_latest_resources()
+
+    async def wait_for_resources(self, seen_id: str | None, seen_version: int | None) -> ResourcesUpdate:
+        """The latest resources, as soon as they are others than the seen ones."""
+        async with self._changes(["resources"]) as changes:
+            while True:
+                latest = await self.store.get_latest_resources()
+                if latest is not None and not _is_seen(latest, seen_id, seen_version):
+                    return latest
+                await changes.__anext__()
+
+    @asynccontextmanager
+    async def _changes(self, kinds: Iterable[NoticeKind]) -> AsyncIterator[AsyncIterator[Notice]]:
+        """Changes of the store from now on; the subscription ends with the block."""
+        changes = self.store.subscribe(kinds)
+        try:
+            yield changes
+        finally:
+            close = getattr(changes, "aclose", None)  # the contract promises an iterator, which need not have one
+            if close is not None:
+                await close()
+
+
+def _marks(rollout: Rollout) -> dict[str, Any]:
+    """Where results and their retrieval are noted: the latest attempt, or the rollout if it never had one."""
+    holder = rollout.attempt if isinstance(rollout, AttemptedRollout) else rollout
+    return holder.metadata or {}
+
+
+def _claimed_before(task: Task, moment: float) -> bool:
+    return (task.last_claim_time or 0.0) < moment
+
+
+def _is_claimed_as(rollout: Rollout, task: Task) -> bool:
+    """Whether the claim that a task tells of still stands."""
+    return (
+        is_running(rollout) and isinstance(rollout, AttemptedRollout) and rollout.attempt.sequence_id == task.num_claims
+    )
+
+
+def _is_seen(latest: ResourcesUpdate, seen_id: str | None, seen_version: int | None) -> bool:
+    return latest.resources_id == seen_id and seen_version in (None, latest.version)

@@ -1,0 +1,141 @@
+"""DevTaskLoader: a client without a server, for trying an agent on a few tasks in one process."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from agentlightning.errors import ConfigurationError, NotFound
+from agentlightning.legacy.client import AgentLightningClient, Json
+from agentlightning.legacy.resources_watch import Callback
+from agentlightning.legacy.results import as_rollout
+from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = ["DevTaskLoader"]
+
+LOCAL_ENDPOINT = "local://"
+LOCAL_RESOURCES_ID = "local"
+
+
+class DevTaskLoader(AgentLightningClient):
+    """Serves a list of tasks over and over, with one bundle of resources, and keeps what is posted."""
+
+    _warning_stacklevel: ClassVar[int] = 4
+    """The parent's warning skips our `__init__` and points at its caller as well."""
+
+    def __init__(
+        self, tasks: list[TaskInput] | list[Task], resources: NamedResources | ResourcesUpdate, **kwargs: Any
+    ) -> None:
+        """Take tasks and resources.
+
+        Args:
+            tasks: Inputs, or ready tasks, but not a mixture of both.
+            resources: What every task is given.
+            kwargs: Options of the parent class.
+        """
+        deprecated("DevTaskLoader is deprecated; use Trainer.dev.")
+        super().__init__(**{"endpoint": LOCAL_ENDPOINT, **kwargs})
+        if not tasks:
+            raise ConfigurationError("DevTaskLoader requires at least one task; tasks is empty.")
+        if len({isinstance(task, Task) for task in tasks}) > 1:
+            raise ConfigurationError(
+                "All tasks must be either Task or TaskInput objects; tasks holds both, wrap the inputs in Task."
+            )
+        self._tasks = list(tasks)
+        self._task_index = 0
+        self._resources_update = (
+            resources
+            if isinstance(resources, ResourcesUpdate)
+            else ResourcesUpdate(resources_id=LOCAL_RESOURCES_ID, resources=resources)
+        )
+        self._rollouts: list[RolloutLegacy] = []
+
+    @property
+    def rollouts(self) -> list[RolloutLegacy]:
+        """What was posted, in order."""
+        return self._rollouts
+
+    def poll_next_task(self) -> Task:
+        """The next task; after the last one comes the first again."""
+        index = self._task_index
+        self._task_index = (index + 1) % len(self._tasks)
+        self.task_count += 1
+        task = self._tasks[index]
+        return task if isinstance(task, Task) else self._numbered(index, task)
+
+    async def poll_next_task_async(self) -> Task:
+        return self.poll_next_task()
+
+    def submit_task(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Append a task to the list."""
+        task = self._numbered(len(self._tasks), sample)
+        given = {"mode": mode, "resources_id": resources_id or task.resources_id, "metadata": metadata or {}}
+        self._tasks.append(task.model_copy(update=given))
+        return task.rollout_id
+
+    async def submit_task_async(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        return self.submit_task(sample, mode, resources_id, metadata)
+
+    def _numbered(self, index: int, sample: TaskInput) -> Task:
+        return Task(
+            rollout_id=f"local_task_{index + 1:03d}",
+            input=sample,
+            resources_id=self._resources_update.resources_id,
+            create_time=time.time(),
+        )
+
+    def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate:
+        """The bundle, if this is its id."""
+        if resource_id != self._resources_update.resources_id:
+            raise NotFound(
+                f"Resource ID '{resource_id}' not found; the only one here is '{self._resources_update.resources_id}'."
+            )
+        return self._resources_update
+
+    async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate:
+        return self.get_resources_by_id(resource_id)
+
+    def get_latest_resources(self) -> ResourcesUpdate:
+        """The bundle."""
+        return self._resources_update
+
+    async def get_latest_resources_async(self) -> ResourcesUpdate:
+        return self._resources_update
+
+    def on_resources_update(self, callback: Callback) -> Callback:
+        """Call back once, here and now: local resources do not change."""
+        callback(self._resources_update)
+        return callback
+
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json:
+        """Keep a result."""
+        kept = as_rollout(rollout)
+        self._rollouts.append(kept)
+        return {"status": "received", "rollout_id": kept.rollout_id}
+
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json:
+        return self.post_rollout(rollout)
+
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json:
+        """Keep several results."""
+        kept = [as_rollout(rollout) for rollout in rollouts]
+        self._rollouts.extend(kept)
+        return {"status": "received", "rollout_ids": [rollout.rollout_id for rollout in kept]}
+
+    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json:
+        return self.post_rollouts(rollouts)
+
+    def __repr__(self) -> str:
+        return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._resources_update.resources})"

@@ -1,0 +1,216 @@
+"""Results of the v0.1 protocol: what an agent returned as a `RolloutLegacy`, and a `RolloutLegacy` as spans.
+
+A reported result is kept twice: whole, in the metadata of its attempt, so that it can be given back as it came; and as
+spans, so that everything that reads a store can read it. Triplets become model calls, rewards become reward spans. A
+trace already contains its model calls, so triplets beside a trace add none.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any, TypeVar
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.legacy.otel_json import entry_from_span, made_span, span_from_entry
+from agentlightning.semconv import AGL_REWARD
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    Attributes,
+    Rollout,
+    RolloutLegacy,
+    Span,
+    Task,
+    Triplet,
+)
+
+__all__ = ["as_rollout", "final_reward_of", "rollout_from_result", "rollout_from_spans", "spans_of", "task_of"]
+
+MODEL_CALL = "openai.chat.completion"
+"""Name under which adapters look for model calls."""
+
+_FIRST_REWARD = f"{AGL_REWARD}.0.value"
+_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+_ONE_MICROSECOND = 1e-6
+
+ItemT = TypeVar("ItemT")
+
+
+# ---------------------------------------------------------------------- from what an agent returned
+
+
+def as_rollout(rollout: RolloutLegacy | Mapping[str, Any]) -> RolloutLegacy:
+    """What `post_rollout` was given, checked."""
+    if isinstance(rollout, RolloutLegacy):
+        return rollout
+    if isinstance(rollout, Mapping):
+        return RolloutLegacy.model_validate(rollout)
+    raise TypeError(
+        f"post_rollout takes a RolloutLegacy or a mapping of its fields, not {type(rollout).__name__}; "
+        "turn what an agent returned into one with rollout_from_result(task, result)."
+    )
+
+
+def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
+    """What an agent returned for a task, ready to be posted.
+
+    A number is the final reward; a list holds triplets, spans, or spans as dictionaries; text is kept as
+    `metadata["result"]`; a mapping holds fields of a `RolloutLegacy`; None is a result without a reward.
+    """
+    known: dict[str, Any] = {"rollout_id": task.rollout_id, "task": task}
+    if isinstance(result, RolloutLegacy):
+        return result.model_copy(update={**known, "task": result.task or task})
+    if result is None:
+        return RolloutLegacy(**known)
+    if isinstance(result, Real):
+        return RolloutLegacy(**known, final_reward=float(result))
+    if isinstance(result, str):
+        return RolloutLegacy(**known, metadata={"result": result})
+    if isinstance(result, Mapping):
+        return RolloutLegacy.model_validate({**known, **result})
+    if isinstance(result, (list, tuple)):
+        return RolloutLegacy(**known, **_fields_from_items(list(result)))
+    raise _unusable(result)
+
+
+def _fields_from_items(items: list[Any]) -> dict[str, Any]:
+    if triplets := _all_of(Triplet, items):
+        return {"triplets": triplets, "final_reward": triplets[-1].reward}
+    if entries := _all_of(dict, items):
+        return {"trace": entries}
+    if spans := _all_of(Span, items):
+        return {"trace": [entry_from_span(span) for span in spans], "final_reward": final_reward_of(spans)}
+    if recorded := _all_of(ReadableSpan, items):
+        return {
+            "trace": [json.loads(span.to_json()) for span in recorded],
+            "final_reward": _last_reward((span.name, span.attributes or {}) for span in recorded),
+        }
+    if items:
+        raise _unusable(items)
+    return {"trace": []}
+
+
+def _all_of(kind: type[ItemT], items: list[Any]) -> list[ItemT]:
+    """The items if all are of one kind; otherwise, as for no items, an empty list."""
+    return items if all(isinstance(item, kind) for item in items) else []
+
+
+def _unusable(result: object) -> TypeError:
+    held = f" of {sorted({type(item).__name__ for item in result})}" if isinstance(result, list) else ""
+    return TypeError(
+        f"An agent returned a {type(result).__name__}{held}; return a number, a list of triplets, spans or span "
+        "dictionaries, text, a RolloutLegacy, or None."
+    )
+
+
+# ---------------------------------------------------------------------- rewards
+
+
+def final_reward_of(spans: Sequence[Span]) -> float | None:
+    """The last reward among spans; None if there is none."""
+    return _last_reward((span.name, span.attributes) for span in spans)
+
+
+def _last_reward(spans: Iterable[tuple[str, Mapping[str, Any]]]) -> float | None:
+    rewards = [reward for name, attributes in spans if (reward := _reward(name, attributes)) is not None]
+    return rewards[-1] if rewards else None
+
+
+def _reward(name: str, attributes: Mapping[str, Any]) -> float | None:
+    """The reward a span carries, in the format of any release."""
+    value = attributes.get("reward") if name == AGL_REWARD else attributes.get(_FIRST_REWARD)
+    for key in _AGENTOPS_OUTPUTS:
+        if value is None and key in attributes:
+            value = _agentops_reward(attributes[key])
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _agentops_reward(output: object) -> object:
+    try:
+        parsed = json.loads(output) if isinstance(output, str) else output
+    except ValueError:
+        return None
+    return parsed.get("value") if isinstance(parsed, dict) and parsed.get("type") == "reward" else None
+
+
+# ---------------------------------------------------------------------- to and from spans
+
+
+def spans_of(rollout: RolloutLegacy, attempt: Attempt, now: float) -> list[Span]:
+    """A reported result as spans of an attempt, in order and not yet numbered.
+
+    Reporting the same result again gives spans with the same ids.
+    """
+    spans = [span_from_entry(entry, attempt, position) for position, entry in enumerate(rollout.trace or ())]
+
+    def add(name: str, attributes: Attributes) -> None:
+        position = len(spans)
+        spans.append(made_span(name, attributes, attempt, position, now + position * _ONE_MICROSECOND))
+
+    for triplet in () if rollout.trace else rollout.triplets or ():
+        add(MODEL_CALL, _model_call(triplet))
+        if triplet.reward is not None:
+            add(AGL_REWARD, {"reward": triplet.reward})
+    if rollout.final_reward is not None and rollout.final_reward != final_reward_of(spans):
+        add(AGL_REWARD, {"reward": rollout.final_reward})
+    return spans
+
+
+def _model_call(triplet: Triplet) -> Attributes:
+    attributes: Attributes = {
+        **_side("prompt", "user", triplet.prompt),
+        **_side("completion", "assistant", triplet.response),
+    }
+    response_id = triplet.metadata.get("response_id")
+    if response_id is not None:
+        attributes["gen_ai.response.id"] = str(response_id)
+    return attributes
+
+
+def _side(side: str, role: str, value: Any) -> Attributes:
+    """Attributes of a prompt or a completion: token ids where there are some, messages otherwise."""
+    if isinstance(value, Mapping) and isinstance(value.get("token_ids"), list):
+        name = {"prompt": "prompt_token_ids", "completion": "response_token_ids"}[side]
+        attributes: Attributes = {name: value["token_ids"]}
+        if value.get("logprobs") is not None:
+            attributes["logprobs.content"] = json.dumps(value["logprobs"])
+        return attributes
+    messages = (
+        value if isinstance(value, list) and value and _all_of(dict, value) else [{"role": role, "content": value}]
+    )
+    attributes = {}
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        attributes[f"gen_ai.{side}.{number}.role"] = str(message.get("role", role))
+        attributes[f"gen_ai.{side}.{number}.content"] = (
+            content if isinstance(content, str) else json.dumps(content, default=str)
+        )
+    return attributes
+
+
+def task_of(rollout: Rollout) -> Task:
+    """A rollout as a task; claims are its attempts."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    return Task(
+        rollout_id=rollout.rollout_id,
+        input=rollout.input,
+        mode=rollout.mode,
+        resources_id=rollout.resources_id,
+        create_time=rollout.start_time,
+        last_claim_time=attempt.start_time if attempt else None,
+        num_claims=attempt.sequence_id if attempt else 0,
+        metadata=rollout.metadata or {},
+    )
+
+
+def rollout_from_spans(rollout: Rollout, spans: Sequence[Span]) -> RolloutLegacy:
+    """A rollout that a runner of the store finished; its metadata says with what status."""
+    attempt_metadata = rollout.attempt.metadata if isinstance(rollout, AttemptedRollout) else None
+    return RolloutLegacy(
+        rollout_id=rollout.rollout_id,
+        task=task_of(rollout),
+        final_reward=final_reward_of(spans),
+        trace=[entry_from_span(span) for span in spans],
+        metadata={**(attempt_metadata or {}), "status": rollout.status},
+    )

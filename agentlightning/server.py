@@ -1,0 +1,9 @@
+"""Door to the v0.1 server, which lives in `agentlightning.legacy`; new code uses `LightningStoreServer`.
+
+Importing is silent: the server says that it is deprecated when it is constructed.
+"""
+
+from agentlightning.legacy.data_store import ServerDataStore
+from agentlightning.legacy.server import AgentLightningServer
+
+__all__ = ["AgentLightningServer", "ServerDataStore"]

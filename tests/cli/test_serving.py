@@ -1,0 +1,169 @@
+"""`agl store` and `agl prometheus` as processes of their own, asked over the network and ended by signals."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.store import LightningStoreClient, SqliteLightningStore
+
+TOKEN = "a-master-token-for-tests"
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a serving command and gives its process and address; what still runs at the end is killed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agentlightning.cli", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r" at (http://[\w.:]+\S*?)[ .]*(?:\(|Ctrl-C)", line):
+                return process, found[1]
+        raise AssertionError(f"{arguments} ended with {process.wait()}")
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def get(url: str, **headers: str) -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+async def test_store_is_served_until_sigterm_and_keeps_what_it_was_told(start: Start, tmp_path: Path) -> None:
+    process, address = start("store", "--port", "0", "--backend", "sqlite", "--path", "runs.db")
+    async with LightningStoreClient(address) as client:
+        rollout = await client.enqueue_rollout({"n": 1})
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(10) == 0
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        assert (await store.get_rollout_by_id(rollout.rollout_id)) == rollout
+
+
+def test_ctrl_c_ends_a_server_cleanly(start: Start) -> None:
+    process, address = start("store", "--port", "0")
+    assert get(f"{address}/health") == {"status": "ok"}
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(10) == 0
+
+
+def test_token_from_the_environment_is_asked_for(start: Start) -> None:
+    _, address = start("store", "--port", "0", AGL_STORE_TOKEN=TOKEN)
+
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(f"{address}/health")
+    assert get(f"{address}/v1/agl/statistics", Authorization=f"Bearer {TOKEN}")["total_rollouts"] == 0
+
+
+async def test_several_processes_serve_one_file(start: Start) -> None:
+    process, address = start("store", "--port", "0", "--path", "runs.db", "--n-workers", "2")
+    clients = [LightningStoreClient(address) for _ in range(8)]
+    for n, client in enumerate(clients):
+        await client.enqueue_rollout(n)
+
+    claims = [await client.dequeue_rollout() for client in clients]
+
+    assert sorted(claim.input for claim in claims if claim) == list(range(8))
+    for client in clients:
+        await client.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_status_of_a_server_is_shown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    _, address = start("store", "--port", "0")
+
+    assert main(["store", "status", address]) == 0
+
+    assert "InMemoryLightningStore" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "make one with `agl tokens new`"),
+        (["--path", "x.db", "--backend", "memory"], "needs --backend sqlite"),
+        (["--n-workers", "2"], "cannot be shared by processes"),
+        (["--token", "has space"], "white space"),
+    ],
+    ids=["public", "path", "workers", "token"],
+)
+def test_what_cannot_be_served_is_refused_with_a_way_out(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
+
+    assert main(["store", "--port", "0", *arguments]) == 1
+
+    assert said in capsys.readouterr().err
+
+
+def test_public_address_is_served_with_a_token_or_when_told_so(start: Start) -> None:
+    _, with_token = start("store", "--port", "0", "--host", "0.0.0.0", AGL_STORE_TOKEN=TOKEN)
+    _, insecure = start("store", "--port", "0", "--host", "0.0.0.0", "--insecure")
+
+    assert get(f"{with_token}/health", Authorization=f"Bearer {TOKEN}") == {"status": "ok"}
+    assert get(f"{insecure}/health") == {"status": "ok"}
+
+
+def test_busy_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["store", "--port", port]) == 1
+
+    assert "Another process may already be using this port" in capsys.readouterr().err
+
+
+def test_figures_of_several_processes_are_added_up(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    count = "import prometheus_client as p; p.Counter('tests_run', 'x').inc(2)"
+    for _ in range(2):
+        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+        subprocess.run([sys.executable, "-c", count], env=environment, check=True)
+    process, page = start("prometheus", "--port", "0", PROMETHEUS_MULTIPROC_DIR=str(folder))
+
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        text = answer.read().decode()
+    health = get(page.replace("/v1/prometheus", "/health"))
+
+    assert "tests_run_total 4.0" in text
+    assert health == {"status": "ok"}
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+
+
+def test_figures_need_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+
+    assert main(["prometheus", "--port", "0"]) == 1
+
+    assert "PROMETHEUS_MULTIPROC_DIR must name the folder" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""The client without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.dev_task_loader import DevTaskLoader
+from agentlightning.types import ResourcesUpdate, RolloutLegacy, Task
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+
+
+def test_it_is_a_client_of_a_local_endpoint(resources: Any) -> None:
+    loader = DevTaskLoader(["a"], resources, poll_interval=1.0, timeout=2.0)
+
+    assert isinstance(loader, AgentLightningClient)
+    assert (loader.endpoint, loader.poll_interval, loader.timeout) == ("local://", 1.0, 2.0)
+
+
+def test_no_tasks_are_refused(resources: Any) -> None:
+    with pytest.raises(ValueError, match="DevTaskLoader requires at least one task"):
+        DevTaskLoader([], resources)
+
+
+def test_a_mixture_of_tasks_and_inputs_is_refused(resources: Any) -> None:
+    with pytest.raises(ValueError, match="All tasks must be either Task or TaskInput objects"):
+        DevTaskLoader(["a", Task(rollout_id="r", input="b")], resources)
+
+
+def test_inputs_become_numbered_tasks_and_begin_anew_at_the_end(resources: Any, ask: Any) -> None:
+    loader = DevTaskLoader(["a", "b"], resources)
+
+    tasks = [ask(loader, "poll_next_task") for _ in range(3)]
+
+    assert [task.rollout_id for task in tasks] == ["local_task_001", "local_task_002", "local_task_001"]
+    assert [task.input for task in tasks] == ["a", "b", "a"]
+    assert {task.resources_id for task in tasks} == {"local"}
+    assert all(task.create_time is not None for task in tasks)
+    assert (loader.task_count, loader._task_index) == (3, 1)
+
+
+def test_ready_tasks_are_served_as_they_are(resources: Any, ask: Any) -> None:
+    task = Task(rollout_id="mine", input="a", mode="val")
+
+    assert ask(DevTaskLoader([task], resources), "poll_next_task") == task
+
+
+def test_the_list_of_tasks_is_copied(resources: Any) -> None:
+    tasks = ["a"]
+    loader = DevTaskLoader(tasks, resources)
+
+    tasks.append("b")
+
+    assert loader._tasks == ["a"]
+
+
+def test_a_mapping_of_resources_is_wrapped(resources: Any, ask: Any) -> None:
+    loader = DevTaskLoader(["a"], resources)
+
+    latest = ask(loader, "get_latest_resources")
+
+    assert (latest.resources_id, latest.resources) == ("local", resources)
+    assert ask(loader, "get_resources_by_id", "local") == latest == loader._resources_update
+
+
+def test_a_bundle_of_resources_keeps_its_id(resources: Any, ask: Any) -> None:
+    bundle = ResourcesUpdate(resources_id="mine", resources=resources)
+    loader = DevTaskLoader(["a"], bundle)
+
+    assert ask(loader, "get_latest_resources") is bundle
+    assert loader.poll_next_task().resources_id == "mine"
+
+
+def test_another_id_is_not_found(resources: Any, ask: Any) -> None:
+    with pytest.raises(ValueError, match="Resource ID 'other' not found; the only one here is 'local'"):
+        ask(DevTaskLoader(["a"], resources), "get_resources_by_id", "other")
+
+
+def test_what_is_posted_is_kept(resources: Any, ask: Any) -> None:
+    loader = DevTaskLoader(["a"], resources)
+    rollout = RolloutLegacy(rollout_id="local_task_001", final_reward=1.0)
+
+    answer = ask(loader, "post_rollout", rollout)
+    many = ask(loader, "post_rollouts", [{"rollout_id": "x"}, {"rollout_id": "y"}])
+
+    assert answer == {"status": "received", "rollout_id": "local_task_001"}
+    assert many["rollout_ids"] == ["x", "y"]
+    assert [kept.rollout_id for kept in loader.rollouts] == ["local_task_001", "x", "y"]
+    assert loader.rollouts[0] == rollout
+
+
+def test_a_submitted_task_is_served_after_the_others(resources: Any, ask: Any) -> None:
+    loader = DevTaskLoader(["a"], resources)
+
+    rollout_id = ask(loader, "submit_task", "b", "val", None, {"k": "v"})
+    tasks = [loader.poll_next_task() for _ in range(2)]
+
+    assert (rollout_id, tasks[1].rollout_id) == ("local_task_002", "local_task_002")
+    assert (tasks[1].input, tasks[1].mode, tasks[1].metadata) == ("b", "val", {"k": "v"})
+
+
+def test_a_callback_is_told_of_the_bundle_at_once(resources: Any) -> None:
+    told: list[ResourcesUpdate] = []
+    loader = DevTaskLoader(["a"], resources)
+
+    loader.on_resources_update(told.append)
+
+    assert told == [loader.get_latest_resources()]
+
+
+def test_repr_counts_the_tasks(resources: Any) -> None:
+    assert repr(DevTaskLoader(["a", "b"], resources)).startswith("DevTaskLoader(num_tasks=2, resources={'prompt'")
+
+
+def test_the_documented_development_loop_runs(resources: Any) -> None:
+    loader = DevTaskLoader(tasks=[{"name": "Ada"}, {"name": "Alan"}], resources=resources)
+
+    async def loop() -> None:
+        for _ in range(2):
+            task = await loader.poll_next_task_async()
+            bundle = await loader.get_resources_by_id_async(task.resources_id or "")
+            text = bundle.resources["prompt"].format(**task.input)  # type: ignore[union-attr] # it is a prompt
+            await loader.post_rollout_async(RolloutLegacy(rollout_id=task.rollout_id, task=task, logs=[text]))
+
+    asyncio.run(loop())
+
+    assert [rollout.logs for rollout in loader.rollouts] == [["Greet Ada."], ["Greet Alan."]]

@@ -1,0 +1,54 @@
+"""The old import paths: silent to import, one warning for each class that is constructed."""
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+import agentlightning.client
+import agentlightning.server
+from agentlightning.client import AgentLightningClient, DevTaskLoader
+from agentlightning.server import AgentLightningServer, ServerDataStore
+
+IMPORTS = """
+from agentlightning.client import AgentLightningClient, DevTaskLoader, rollout_from_result
+from agentlightning.server import AgentLightningServer, ServerDataStore
+"""
+
+
+def warnings_of(construct: Callable[[], object]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        construct()
+    return caught
+
+
+def test_importing_is_silent() -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], check=True, timeout=60)
+
+
+def test_the_doors_name_what_they_lead_to() -> None:
+    assert agentlightning.client.__all__ == ["AgentLightningClient", "DevTaskLoader", "rollout_from_result"]
+    assert agentlightning.server.__all__ == ["AgentLightningServer", "ServerDataStore"]
+
+
+@pytest.mark.parametrize(
+    ("construct", "messages"),
+    [
+        (lambda: AgentLightningClient("http://localhost"), ["AgentLightningClient .* use LightningStoreClient"]),
+        (lambda: AgentLightningServer(), ["AgentLightningServer .* use LightningStoreServer"]),
+        (lambda: DevTaskLoader(["a"], {}), [r"DevTaskLoader .* use Trainer\.dev", "AgentLightningClient .*"]),
+        (lambda: ServerDataStore(), []),
+    ],
+    ids=["client", "server", "loader", "data store"],
+)
+def test_each_class_warns_at_the_line_that_constructs_it(construct: Callable[[], object], messages: list[str]) -> None:
+    caught = warnings_of(construct)
+
+    assert [warning.category for warning in caught] == [DeprecationWarning] * len(messages)
+    assert {warning.filename for warning in caught} <= {__file__}
+    for warning, message in zip(caught, messages, strict=True):
+        assert re.match(message, str(warning.message))

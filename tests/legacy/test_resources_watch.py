@@ -1,0 +1,155 @@
+"""Callbacks that hear of new resources without polling."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentlightning.types import PromptTemplate, ResourcesUpdate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+
+PATIENCE_SECONDS = 10.0
+
+
+def prompt(text: str) -> dict[str, PromptTemplate]:
+    return {"prompt": PromptTemplate(template=text, engine="f-string")}
+
+
+@pytest.fixture
+def told() -> "queue.Queue[ResourcesUpdate]":
+    return queue.Queue()
+
+
+def next_of(told: "queue.Queue[ResourcesUpdate]") -> str:
+    return told.get(timeout=PATIENCE_SECONDS).resources["prompt"].template  # type: ignore[union-attr] # a prompt
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def client(served: Any, connect: Any) -> Any:
+    """A client that would be far too late if it slept between two questions."""
+    return connect(served.endpoint, poll_interval=3600)
+
+
+def test_present_resources_are_told_first_and_then_every_change(served: Any, client: Any, told: Any) -> None:
+    served.run(served.server.update_resources(prompt("one")))
+
+    client.on_resources_update(told.put)
+
+    assert next_of(told) == "one"
+    for text in ("two", "three"):
+        served.run(served.server.update_resources(prompt(text)))
+        assert next_of(told) == text
+
+
+def test_the_first_resources_of_a_server_are_a_change(served: Any, client: Any, told: Any) -> None:
+    client.on_resources_update(told.put)
+
+    served.run(served.server.update_resources(prompt("one")))
+
+    assert next_of(told) == "one"
+
+
+def test_resources_rewritten_under_their_id_are_a_change(served: Any, client: Any, told: Any) -> None:
+    store = served.server.store
+    served.run(store.update_resources("mine", prompt("one")))
+    client.on_resources_update(told.put)
+    assert next_of(told) == "one"
+
+    served.run(store.update_resources("mine", prompt("two")))
+
+    assert next_of(told) == "two"
+
+
+def test_a_coroutine_function_is_awaited(served: Any, client: Any, told: Any) -> None:
+    served.run(served.server.update_resources(prompt("one")))
+
+    async def learn(update: ResourcesUpdate) -> None:
+        told.put(update)
+
+    client.on_resources_update(learn)
+
+    assert next_of(told) == "one"
+
+
+def test_a_failing_callback_is_logged_and_called_again(
+    served: Any, client: Any, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(update: ResourcesUpdate) -> None:
+        told.put(update)
+        raise ValueError("not today")
+
+    served.run(served.server.update_resources(prompt("one")))
+    client.on_resources_update(fail)
+    assert next_of(told) == "one"
+    with caplog.at_level(logging.ERROR):
+        served.run(served.server.update_resources(prompt("two")))
+        assert next_of(told) == "two"
+
+    client.close()
+    assert "not today" in caplog.text
+
+
+def test_each_callback_hears_everything(served: Any, client: Any, told: Any) -> None:
+    other: queue.Queue[ResourcesUpdate] = queue.Queue()
+    served.run(served.server.update_resources(prompt("one")))
+
+    client.on_resources_update(told.put)
+    assert next_of(told) == "one"
+    client.on_resources_update(other.put)
+
+    assert next_of(other) == "one"
+
+
+def test_closing_ends_the_thread(served: Any, client: Any, told: Any) -> None:
+    served.run(served.server.update_resources(prompt("one")))
+    client.on_resources_update(told.put)
+    assert next_of(told) == "one"
+
+    client.close()
+
+    assert "agl-legacy-resources" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_callback_may_close_the_client(served: Any, client: Any, told: Any) -> None:
+    def close(update: ResourcesUpdate) -> None:
+        client.close()
+        told.put(update)
+
+    served.run(served.server.update_resources(prompt("one")))
+    client.on_resources_update(close)
+    assert next_of(told) == "one"
+
+    client._watch._thread.stop()
+    assert client.submit_task("hello") is None
+
+
+def test_stopping_the_server_does_not_wait_for_those_who_wait(served: Any, client: Any, told: Any) -> None:
+    served.run(served.server.update_resources(prompt("one")))
+    client.on_resources_update(told.put)
+    assert next_of(told) == "one"
+    room = served.server._app.state.waiting_room
+    served.run(until(lambda: len(room) == 1))
+
+    served.run(served.server.stop())
+
+    assert len(room) == 0
+
+
+def test_a_server_that_cannot_wait_is_asked_at_the_pace_of_polling(canned: Any, connect: Any, told: Any) -> None:
+    first = {"resources_id": "a", "resources": {"prompt": prompt("one")["prompt"].model_dump()}}
+    second = {"resources_id": "b", "resources": {"prompt": prompt("two")["prompt"].model_dump()}}
+    server = canned((500, {}), (200, first), (200, first), (200, second))
+
+    connect(server.endpoint, poll_interval=0.01).on_resources_update(told.put)
+
+    assert [next_of(told), next_of(told)] == ["one", "two"]

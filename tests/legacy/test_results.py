@@ -1,0 +1,209 @@
+"""What an agent returned as a result, a result as spans, and spans as a trace."""
+
+import json
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from agentlightning.legacy.otel_json import entry_from_span, span_from_entry
+from agentlightning.legacy.results import final_reward_of, rollout_from_result, spans_of
+from agentlightning.semconv import AGL_REWARD
+from agentlightning.types import Attempt, RolloutLegacy, Span, SpanNames, Task, Triplet
+
+TASK = Task(rollout_id="rollout-1", input="hello")
+ATTEMPT = Attempt(rollout_id="rollout-1", attempt_id="at-1", sequence_id=1, start_time=1000.0)
+NOW = 2000.0
+WHOLE_SECONDS = 1_700_000_000_000_000_000
+"""Nanoseconds that the SDK and we round alike; it cuts off fractions of a microsecond, we round them."""
+
+
+@pytest.fixture
+def recorded() -> list[Any]:
+    """Two spans of the OpenTelemetry SDK, the second a reward inside the first."""
+    provider = TracerProvider()
+    tracer = provider.get_tracer("test")
+    with tracer.start_as_current_span("agent", attributes={"tokens": [1, 2]}) as agent:
+        agent.add_event("thought", {"depth": 1})
+        with tracer.start_as_current_span(AGL_REWARD, attributes={"reward": 0.5}) as reward:
+            pass
+    provider.shutdown()
+    return [agent, reward]
+
+
+# ---------------------------------------------------------------------- from what an agent returned
+
+
+@pytest.mark.parametrize(
+    ("result", "fields"),
+    [
+        (None, {}),
+        (0.5, {"final_reward": 0.5}),
+        (1, {"final_reward": 1.0}),
+        (True, {"final_reward": 1.0}),
+        ("some text", {"metadata": {"result": "some text"}}),
+        ({"final_reward": 0.5, "logs": ["a"]}, {"final_reward": 0.5, "logs": ["a"]}),
+        ([], {"trace": []}),
+        ([{"name": "step"}], {"trace": [{"name": "step"}]}),
+        (
+            [Triplet(prompt="p", response="r", reward=0.5)],
+            {"triplets": [Triplet(prompt="p", response="r", reward=0.5)], "final_reward": 0.5},
+        ),
+    ],
+    ids=["none", "float", "int", "bool", "text", "mapping", "empty", "entries", "triplets"],
+)
+def test_a_raw_result_becomes_a_rollout(result: object, fields: dict[str, Any]) -> None:
+    assert rollout_from_result(TASK, result) == RolloutLegacy(rollout_id="rollout-1", task=TASK, **fields)
+
+
+def test_a_ready_rollout_gets_the_id_of_its_task() -> None:
+    result = rollout_from_result(TASK, RolloutLegacy(rollout_id="other", final_reward=1.0))
+
+    assert result == RolloutLegacy(rollout_id="rollout-1", task=TASK, final_reward=1.0)
+
+
+def test_recorded_spans_become_a_trace_with_its_reward(recorded: list[Any]) -> None:
+    result = rollout_from_result(TASK, recorded)
+
+    assert result.trace == [json.loads(span.to_json()) for span in recorded]
+    assert result.final_reward == 0.5
+
+
+def test_stored_spans_become_a_trace_with_its_reward(recorded: list[Any]) -> None:
+    spans = [Span.from_opentelemetry(span, "rollout-1", "at-1", number) for number, span in enumerate(recorded)]
+
+    result = rollout_from_result(TASK, spans)
+
+    assert [entry["name"] for entry in result.trace or ()] == ["agent", AGL_REWARD]
+    assert result.final_reward == 0.5
+
+
+@pytest.mark.parametrize("result", [object(), [1.0], [{"name": "a"}, Triplet(prompt="p", response="r")]])
+def test_anything_else_is_refused_with_the_accepted_forms(result: object) -> None:
+    with pytest.raises(TypeError, match="return a number, a list of triplets, spans"):
+        rollout_from_result(TASK, result)
+
+
+# ---------------------------------------------------------------------- traces
+
+
+def test_a_recorded_span_survives_the_way_through_json(recorded: list[Any]) -> None:
+    for position, span in enumerate(recorded):
+        read = span_from_entry(json.loads(span.to_json()), ATTEMPT, position)
+        direct = Span.from_opentelemetry(span, "rollout-1", "at-1", 0)
+
+        assert (read.trace_id, read.span_id, read.parent_id) == (direct.trace_id, direct.span_id, direct.parent_id)
+        assert (read.name, read.attributes, read.status) == (direct.name, direct.attributes, direct.status)
+        assert (read.context, read.parent, read.resource) == (direct.context, direct.parent, direct.resource)
+        assert read.start_time == pytest.approx(direct.start_time, abs=1e-5)
+        assert [event.name for event in read.events] == [event.name for event in direct.events]
+
+
+def test_a_stored_span_is_written_as_the_sdk_writes_it(recorded: list[Any]) -> None:
+    for span in recorded:
+        span._start_time, span._end_time = WHOLE_SECONDS, WHOLE_SECONDS + 5_000_000_000
+        for event in span.events:
+            event._timestamp = WHOLE_SECONDS
+
+        assert entry_from_span(Span.from_opentelemetry(span, "rollout-1", "at-1", 1)) == json.loads(span.to_json())
+
+
+def test_an_entry_that_is_no_span_is_kept_as_an_object() -> None:
+    span = span_from_entry({"step": 1}, ATTEMPT, 0)
+
+    assert (span.name, span.attributes) == (SpanNames.OBJECT.value, {"object": '{"step": 1}'})
+
+
+def test_odd_parts_of_an_entry_are_kept_as_text_or_left_out() -> None:
+    entry = {
+        "name": "step",
+        "attributes": {"nested": {"a": 1}, "mixed": [1, "a"], "none": None, "fine": ["a", "b"]},
+        "events": [{"name": "e", "timestamp": 5.0}, "no event"],
+        "links": [{"context": {"trace_id": "0x1", "span_id": 2, "trace_state": {"a": "b"}}}],
+        "status": "fine",
+        "start_time": 1_700_000_000_000_000_000,
+        "end_time": "yesterday",
+        "resource": None,
+        "parent_id": "0xa",
+    }
+
+    span = span_from_entry(entry, ATTEMPT, 0)
+
+    assert span.attributes == {"nested": '{"a": 1}', "mixed": '[1, "a"]', "fine": ["a", "b"]}
+    assert [(event.name, event.timestamp) for event in span.events] == [("e", 5.0)]
+    assert (span.links[0].context.span_id, span.links[0].context.trace_state) == ("0000000000000002", {"a": "b"})
+    assert (span.status.status_code, span.parent_id) == ("UNSET", "000000000000000a")
+    assert (span.start_time, span.end_time) == (1_700_000_000.0, None)
+
+
+def test_links_are_written_and_read() -> None:
+    entry = {"name": "step", "links": [{"context": {"trace_id": "0x1", "span_id": "0x2"}, "attributes": {"k": "v"}}]}
+
+    written = entry_from_span(span_from_entry(entry, ATTEMPT, 0))
+
+    assert written["links"][0]["attributes"] == {"k": "v"}
+    assert written["links"][0]["context"]["span_id"] == "0x0000000000000002"
+    assert (written["start_time"], written["end_time"]) == (None, None)
+
+
+# ---------------------------------------------------------------------- rewards and spans
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "reward"),
+    [
+        (AGL_REWARD, {"reward": 0.5}, 0.5),
+        ("agentlightning.annotation", {"agentlightning.reward.0.value": 1.0}, 1.0),
+        ("reward.task", {"agentops.task.output": '{"type": "reward", "value": 2.0}'}, 2.0),
+        ("reward.task", {"agentops.entity.output": '{"type": "reward", "value": null}'}, None),
+        ("step.task", {"agentops.task.output": '{"type": "text", "value": 2.0}'}, None),
+        ("step.task", {"agentops.task.output": "no JSON"}, None),
+        ("step", {"reward": 0.5}, None),
+    ],
+)
+def test_rewards_of_every_release_are_read(name: str, attributes: dict[str, Any], reward: float | None) -> None:
+    span = Span.from_attributes(name=name, attributes=attributes)
+
+    assert final_reward_of([span]) == reward
+
+
+def test_a_reward_that_the_trace_tells_is_not_told_again(recorded: list[Any]) -> None:
+    rollout = rollout_from_result(TASK, recorded)
+
+    same = spans_of(rollout, ATTEMPT, NOW)
+    other = spans_of(rollout.model_copy(update={"final_reward": 1.0}), ATTEMPT, NOW)
+
+    assert [span.name for span in same] == ["agent", AGL_REWARD]
+    assert other[-1].attributes == {"reward": 1.0}
+
+
+def test_triplets_beside_a_trace_add_no_model_calls() -> None:
+    rollout = RolloutLegacy(rollout_id="rollout-1", trace=[{"name": "s"}], triplets=[Triplet(prompt="p", response="r")])
+
+    assert [span.name for span in spans_of(rollout, ATTEMPT, NOW)] == ["s"]
+
+
+def test_messages_and_log_probabilities_of_a_triplet_are_kept() -> None:
+    prompt = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": ["Hi"]}]
+    response = {"token_ids": [1], "logprobs": [-0.5]}
+    rollout = RolloutLegacy(rollout_id="rollout-1", triplets=[Triplet(prompt=prompt, response=response)])
+
+    (span,) = spans_of(rollout, ATTEMPT, NOW)
+
+    assert span.attributes == {
+        "gen_ai.prompt.0.role": "system",
+        "gen_ai.prompt.0.content": "Be kind.",
+        "gen_ai.prompt.1.role": "user",
+        "gen_ai.prompt.1.content": '["Hi"]',
+        "response_token_ids": [1],
+        "logprobs.content": "[-0.5]",
+    }
+
+
+def test_the_same_result_gives_spans_of_the_same_ids() -> None:
+    rollout = RolloutLegacy(rollout_id="rollout-1", final_reward=1.0, trace=[{"name": "a"}, {"name": "a"}, {"x": 1}])
+
+    first, again = ([span.span_id for span in spans_of(rollout, ATTEMPT, now)] for now in (NOW, NOW + 1))
+
+    assert first == again
+    assert len(set(first)) == 4

@@ -1,0 +1,209 @@
+"""The routes of the v0.1 protocol, as any HTTP client sees them."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from agentlightning.legacy.server import AgentLightningServer
+from agentlightning.utils.loop_thread import LoopThread
+
+JSON = {"Content-Type": "application/json"}
+PROMPT = {"resource_type": "prompt_template", "template": "Hi {name}", "engine": "f-string"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentLightningServer]:
+    """One server for all tests; each uses ids of its own."""
+    thread = LoopThread("legacy-server")
+    with pytest.warns(DeprecationWarning, match="AgentLightningServer"):
+        server = AgentLightningServer(port=0)
+    thread.run(server.start())
+    yield server
+    thread.run(server.stop())
+    thread.stop()
+
+
+@pytest.fixture
+def not_started(server: AgentLightningServer) -> Iterator[None]:
+    """Requests are answered, but the server has no state yet."""
+    data_store, server._app.state.data_store = server._app.state.data_store, None
+    yield
+    server._app.state.data_store = data_store
+
+
+def send(server: AgentLightningServer, method: str, path: str, **options: Any) -> requests.Response:
+    return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
+
+
+def test_a_submitted_task_is_served(server: AgentLightningServer) -> None:
+    submitted = send(server, "POST", "/task", json={"sample": {"q": 1}, "mode": "test", "metadata": {"k": 1}}).json()
+
+    answer = send(server, "GET", "/task").json()
+
+    assert answer["is_available"] is True
+    assert answer["task"]["rollout_id"] == submitted["rollout_id"]
+    assert (answer["task"]["input"], answer["task"]["mode"], answer["task"]["metadata"]) == ({"q": 1}, "test", {"k": 1})
+    assert answer["task"]["num_claims"] == 1
+
+
+def test_no_task_is_an_answer_too(server: AgentLightningServer) -> None:
+    assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
+
+
+def test_health_is_told_without_claiming_a_task(server: AgentLightningServer) -> None:
+    rollout_id = send(server, "POST", "/task", json={"sample": None}).json()["rollout_id"]
+
+    response = send(server, "GET", "/health")
+
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
+    assert send(server, "GET", "/task").json()["task"]["rollout_id"] == rollout_id
+
+
+def test_resources_are_published_and_found(server: AgentLightningServer) -> None:
+    published = send(server, "POST", "/resources", json={"resources": {"p": PROMPT}}).json()
+
+    latest = send(server, "GET", "/resources/latest")
+    by_id = send(server, "GET", f"/resources/{published['resources_id']}")
+
+    assert published["resources_id"].startswith("res-")
+    assert latest.json() == by_id.json() == published
+    assert latest.json()["resources"] == {"p": PROMPT}
+
+
+def test_resources_of_another_id_are_not_found(server: AgentLightningServer) -> None:
+    response = send(server, "GET", "/resources/res-9")
+
+    assert response.status_code == 404
+    assert "'res-9' not found" in response.json()["detail"]
+
+
+def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightningServer) -> None:
+    published = send(server, "POST", "/resources", json={"resources": {}}).json()
+    seen = {"after": published["resources_id"], "version": published["version"], "wait": 0.01}
+
+    assert send(server, "GET", "/resources/latest", params=seen).status_code == 204
+    assert send(server, "GET", "/resources/latest", params={**seen, "version": 0}).json() == published
+    assert send(server, "GET", "/resources/latest", params={**seen, "after": "res-0"}).json() == published
+
+
+def test_without_resources_the_latest_are_not_found(serve: Any) -> None:
+    with pytest.warns(DeprecationWarning, match="AgentLightningServer"):
+        served = serve()
+
+    for parameters in ({}, {"wait": 0.01}):
+        response = send(served.server, "GET", "/resources/latest", params=parameters)
+        assert (response.status_code, "No resources have been set" in response.text) == (404, True)
+
+
+def test_a_result_is_acknowledged(server: AgentLightningServer) -> None:
+    answer = send(server, "POST", "/rollout", json={"rollout_id": "rollout-a", "final_reward": 1.0}).json()
+
+    assert answer["status"] == "ok"
+    assert "rollout-a" in answer["message"]
+    assert answer["data"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rollout", b'{"final_reward": 1.0}'),
+        ("/rollout", b'{"rollout_id": 1}'),
+        ("/rollout", b'{"rollout_id": "r", "final_reward": "much"}'),
+        ("/rollout", b"[]"),
+        ("/rollout", b"{"),
+        ("/rollout", b""),
+        ("/rollout", b"\xff\xfe"),
+        ("/rollout", b"[" * 100_000),
+        ("/rollouts", b'{"rollout_id": "r"}'),
+        ("/rollouts", b'[{"rollout_id": "r"}, {}]'),
+        ("/task", b"{}"),
+        ("/task", b'{"sample": 1, "mode": "sometimes"}'),
+        ("/task", b'{"sample": 1, "metadata": NaN}'),
+        ("/resources", b'{"resources": {"p": {"resource_type": "nonsense"}}}'),
+        ("/resources", b"null"),
+    ],
+)
+def test_a_malformed_body_is_refused_with_400_and_the_reason(
+    server: AgentLightningServer, path: str, body: bytes
+) -> None:
+    response = send(server, "POST", path, data=body, headers=JSON)
+
+    assert response.status_code == 400
+    assert response.json()["detail"]
+
+
+def test_of_a_malformed_batch_nothing_is_kept(server: AgentLightningServer) -> None:
+    send(server, "POST", "/rollouts", json=[{"rollout_id": "rollout-b"}, {}])
+
+    assert "rollout-b" not in server._data_store._completed_rollouts
+
+
+def test_a_reward_that_json_cannot_hold_is_refused(server: AgentLightningServer) -> None:
+    body = b'{"rollout_id": "rollout-c", "final_reward": NaN}'
+
+    response = send(server, "POST", "/rollout", data=body, headers=JSON)
+
+    assert (response.status_code, "nan" in response.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("query", ["wait=-1", "wait=soon", "version=newest"])
+def test_a_malformed_query_is_refused_with_400(server: AgentLightningServer, query: str) -> None:
+    assert send(server, "GET", f"/resources/latest?{query}").status_code == 400
+
+
+@pytest.mark.usefixtures("not_started")
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/resources/latest", None),
+        ("GET", "/resources/res-1", None),
+        ("GET", "/health", None),
+        ("POST", "/rollout", {"rollout_id": "r"}),
+        ("POST", "/rollouts", [{"rollout_id": "r"}]),
+        ("POST", "/task", {"sample": 1}),
+        ("POST", "/resources", {"resources": {}}),
+    ],
+)
+def test_a_server_without_state_answers_503(server: AgentLightningServer, method: str, path: str, body: Any) -> None:
+    response = send(server, method, path, json=body)
+
+    assert (response.status_code, "not initialised" in response.json()["detail"]) == (503, True)
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_server_without_state_has_no_task(server: AgentLightningServer) -> None:
+    assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
+
+
+def test_every_answer_offers_compression(server: AgentLightningServer) -> None:
+    assert send(server, "GET", "/task").headers["accept-encoding"] == "gzip"
+    assert send(server, "GET", "/nowhere").headers["accept-encoding"] == "gzip"
+
+
+def test_a_compressed_body_is_understood(server: AgentLightningServer) -> None:
+    body = gzip.compress(json.dumps({"rollout_id": "rollout-d", "logs": ["x" * 5000]}).encode())
+
+    response = send(server, "POST", "/rollout", data=body, headers={**JSON, "Content-Encoding": "gzip"})
+
+    assert response.json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("body", [b"plain", gzip.compress(b"{}")[:-4]], ids=["not gzip", "cut off"])
+def test_a_body_that_cannot_be_unpacked_is_refused(server: AgentLightningServer, body: bytes) -> None:
+    response = send(server, "POST", "/rollout", data=body, headers={**JSON, "Content-Encoding": "gzip"})
+
+    assert (response.status_code, "gzip" in response.json()["detail"]) == (400, True)
+
+
+def test_a_large_answer_is_compressed(server: AgentLightningServer) -> None:
+    long = {**PROMPT, "template": "x" * 5000}
+    send(server, "POST", "/resources", json={"resources": {"p": long}})
+
+    response = send(server, "GET", "/resources/latest")
+
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.json()["resources"]["p"]["template"] == "x" * 5000

@@ -1,0 +1,220 @@
+"""The legacy server from the algorithm's side."""
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.server import AgentLightningServer
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import PromptTemplate, RolloutLegacy
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[AgentLightningServer]:
+    server = AgentLightningServer(port=0)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def report(server: AgentLightningServer, rollout: RolloutLegacy) -> None:
+    async with AgentLightningClient(server.endpoint) as client:
+        assert await client.post_rollout_async(rollout) is not None
+
+
+def test_attributes_and_their_defaults() -> None:
+    server = AgentLightningServer()
+
+    assert (server.host, server.port, server.endpoint) == ("127.0.0.1", 8000, "http://127.0.0.1:8000")
+    assert (server.task_timeout_seconds, server._task_timeout_seconds) == (300.0, 300.0)
+    assert (server._store, server.loop, server._uvicorn_server, server._uvicorn_config) == (None, None, None, None)
+    assert isinstance(server.startup_event, threading.Event)
+    assert not server.startup_event.is_set()
+
+
+async def test_a_started_server_is_ready_and_lives_in_this_loop(server: AgentLightningServer) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{server.endpoint}/health") as response:
+        assert response.status == 200
+
+    assert server.startup_event.is_set()
+    assert server.loop is asyncio.get_running_loop()
+    assert isinstance(server._uvicorn_server, uvicorn.Server)
+    assert isinstance(server._uvicorn_config, uvicorn.Config)
+
+
+async def test_a_stopped_server_is_gone_and_can_start_again() -> None:
+    server = AgentLightningServer(port=0)
+    await server.start()
+    rollout_id = await server.queue_task("hello")
+
+    await server.stop()
+    await server.stop()
+    assert (server._store, server.loop, server.startup_event.is_set()) == (None, None, False)
+    await server.start()
+
+    assert await server.poll_completed_rollout(rollout_id, timeout=0) is None
+    await server.stop()
+
+
+async def test_starting_twice_is_refused(server: AgentLightningServer) -> None:
+    with pytest.raises(RuntimeError, match="is running already; stop it"):
+        await server.start()
+
+
+async def test_a_busy_port_is_refused_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        server = AgentLightningServer(port=busy.getsockname()[1])
+
+        with pytest.raises(RuntimeError, match="Another process may already be using this port"):
+            await server.start()
+        with pytest.raises(RuntimeError, match="Another process may already be using this port"):
+            await server.run_forever()
+
+
+async def test_run_forever_serves_until_the_server_is_stopped() -> None:
+    server = AgentLightningServer(port=0)
+    running = asyncio.create_task(server.run_forever())
+    await asyncio.to_thread(server.startup_event.wait)
+
+    await asyncio.wait([running], timeout=0.05)
+    assert not running.done()
+    await server.stop()
+    await running
+
+    assert server._store is None
+
+
+async def test_cancelling_run_forever_stops_the_server() -> None:
+    server = AgentLightningServer(port=0)
+    running = asyncio.create_task(server.run_forever())
+    await asyncio.to_thread(server.startup_event.wait)
+
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert running.cancelled()
+    assert server._store is None
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("queue_task", ("hello",)),
+        ("update_resources", ({},)),
+        ("get_completed_rollout", ("rollout-1",)),
+        ("poll_completed_rollout", ("rollout-1",)),
+        ("retrieve_completed_rollouts", ()),
+    ],
+)
+async def test_operations_need_a_running_server(method: str, args: tuple[Any, ...]) -> None:
+    with pytest.raises(RuntimeError, match=r"is not running; start it with `await server.start\(\)`"):
+        await getattr(AgentLightningServer(), method)(*args)
+
+
+async def test_ids_have_the_old_forms(server: AgentLightningServer) -> None:
+    uuid4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+    assert re.fullmatch(f"rollout-{uuid4}", await server.queue_task("hello", mode="train"))
+    assert re.fullmatch(f"res-{uuid4}", await server.update_resources({}))
+
+
+async def test_a_result_is_taken_once(server: AgentLightningServer) -> None:
+    rollout = RolloutLegacy(rollout_id=await server.queue_task("hello"), final_reward=1.0)
+    await report(server, rollout)
+
+    assert await server.get_completed_rollout(rollout.rollout_id) == rollout
+    assert await server.get_completed_rollout(rollout.rollout_id) is None
+    assert await server.poll_completed_rollout(rollout.rollout_id, timeout=5) is None
+
+
+async def test_polling_waits_for_the_result(server: AgentLightningServer) -> None:
+    rollout = RolloutLegacy(rollout_id=await server.queue_task("hello"))
+    polling = asyncio.create_task(server.poll_completed_rollout(rollout.rollout_id))
+
+    await report(server, rollout)
+
+    assert await polling == rollout
+
+
+async def test_polling_waits_for_a_rollout_that_is_not_known_yet(server: AgentLightningServer) -> None:
+    rollout = RolloutLegacy(rollout_id="rollout-of-an-earlier-server")
+    polling = asyncio.create_task(server.poll_completed_rollout(rollout.rollout_id, timeout=10))
+    await asyncio.sleep(0)
+
+    await report(server, rollout)
+
+    assert await polling == rollout
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+async def test_polling_ends_with_its_time(server: AgentLightningServer, timeout: float) -> None:
+    rollout_id = await server.queue_task("hello")
+
+    assert await server.poll_completed_rollout(rollout_id, timeout=timeout) is None
+    assert await server.poll_completed_rollout("rollout-none", timeout=timeout) is None
+
+
+async def test_all_results_are_taken_at_once(server: AgentLightningServer) -> None:
+    rollouts = [RolloutLegacy(rollout_id=await server.queue_task(number)) for number in range(3)]
+    for rollout in rollouts:
+        await report(server, rollout)
+
+    assert await server.retrieve_completed_rollouts() == rollouts
+    assert await server.retrieve_completed_rollouts() == []
+
+
+async def test_a_stale_task_is_requeued_when_the_next_one_is_asked_for(clock: Any) -> None:
+    server = AgentLightningServer(port=0, task_timeout_seconds=30.0, store=InMemoryLightningStore(clock=clock))
+    await server.start()
+    await server.queue_task("hello")
+    async with AgentLightningClient(server.endpoint) as client:
+        first = await client.poll_next_task_async()
+        clock.advance(31.0)
+        second = await client.poll_next_task_async()
+        clock.advance(31.0)
+        await server._check_and_requeue_stale_tasks()
+
+    assert server._store is not None
+    processing = server._store.get_processing_tasks()
+    await server.stop()
+    assert first is not None
+    assert second is not None
+    assert (second.rollout_id, first.num_claims, second.num_claims) == (first.rollout_id, 1, 2)
+    assert processing == {}
+
+
+async def test_the_documented_loop_runs(server: AgentLightningServer) -> None:
+    prompt = PromptTemplate(template="What is {a} + {b}?", engine="f-string")
+
+    async def algorithm() -> list[float | None]:
+        resources_id = await server.update_resources({"prompt": prompt})
+        rollout_ids = [
+            await server.queue_task({"a": a, "b": 1}, mode="train", resources_id=resources_id) for a in range(3)
+        ]
+        rollouts = [await server.poll_completed_rollout(rollout_id, timeout=30) for rollout_id in rollout_ids]
+        return [rollout.final_reward if rollout else None for rollout in rollouts]
+
+    async def agent() -> None:
+        client = AgentLightningClient(endpoint=server.endpoint, poll_interval=0.01)
+        for _ in range(3):
+            task = await client.poll_next_task_async()
+            assert task is not None
+            update = await client.get_resources_by_id_async(task.resources_id or "")
+            assert update is not None
+            text = update.resources["prompt"].format(**task.input)  # type: ignore[union-attr] # it is a prompt
+            reward = float(text == f"What is {task.input['a']} + 1?")
+            await client.post_rollout_async(RolloutLegacy(rollout_id=task.rollout_id, final_reward=reward))
+
+    rewards, _ = await asyncio.gather(algorithm(), agent())
+
+    assert rewards == [1.0, 1.0, 1.0]

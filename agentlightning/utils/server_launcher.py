@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import multiprocessing
+import pickle
 import socket
 import time
 import urllib.request
@@ -137,19 +138,11 @@ class PythonServerLauncher:
     async def start(self) -> None:
         """Serve in the background; returns when requests are answered, raises RuntimeError if that does not happen."""
         self._bind()
-        if self.args.launch_mode == "mp":
-            self._start_processes()
-        else:
-            self.server = self._new_server()
-            if self.args.launch_mode == "thread":
-                self._thread = LoopThread("agl-server")
-                self._serving = self._thread.start_soon(self._serve(self.server))
-            else:
-                self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
         try:
+            self._launch()
             await self._until_ready()
         except BaseException:
-            if self.args.kill_unhealthy_server:
+            if self.args.kill_unhealthy_server or not self._has_started():
                 await self.stop()
             raise
 
@@ -181,7 +174,7 @@ class PythonServerLauncher:
                 await asyncio.sleep(0.1)
             return
         self._bind()
-        self.server = server = self._new_server()
+        self.server = server = _new_server(self.app, self.args)
         try:
             await self._serve(server)
         except asyncio.CancelledError:
@@ -203,8 +196,16 @@ class PythonServerLauncher:
             ) from error
         self._port = self._socket.getsockname()[1]
 
-    def _new_server(self) -> "uvicorn.Server":
-        return _new_server(self.app, self.args)
+    def _launch(self) -> None:
+        if self.args.launch_mode == "mp":
+            self._start_processes()
+            return
+        self.server = _new_server(self.app, self.args)
+        if self.args.launch_mode == "thread":
+            self._thread = LoopThread("agl-server")
+            self._serving = self._thread.start_soon(self._serve(self.server))
+        else:
+            self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
 
     async def _serve(self, server: "uvicorn.Server") -> None:
         async with self._serve_context or _no_context():
@@ -252,7 +253,7 @@ class PythonServerLauncher:
             process.ready = ready  # type: ignore[attr-defined] # carried beside the process it belongs to
             try:
                 process.start()
-            except (TypeError, AttributeError) as error:
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
                 raise ConfigurationError(
                     f"The application cannot be handed to another process: {error}. Use launch_mode='thread'."
                 ) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
-from agentlightning.store.operations import UNSET, Unset, operation
+from agentlightning.store.operations import UNSET, Unset, operation, operations_of
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -112,7 +112,10 @@ class LightningStore:
         With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes
         twice within ten minutes, so that a retry over a network cannot act twice.
         """
-        return await getattr(self, name)(**arguments)
+        parameters = operations_of(LightningStore)[name].signature.parameters
+        # What is as by default is left out: a store that was written for an earlier release may not know it.
+        given = {key: value for key, value in arguments.items() if value is not parameters[key].default}
+        return await getattr(self, name)(**given)
 
     @operation("POST", "/requests/{request_id}/abandon")
     async def abandon_request(self, request_id: str) -> bool:

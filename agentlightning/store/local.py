@@ -9,7 +9,8 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +22,13 @@ from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.detach import detached
-from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, Subscription
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "WatchdogPace", "execute"]
+__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "Subscription", "WatchdogPace", "execute"]
 
 Clock = Callable[[], float]
 
@@ -264,23 +265,60 @@ class LocalStore(LightningStore):
         if unknown:
             raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
         cursor = self._newest_cursor() if after is None else after
-        return Subscription(self._subscription(wanted, cursor), cursor)
+        return Subscription(self, wanted, cursor)
 
-    async def _subscription(self, wanted: frozenset[str], cursor: int) -> AsyncGenerator[Notice, None]:
-        with self._board.listening(lambda notice: notice.kind in wanted) as listener:
-            while True:
-                notices = await self._notices_after(cursor)
-                if notices is None:
-                    cursor = self._newest_cursor()
-                    yield Notice("gap", cursor)
-                    continue
-                for notice in notices:
-                    cursor = notice.cursor
-                    if notice.kind in wanted:
-                        yield notice
-                if not notices:
-                    await self._sleep(listener, math.inf)
-                    await self._read(_LOOK)
+    async def _latest_cursor(self) -> int:
+        """The newest cursor there is, also if another process made it."""
+        return self._newest_cursor()
+
+
+class Subscription(AsyncIterator[Notice]):
+    """Notices as they come. A reader that is cancelled while it waits loses none."""
+
+    def __init__(self, store: LocalStore, wanted: frozenset[str], cursor: int) -> None:
+        self.cursor = cursor
+        """How far has been read; give it to `subscribe(after=…)` to resume."""
+        self._store = store
+        self._wanted = wanted
+        self._unread: deque[Notice] = deque()
+        self._has_begun = False
+        self._is_closed = False
+
+    async def __anext__(self) -> Notice:
+        while not self._is_closed:
+            while self._unread:
+                notice = self._unread.popleft()
+                self.cursor = notice.cursor
+                if notice.kind in self._wanted:
+                    return notice
+            if await self._has_gap():
+                return Notice("gap", self.cursor)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        self._is_closed = True
+
+    async def _has_gap(self) -> bool:
+        """Read on, waiting if there is nothing; True if what should follow is gone, and the cursor has moved on."""
+        store = self._store
+        with store._board.listening(lambda notice: notice.kind in self._wanted) as listener:
+            notices = await store._notices_after(self.cursor)
+            if notices is None or (not notices and await self._is_ahead()):
+                self.cursor = await store._latest_cursor()
+                return True
+            self._unread.extend(notices)
+            if not notices:
+                await store._sleep(listener, math.inf)
+                await store._read(_LOOK)
+        return False
+
+    async def _is_ahead(self) -> bool:
+        """Whether the cursor is one that this store never gave: it was another store's, which this one replaced."""
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        return self.cursor > self._store._newest_cursor() and self.cursor > await self._store._latest_cursor()
 
 
 _PAST_DUE_SECONDS = 0.001

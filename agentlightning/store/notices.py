@@ -9,14 +9,14 @@ rollout that enters the queue.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from agentlightning.store.lifecycle import QUEUE_STATUSES
 from agentlightning.types import Notice, NoticeKind
 
-__all__ = ["Listener", "NoticeBoard", "NoticeFields", "Subscription"]
+__all__ = ["Listener", "NoticeBoard", "NoticeFields"]
 
 NoticeFields = tuple[NoticeKind, int, str | None, str | None, str | None, str | None, int | None]
 """The fields of a `Notice` in order. The log keeps plain tuples: they are cheap to make and, unlike a subclass of
@@ -49,24 +49,6 @@ class Listener:
         if self._event.is_set():
             self._event.clear()
             self.is_woken = False
-
-
-class Subscription(AsyncIterator[Notice]):
-    """Notices as they come, and how far they have been read."""
-
-    def __init__(self, notices: AsyncGenerator[Notice, None], cursor: int) -> None:
-        self.cursor = cursor
-        """The position behind which the subscription goes on; give it to `subscribe(after=…)` to resume."""
-        self._notices = notices
-
-    async def __anext__(self) -> Notice:
-        notice = await self._notices.__anext__()
-        self.cursor = notice.cursor
-        return notice
-
-    async def aclose(self) -> None:
-        """End the subscription."""
-        await self._notices.aclose()
 
 
 class NoticeBoard:

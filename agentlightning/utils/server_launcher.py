@@ -174,12 +174,10 @@ class PythonServerLauncher:
                 await asyncio.sleep(0.1)
             return
         self._bind()
-        self.server = server = _new_server(self.app, self.args)
+        self.server = _new_server(self.app, self.args)
+        self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
         try:
-            await self._serve(server)
-        except asyncio.CancelledError:
-            server.should_exit = True
-            raise
+            await asyncio.shield(self._serving)
         finally:
             await self.stop()
 

@@ -10,7 +10,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 import agentlightning
-from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.dispatch import StoreRoutes
 from agentlightning.store.http.openapi import describe
@@ -135,11 +134,10 @@ async def _exposition(service: StoreService, registry: "CollectorRegistry") -> s
         "agl_server_waiting_calls": service.waiting_calls,
         f"{_PREFIX}up": 1,
     }
-    try:
-        statistics = await service.store.statistics()
-        gauges |= {_PREFIX + name: value for name, value in statistics.items() if isinstance(value, (int, float))}
-    except StoreUnavailable:
+    counts = await service.counts()
+    if counts is None:
         gauges[f"{_PREFIX}up"] = 0
+    gauges |= {_PREFIX + name: value for name, value in (counts or {}).items() if isinstance(value, (int, float))}
     lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()]
     measured: str = generate_latest(registry).decode()
     return measured + "".join(lines)

@@ -77,11 +77,20 @@ class LiveChannel:
     # ------------------------------------------------------------------ calls
 
     async def call(
-        self, codec: OperationCodec, arguments: Mapping[str, Any], *, key: str | None, timeout_seconds: float | None
+        self,
+        codec: OperationCodec,
+        arguments: Mapping[str, Any],
+        encoded: bytes,
+        *,
+        key: str | None,
+        timeout_seconds: float | None,
     ) -> Any:
-        """Run an operation on the server; `asyncio.TimeoutError` if no answer comes in time."""
-        keyed = b"" if key is None else b',"key":"%b"' % key.encode()
-        content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), codec.encode_arguments(arguments), keyed)
+        """Run an operation on the server; `asyncio.TimeoutError` if no answer comes in time.
+
+        `encoded` is the arguments as JSON.
+        """
+        keyed = b"" if key is None else b',"key":%b' % orjson.dumps(key)
+        content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), encoded, keyed)
         number, answer = self._post(content)
         try:
             if timeout_seconds is None:
@@ -110,8 +119,14 @@ class LiveChannel:
         return LiveSubscription(self, number, cursor, queue)
 
     def unsubscribe(self, number: int) -> None:
-        self._notices.pop(number, None)
-        self._say(b'{"cancel":%d}' % number)
+        if self._notices.pop(number, None) is not None:
+            self._say(b'{"cancel":%d}' % number)
+
+    def unsubscribe_soon(self, number: int) -> None:
+        """The same, from any thread."""
+        if number in self._notices and not self._loop.is_closed():
+            with suppress(RuntimeError):  # it is closed just now
+                self._loop.call_soon_threadsafe(self.unsubscribe, number)
 
     def _post(
         self, content: bytes, queue: "asyncio.Queue[Notice | Exception] | None" = None
@@ -215,6 +230,10 @@ class LiveSubscription:
 
     def close(self) -> None:
         self._channel.unsubscribe(self._number)
+
+    def __del__(self) -> None:
+        """A subscription that was dropped ends on the server too; the collector may run in any thread."""
+        self._channel.unsubscribe_soon(self._number)
 
 
 def _frames(messages: list[bytes]) -> list[bytes]:

@@ -10,7 +10,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +41,8 @@ CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts")
 ONE_ATTEMPT = RetryPolicy((), (), 0.0)
 LONG_POLL_SECONDS = 20.0
 """How long one request waits where there is no live channel."""
+LONGEST_WAIT_SECONDS = 1e9
+"""Thirty years, which JSON can hold, unlike infinity."""
 DEFAULT_REQUEST_TIMEOUT = 30.0
 DEFAULT_CONNECTION_TIMEOUT = 5.0
 
@@ -104,7 +105,7 @@ class LightningStoreClient(LightningStore):
             transport,
         )
         self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
-        self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
+        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._guard = threading.Lock()  # protects `_links`, which several threads' loops look into
         self._unanswered: defaultdict[str | None, deque[str]] = defaultdict(deque)
         self._is_told_of_outage = False
@@ -151,7 +152,7 @@ class LightningStoreClient(LightningStore):
         if own := [task for task in self._background if task.get_loop() is here]:
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
-            links, self._links = list(self._links.values()), weakref.WeakKeyDictionary()
+            links, self._links = list(self._links.values()), {}
         for link in links:
             if link.loop is here:
                 await link.close()
@@ -168,6 +169,7 @@ class LightningStoreClient(LightningStore):
         with self._guard:
             link = self._links.get(loop)
             if link is None:
+                self._links = {known: old for known, old in self._links.items() if not known.is_closed()}
                 link = self._links[loop] = Link(self._address)
             return link
 
@@ -197,7 +199,7 @@ class LightningStoreClient(LightningStore):
 
     async def _claim(self, link: Link, op: Operation, arguments: dict[str, Any], key: str, policy: RetryPolicy) -> Any:
         """Ask for work, and wait for it; a caller who is cancelled gives back what was on its way to him."""
-        wait = arguments.get("wait") or 0.0
+        wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
         codec, deadline = codec_of(op.name), time.monotonic() + wait
 
         async def attempt() -> Any:
@@ -211,7 +213,7 @@ class LightningStoreClient(LightningStore):
                     return result
 
         try:
-            return await policy.persist(attempt, link.is_healthy)
+            return await policy.persist(attempt, link.is_healthy, waits=True)
         except asyncio.CancelledError:
             self._in_background(link.call(codec_of("abandon_request"), {"request_id": key}, key=None))
             raise
@@ -261,7 +263,7 @@ class LightningStoreClient(LightningStore):
                 if patience == left or time.monotonic() - began < patience:
                     return finished  # an answer before its time means that all are finished
 
-        return await self._policy.persist(attempt, link.is_healthy)
+        return await self._policy.persist(attempt, link.is_healthy, waits=True)
 
     # ------------------------------------------------------------------ changes
 

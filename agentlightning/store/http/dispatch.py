@@ -85,8 +85,11 @@ class StoreRoutes:
             body = await self._unless_gone(request, read_notices(self._service, permitted, request.query))
             await answer(request, send, 200, body)
         elif verbs := verbs_of(request.raw_path):
-            detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
-            await _refuse(request, send, Failure(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail))
+            failure = Failure(
+                _METHOD_NOT_ALLOWED, "MethodNotAllowed", f"{path} does not take {verb}, only {' and '.join(verbs)}."
+            )
+            allow = (b"allow", ", ".join(verbs).encode())
+            await answer(request, send, failure.status, failure.body, further_headers=[allow])
         elif path.startswith(PREFIX + "/") and path != PREFIX + "/health":
             await _refuse(request, send, Failure(404, "UnknownRoute", f"There is no route {path}; see /docs."))
         else:
@@ -102,7 +105,7 @@ class StoreRoutes:
         calling = self._service.call(route.codec, given, permitted, key)
         waits = "wait" in given or "timeout" in given or route.operation == "wait_for_rollouts"
         result = await (self._unless_gone(request, calling) if waits else calling)
-        briefly = not route.is_old and request.header(b"prefer") == _BRIEFLY
+        briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
         await answer(request, send, route.status, route.write(result, briefly=briefly))
 
     async def _serve_traces(self, request: Request, send: Send, permitted: Scope) -> None:

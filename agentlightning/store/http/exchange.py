@@ -5,7 +5,7 @@ A web framework's own request handling costs more than the store's work; the hot
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,6 +24,7 @@ __all__ = [
     "answer",
     "compressed",
     "decompressed",
+    "too_large",
 ]
 
 ConnectionScope = MutableMapping[str, Any]
@@ -38,6 +39,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31  # zlib's number for a gzip header, with the largest window
 _REQUEST_TIMEOUT = 408
+_UNREAD = (_REQUEST_TIMEOUT, PayloadTooLarge.http_status)
 
 
 class SlowRequest(Exception):  # named for what happened, as all of ours
@@ -82,12 +84,12 @@ class Request:
         """The whole body, decompressed."""
         announced = self.header(b"content-length")
         if announced.isdigit() and int(announced) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         try:
             body = await asyncio.wait_for(self._read(max_bytes), timeout_seconds)
         except asyncio.TimeoutError as error:
             raise SlowRequest(f"The body did not arrive within {timeout_seconds:g} s.") from error
-        encoding = self.header(b"content-encoding")
+        encoding = self.header(b"content-encoding").strip().lower()
         if encoding in ("", "identity"):
             return body
         if encoding != "gzip":
@@ -99,7 +101,7 @@ class Request:
         if message["type"] == "http.request" and not message.get("more_body"):
             body: bytes = message.get("body", b"")
             if len(body) > max_bytes:
-                raise _too_large(max_bytes)
+                raise too_large(max_bytes)
             return body
         chunks = bytearray()
         while True:
@@ -107,7 +109,7 @@ class Request:
                 raise Disconnected
             chunks += message.get("body", b"")
             if len(chunks) > max_bytes:
-                raise _too_large(max_bytes)
+                raise too_large(max_bytes)
             if not message.get("more_body"):
                 return bytes(chunks)
             message = await self.receive()
@@ -118,7 +120,7 @@ class Request:
             pass
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
+def too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request is larger than {max_bytes} bytes; send it in several smaller ones.")
 
 
@@ -130,27 +132,47 @@ def compressed(body: bytes) -> bytes:
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
     """What gzip holds; refused if it is broken, or larger than the limit once unpacked."""
-    press = zlib.decompressobj(_GZIP_FORMAT)
-    try:
-        plain = press.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidValue(f"The body is not gzip: {error}.") from error
-    if len(plain) > max_bytes:
-        raise _too_large(max_bytes)
-    if not press.eof:
-        raise InvalidValue("The gzip body ends too early.")
+    plain = b""
+    while body:  # it may be several, one after the other
+        press = zlib.decompressobj(_GZIP_FORMAT)
+        try:
+            plain += press.decompress(body, max_bytes - len(plain) + 1)
+        except zlib.error as error:
+            raise InvalidValue(f"The body is not gzip: {error}.") from error
+        if len(plain) > max_bytes:
+            raise too_large(max_bytes)
+        if not press.eof:
+            raise InvalidValue("The gzip body ends too early.")
+        body = press.unused_data
     return plain
 
 
+def _accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding header names gzip, and not to exclude it."""
+    for part in header.lower().split(","):
+        name, _, quality = part.partition(";")
+        if name.strip() == "gzip":
+            return quality.replace(" ", "").rstrip("0.") != "q="
+    return False
+
+
 async def answer(
-    request: Request, send: Send, status: int, body: bytes, *, media_type: bytes = b"application/json"
+    request: Request,
+    send: Send,
+    status: int,
+    body: bytes,
+    *,
+    media_type: bytes = b"application/json",
+    further_headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
     """Send an answer, compressed if that is worth it and the client can read it."""
-    headers = [(b"content-type", media_type)]
-    if len(body) > COMPRESS_FROM_BYTES and "gzip" in request.header(b"accept-encoding"):
+    headers = [(b"content-type", media_type), *further_headers]
+    if len(body) > COMPRESS_FROM_BYTES and _accepts_gzip(request.header(b"accept-encoding")):
         body = compressed(body)
         headers.append((b"content-encoding", b"gzip"))
     headers.append((b"content-length", b"%d" % len(body)))
+    if status in _UNREAD:
+        headers.append((b"connection", b"close"))  # the rest of the body is not waited for
     if status == 401:  # the status that must say how to come in
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import orjson
+import yarl
+from multidict import CIMultiDict, CIMultiDictProxy
 from pydantic import ValidationError
 
 from agentlightning import errors
@@ -55,6 +57,10 @@ class RemoteError(aiohttp.ClientResponseError):
     detail: Any = None
     error_type: str = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        request = self.request_info
+        return _remote_error, (self.status, self.error_type, self.detail, request.method, str(request.real_url))
+
 
 def failure_of(error: BaseException) -> Failure:
     """How an exception is told; what nobody expected is also logged."""
@@ -71,8 +77,14 @@ def exception_of(failure: Failure, request: aiohttp.RequestInfo) -> Exception:
     own = _OWN_ERRORS.get(failure.error_type)
     if own is not None:
         return own(_sentence(failure.detail))
-    error = RemoteError(request, (), status=failure.status, message=f"{failure.error_type}: {failure.detail}")
-    error.detail, error.error_type = failure.detail, failure.error_type
+    return _remote_error(failure.status, failure.error_type, failure.detail, request.method, str(request.real_url))
+
+
+def _remote_error(status: int, error_type: str, detail: Any, method: str, url: str) -> RemoteError:
+    without_headers = CIMultiDictProxy[str](CIMultiDict())  # which would show the token
+    request = aiohttp.RequestInfo(yarl.URL(url), method, without_headers, yarl.URL(url))
+    error = RemoteError(request, (), status=status, message=f"{error_type}: {detail}")
+    error.detail, error.error_type = detail, error_type
     return error
 
 

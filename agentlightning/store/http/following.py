@@ -37,8 +37,8 @@ class _Following(AsyncIterator[Notice]):
 
     async def __anext__(self) -> Notice:
         if self._beginning is not None:
-            beginning, self._beginning = self._beginning, None
-            await beginning
+            await asyncio.shield(self._beginning)  # whose reader may lose patience without losing its place
+            self._beginning = None
         while True:
             if self._polled:
                 notice = self._polled.popleft()

@@ -7,7 +7,8 @@ in its own memory: enough for a lost reply, not for a restart.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.errors import RequestConflict
@@ -32,35 +33,65 @@ def remembering(store: LightningStore) -> Perform:
     return store.perform if isinstance(inner, LocalStore) else _Memory(store).perform
 
 
+@dataclass
+class _Answer:
+    """What a request was, or will be, answered."""
+
+    time: float
+    operation: str
+    task: "asyncio.Task[Any]"
+    askers: int = 0
+
+
 class _Memory:
     """The answers of one store, while they are made and for a while after."""
 
     def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._answers: OrderedDict[str, tuple[float, str, asyncio.Future[Any]]] = OrderedDict()
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
 
     async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        if name == "forget_requests":
+            return self._forget(arguments["request_ids"])
+        if name == "abandon_request":
+            return False  # only the store itself could give a claim back
         if request_id is None:
             return await self._store.perform(name, arguments)
         self._expire()
-        known = self._answers.get(request_id)
-        if known is not None and known[1] != name:
-            raise RequestConflict(f"Request id '{request_id}' was used for {known[1]} and now for {name}.")
-        if known is not None:
-            return await asyncio.shield(known[2])
-        future = asyncio.ensure_future(self._store.perform(name, arguments))
-        self._answers[request_id] = (self._clock(), name, future)
+        answer = self._answers.get(request_id)
+        if answer is None:
+            task = asyncio.create_task(self._make(name, arguments, request_id))
+            answer = self._answers[request_id] = _Answer(self._clock(), name, task)
+        elif answer.operation != name:
+            raise RequestConflict(f"Request id '{request_id}' was used for {answer.operation} and now for {name}.")
+        return await self._told(answer)
+
+    async def _make(self, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+        """Perform the operation; only an answer worth keeping stays."""
+        result: Any = None
         try:
-            result = await future
-        except BaseException:
+            result = await self._store.perform(name, arguments)
+            return result
+        finally:
+            if result is None or result == []:
+                self._answers.pop(request_id, None)
+
+    async def _told(self, answer: _Answer) -> Any:
+        """Wait for an answer; when nobody waits for it any more, it is not made."""
+        answer.askers += 1
+        try:
+            return await asyncio.shield(answer.task)
+        finally:
+            answer.askers -= 1
+            if answer.askers == 0 and not answer.task.done():
+                answer.task.cancel()
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
             self._answers.pop(request_id, None)
-            raise
-        if result is None or result == []:
-            self._answers.pop(request_id, None)
-        return result
 
     def _expire(self) -> None:
         oldest = self._clock() - ANSWER_LIFETIME_SECONDS
-        while self._answers and (len(self._answers) > MOST_ANSWERS or next(iter(self._answers.values()))[0] < oldest):
+        while self._answers and (len(self._answers) > MOST_ANSWERS or next(iter(self._answers.values())).time < oldest):
             self._answers.popitem(last=False)

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
@@ -20,7 +20,7 @@ import yarl
 from agentlightning.errors import InvalidToken, InvalidValue
 from agentlightning.store.http.channel import LiveChannel
 from agentlightning.store.http.codec import OperationCodec, parse_json
-from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed
+from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, MOST_FRAME_BYTES, compressed
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.store.http.retries import Garbled
 from agentlightning.store.http.wire import LIVE_PATH, path_of, result_of
@@ -40,6 +40,7 @@ SETTLED_SECONDS = 10.0
 """Age at which the kept answers of done requests may go: no copy of them is on its way any more."""
 FORGOTTEN_AT_ONCE = 512
 _ERRORS_FROM = 400
+_SERVER_ERRORS_FROM = 500
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Address:
     """Where a store server is and how to speak to it."""
 
     url: str
-    token: str | None
+    token: str | None = field(repr=False)
     request_timeout: float
     connection_timeout: float
     transport: Transport
@@ -151,7 +152,9 @@ class Link:
         channel = await self.live(wanted=wait != 0.0 or self._calls > LIVE_AFTER_CALLS)
         timeout = None if wait is None else wait + self.address.request_timeout
         if channel is not None:
-            return await channel.call(codec, arguments, key=key, timeout_seconds=timeout)
+            encoded = codec.encode_arguments(arguments)
+            if len(encoded) < MOST_FRAME_BYTES:  # a larger one would hold up the others
+                return await channel.call(codec, arguments, encoded, key=key, timeout_seconds=timeout)
         return await self._request(codec, dict(arguments), key, timeout)
 
     def hold_until(self, beginning: "asyncio.Task[None]") -> None:
@@ -184,7 +187,7 @@ class Link:
         except aiohttp.WSServerHandshakeError as error:
             if error.status == InvalidToken.http_status:
                 raise InvalidToken("The store server refuses this token; give a valid one.") from error
-            if error.status >= 500 or self.address.transport == "ws":
+            if self.address.transport == "ws":
                 raise
             logger.info("The store server takes no WebSocket (%s); calls go on by HTTP.", error.status)
             self._no_live_before = time.monotonic() + NO_LIVE_SECONDS
@@ -231,11 +234,11 @@ class Link:
             return await _parsed(response)
 
     async def is_healthy(self) -> bool:
-        """Whether the server answers its health check."""
+        """Whether the server answers its health check, if only to refuse it."""
         try:
             limit = aiohttp.ClientTimeout(total=self.address.connection_timeout)
             async with self.session.get(f"{self.address.url}/health", timeout=limit) as response:
-                return response.status < _ERRORS_FROM
+                return response.status < _SERVER_ERRORS_FROM
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             return False
 

@@ -17,6 +17,7 @@ compressed if they cross a network, and answers in short where it knows the rest
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -35,6 +36,7 @@ from agentlightning.store.http.exchange import (
     answer,
     compressed,
     decompressed,
+    too_large,
 )
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.permissions import check_subscription
@@ -48,10 +50,12 @@ __all__ = ["serve_live"]
 logger = logging.getLogger(__name__)
 
 MOST_CALLS = 4096
-"""Calls of one connection at a time; further ones are read when some are done."""
+"""Calls of one connection at work at a time, not counting those that wait; further ones are read when some are done."""
 MOST_UNSENT_BYTES = 4 * 1024 * 1024
-"""Above this, subscriptions wait until the client has read."""
+"""Above this, the client must read before more is read from it, or told to it."""
 _BAD_FRAME = 1007
+_POLICY_VIOLATION = 1008
+_MOST_REASON_LETTERS = 100
 
 
 async def serve_live(service: StoreService, scope: Any, receive: Receive, send: Send) -> None:
@@ -92,6 +96,7 @@ class _Connection:
         self._service = service
         self._authorization = request.header(b"authorization")
         self._permitted = service.admit(self._authorization)
+        self._expiry = service.expiry(self._authorization)
         self._receive = request.receive
         self._send = send
         self._is_compact = ("compact", "1") in request.query
@@ -101,41 +106,53 @@ class _Connection:
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._has_unsent = asyncio.Event()
-        self._is_read = asyncio.Event()
+        self._is_sent = asyncio.Event()
+        self._waiting = 0
 
     async def serve(self) -> None:
         writing = asyncio.create_task(self._write(), name="agl-live-writer")
         try:
-            while (message := await self._receive())["type"] == "websocket.receive":
-                await self._take(message.get("bytes") or message.get("text") or b"")
+            await asyncio.wait_for(self._read(), self._expiry)
+        except asyncio.TimeoutError:
+            await self._close(_POLICY_VIOLATION, "The token has expired.")
         except AgentLightningError as error:
-            logger.info("A live connection was closed: %s", error)
-            with suppress(RuntimeError):  # it is closed already
-                await self._send({"type": "websocket.close", "code": _BAD_FRAME, "reason": str(error)[:100]})
+            await self._close(_BAD_FRAME, str(error))
         finally:
             tasks = [*self._tasks.values(), writing]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _close(self, code: int, reason: str) -> None:
+        logger.info("A live connection was closed: %s", reason)
+        with suppress(RuntimeError):  # it is closed already
+            await self._send({"type": "websocket.close", "code": code, "reason": reason[:_MOST_REASON_LETTERS]})
+
     # ------------------------------------------------------------------ reading
 
-    async def _take(self, frame: bytes | str) -> None:
-        if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
-            frame = decompressed(frame, self._service.max_request_bytes)
-        content = parse_json(frame)
-        self._permitted = self._service.admit(self._authorization)  # a token may expire meanwhile
-        for message in content if isinstance(content, list) else [content]:
-            self._begin(message)
-        while len(self._tasks) >= MOST_CALLS:
-            self._has_room.clear()
-            await self._has_room.wait()
+    async def _read(self) -> None:
+        while (message := await self._receive())["type"] == "websocket.receive":
+            self._take(message.get("bytes") or message.get("text") or b"")
+            while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
+                self._has_room.clear()
+                await self._has_room.wait()
 
-    def _begin(self, message: Any) -> None:
+    def _take(self, frame: bytes | str) -> None:
+        limit = self._service.max_request_bytes
+        if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
+            frame = decompressed(frame, limit + MOST_FRAME_BYTES)
+        content = parse_json(frame)
+        for message in content if isinstance(content, list) else [content]:
+            self._begin(message, is_checked=len(frame) <= limit)
+
+    def _begin(self, message: Any, *, is_checked: bool) -> None:
         if not isinstance(message, dict):
             raise InvalidValue("A message of the live channel must be a JSON object.")
         if "cancel" in message:
-            if (task := self._tasks.get(message["cancel"])) is not None:
+            number = message["cancel"]
+            if not isinstance(number, int):
+                raise InvalidValue(f"'cancel' must be the id of a message, a number; it is {number!r}.")
+            if (task := self._tasks.get(number)) is not None:
                 task.cancel()
             return
         number = message.get("id")
@@ -143,8 +160,14 @@ class _Connection:
             raise InvalidValue(f"A message needs an 'id', a number; it is {number!r}.")
         if number in self._tasks:
             return  # sent twice; the first one is answered
+        if not is_checked and len(orjson.dumps(message)) > self._service.max_request_bytes:
+            self._tell_failure(number, too_large(self._service.max_request_bytes))
+            return
         coroutine = self._follow(number, message) if "subscribe" in message else self._call(number, message)
-        self._tasks[number] = asyncio.create_task(coroutine)
+        waits = _waits(message)
+        self._waiting += waits
+        task = self._tasks[number] = asyncio.create_task(coroutine)
+        task.add_done_callback(lambda _: self._end(number, waits))
 
     # ------------------------------------------------------------------ calls and subscriptions
 
@@ -159,8 +182,6 @@ class _Connection:
             self._tell(b'{"id":%d,"result":%b}' % (number, body))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
-        finally:
-            self._end(number)
 
     async def _follow(self, number: int, message: dict[str, Any]) -> None:
         subscription: Any = None
@@ -172,17 +193,17 @@ class _Connection:
             async for notice in subscription:
                 self._tell_notice(number, notice)
                 while self._unsent_bytes > MOST_UNSENT_BYTES:
-                    self._is_read.clear()
-                    await self._is_read.wait()
+                    self._is_sent.clear()
+                    await self._is_sent.wait()
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
             self._tell_failure(number, error)
         finally:
             if subscription is not None:
                 await subscription.aclose()
-            self._end(number)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, waited: bool) -> None:
         self._tasks.pop(number, None)
+        self._waiting -= waited
         self._has_room.set()
 
     # ------------------------------------------------------------------ writing
@@ -209,7 +230,8 @@ class _Connection:
                 frame = encode_many(_taken(self._unsent))
                 self._unsent_bytes = sum(map(len, self._unsent))
                 await self._send({"type": "websocket.send", **self._content(frame)})
-                self._is_read.set()
+                self._is_sent.set()
+                self._has_room.set()
 
     def _content(self, frame: bytes) -> dict[str, Any]:
         if not self._is_compact:
@@ -237,8 +259,15 @@ def _known_codec(name: Any) -> OperationCodec:
     return codec_of(name)
 
 
+def _waits(message: Mapping[str, Any]) -> bool:
+    """Whether a message asks to wait, so that others must get past it."""
+    arguments = message.get("args")
+    has_wait = isinstance(arguments, dict) and bool(arguments.get("wait"))
+    return has_wait or "subscribe" in message or message.get("op") == "wait_for_rollouts"
+
+
 def _kinds(value: Any) -> list[Any] | None:
-    if value is None or isinstance(value, list):
+    if value is None or (isinstance(value, list) and all(isinstance(kind, str) for kind in value)):
         return value
     raise InvalidQuery(f"'subscribe' must be a list of kinds, or null for all; it is {value!r}.")
 

@@ -69,6 +69,7 @@ async def _gather(subscription: AsyncIterator[Notice], wait: float) -> list[Noti
         if not following.done():
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+        if following.cancelled():
             break
         notices.append(following.result())
     return notices

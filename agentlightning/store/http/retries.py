@@ -26,6 +26,8 @@ ResultT = TypeVar("ResultT")
 DEFAULT_RETRY_DELAYS = (1.0, 2.0, 5.0)
 DEFAULT_HEALTH_RETRY_DELAYS = (0.1, 0.2, 0.5)
 DEFAULT_OUTAGE_SECONDS = 60.0
+WAITED_SECONDS = 0.5
+"""An attempt that lasted longer than this had reached the server."""
 _REQUEST_TIMEOUT = 408
 _SERVER_ERRORS = 500
 
@@ -67,17 +69,27 @@ class RetryPolicy:
         return replace(self, outage_seconds=min(seconds, self.outage_seconds))
 
     async def persist(
-        self, attempt: Callable[[], Awaitable[ResultT]], is_healthy: Callable[[], Awaitable[bool]]
+        self,
+        attempt: Callable[[], Awaitable[ResultT]],
+        is_healthy: Callable[[], Awaitable[bool]],
+        *,
+        waits: bool = False,
     ) -> ResultT:
-        """Attempt until it succeeds, fails for good, or patience ends."""
+        """Attempt until it succeeds, fails for good, or patience ends.
+
+        An attempt that `waits` and had waited for a while was no failure: patience begins anew with its end.
+        """
         outage_ends: float | None = None
         delays = iter(self.retry_delays)
         while True:
+            began = time.monotonic()
             try:
                 return await attempt()
             except Exception as error:
                 if not is_passing(error):
                     raise
+                if waits and time.monotonic() - began > WAITED_SECONDS:
+                    outage_ends, delays = None, iter(self.retry_delays)
                 if outage_ends is None:
                     outage_ends = time.monotonic() + self.outage_seconds
                 delay = next(delays, None)

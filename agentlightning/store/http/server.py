@@ -10,6 +10,7 @@ import logging
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
@@ -18,6 +19,7 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.forwarding import LightningStoreThreaded, capabilities_of
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
+from agentlightning.store.http.exchange import MOST_FRAME_BYTES
 from agentlightning.store.http.protocol import TimedProtocol
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
 from agentlightning.store.http.tokens import check_secret
@@ -104,7 +106,9 @@ class LightningStoreServer(LightningStore):
         )
         self.app = build()
         self.launcher_args.uvicorn_options = (
-            _UVICORN | {"ws_max_size": max_request_bytes} | dict(self.launcher_args.uvicorn_options)
+            _UVICORN
+            | {"ws_max_size": max_request_bytes + 2 * MOST_FRAME_BYTES}
+            | dict(self.launcher_args.uvicorn_options)
         )
         is_apart = self.launcher_args.launch_mode == "mp"
         self._launcher: PythonServerLauncher | None = PythonServerLauncher(
@@ -154,7 +158,8 @@ class LightningStoreServer(LightningStore):
         return self._launcher
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"address": self.endpoint, "token": self._token, "args": self.launcher_args}
+        args = replace(self.launcher_args, port=self.port)
+        return {"address": self.endpoint, "token": self._token, "args": args}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.launcher_args = state["args"]

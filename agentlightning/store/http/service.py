@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
-from agentlightning.store.http.tokens import Scope, verify_token
+from agentlightning.store.http.tokens import Scope, describe_token, verify_token
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.server_launcher import is_loopback
 
@@ -83,6 +82,14 @@ class StoreService:
             raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
         return verify_token(self._token, authorization[len(_BEARER) :].strip(), time.time())
 
+    def expiry(self, authorization: str) -> float | None:
+        """Seconds until an admitted token expires; None if it never does."""
+        shown = authorization[len(_BEARER) :].strip()
+        if self._token is None or shown == self._token:
+            return None
+        expires_at = describe_token(shown).expires_at
+        return None if expires_at is None else max(expires_at - time.time(), 0.0)
+
     async def call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
         """Run an operation whose arguments came as plain values."""
         if self._tracker is None:
@@ -106,6 +113,8 @@ class StoreService:
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long, unless the server shuts down meanwhile."""
         if self.is_closing:
+            if asyncio.iscoroutine(awaited):
+                awaited.close()
             raise _closing()
         task = asyncio.ensure_future(awaited)
         self._waiting.add(task)
@@ -135,10 +144,17 @@ class StoreService:
         """Whether the store answers."""
         if self.is_closing:
             return False
-        with suppress(StoreUnavailable):
-            await self.store.statistics()
-            return True
-        return False
+        return await self.counts() is not None
+
+    async def counts(self) -> Mapping[str, Any] | None:
+        """What the store holds; None if it cannot be asked."""
+        try:
+            return await self.store.statistics()
+        except NotImplementedError:
+            return {}  # a store that does not count
+        except Exception as error:  # noqa: BLE001 # whatever a broken store raises, the server goes on
+            logger.warning("The store cannot be asked: %s: %s", type(error).__name__, error)
+            return None
 
 
 def _waits(operation: str, arguments: Mapping[str, Any]) -> bool:

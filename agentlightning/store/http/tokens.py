@@ -67,8 +67,8 @@ class SignedToken:
 
 def check_secret(secret: str) -> None:
     """Refuse a master token that cannot serve as one."""
-    if not secret or secret != "".join(secret.split()):
-        what = "holds white space" if secret else "is empty"
+    if not secret.isascii() or not secret or secret != "".join(secret.split()):
+        what = "is empty" if not secret else "holds white space" if secret.isascii() else "is not plain ASCII"
         raise ConfigurationError(f"The master token {what}; make one with `agl tokens new`.")
     if secret.startswith(f"{_FORMAT}."):
         raise ConfigurationError(

@@ -5,7 +5,7 @@ signature, GET twins of searches, and the whole 0.2 family.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 from urllib.parse import quote, unquote_to_bytes
@@ -17,6 +17,7 @@ from agentlightning.errors import InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many
 from agentlightning.store.operations import operations_of
+from agentlightning.store.values import check_json
 from agentlightning.types import Span
 
 __all__ = [
@@ -177,6 +178,9 @@ def routes() -> tuple[WireRoute, ...]:
     return (*declared, *twins, *old)
 
 
+_Values = tuple[bytes, ...]
+
+
 class _Branch:
     """A node of the tree of routes: the next literal segments, the next parameter, and the routes that end here."""
 
@@ -201,17 +205,18 @@ def _tree() -> _Branch:
     return root
 
 
-def _walk(raw_path: bytes) -> tuple[_Branch | None, list[bytes]]:
-    branch, values = _tree(), []
-    for segment in raw_path.split(b"/"):
-        following = branch.literals.get(segment)
-        if following is None:
-            following = branch.parameter
-            values.append(segment)
-        if following is None:
-            return None, values
-        branch = following
-    return branch, values
+def _walk(
+    branch: _Branch, segments: list[bytes], values: tuple[bytes, ...] = ()
+) -> Iterator[tuple[_Branch, tuple[bytes, ...]]]:
+    """The ends of the paths that these segments may be, words before values."""
+    if not segments:
+        yield branch, values
+        return
+    first, *rest = segments
+    if (following := branch.literals.get(first)) is not None:
+        yield from _walk(following, rest, values)
+    if branch.parameter is not None:
+        yield from _walk(branch.parameter, rest, (*values, first))
 
 
 def find_route(verb: str, raw_path: bytes) -> tuple[WireRoute, dict[str, str]] | None:
@@ -219,21 +224,23 @@ def find_route(verb: str, raw_path: bytes) -> tuple[WireRoute, dict[str, str]] |
 
     Segments are compared as they were sent, so an escaped one (`%73earch`) is a value and never a word of the path.
     """
-    branch, values = _walk(raw_path)
-    route = None if branch is None else branch.ends.get(verb)
-    if route is None:
-        return None
+    for branch, values in _walk(_tree(), raw_path.split(b"/")):
+        route = branch.ends.get(verb)
+        if route is not None:
+            return route, dict(zip(route.path_names, _texts(route, values), strict=True))
+    return None
+
+
+def _texts(route: WireRoute, values: _Values) -> list[str]:
     try:
-        texts = [unquote_to_bytes(value).decode() for value in values]
+        return [unquote_to_bytes(value).decode() for value in values]
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"The path of {verb} {route.path} holds bytes that are not UTF-8.") from error
-    return route, dict(zip(route.path_names, texts, strict=True))
+        raise InvalidValue(f"The path of {route.verb} {route.path} holds bytes that are not UTF-8.") from error
 
 
 def verbs_of(raw_path: bytes) -> tuple[str, ...]:
     """The verbs under which a path is known."""
-    branch, _ = _walk(raw_path)
-    return () if branch is None else tuple(branch.ends)
+    return tuple(sorted({verb for branch, _ in _walk(_tree(), raw_path.split(b"/")) for verb in branch.ends}))
 
 
 @functools.cache
@@ -250,10 +257,12 @@ def _quoted(value: str) -> str:
 
 def path_of(path: str, arguments: dict[str, Any]) -> str:
     """The path of a declared route with its values; they are taken out of the arguments."""
-    segments = [
-        _quoted(str(arguments.pop(segment[1:-1]))) if segment.startswith("{") else segment
-        for segment in path.split("/")
-    ]
+    segments = path.split("/")
+    for index, segment in enumerate(segments):
+        if segment.startswith("{"):
+            name = segment[1:-1]
+            check_json(arguments[name], f"Argument '{name}'")
+            segments[index] = _quoted(str(arguments.pop(name)))
     return PREFIX + "/".join(segments)
 
 

@@ -246,6 +246,14 @@ class SqliteLightningStore(LocalStore):
             return None
         return [Notice(*fields) for fields in kept]
 
+    async def _latest_cursor(self) -> int:
+        newest = self._newest_cursor()
+        if self.path == MEMORY:
+            return newest
+        loop = asyncio.get_running_loop()
+        kept: list[NoticeFields] = await loop.run_in_executor(self._work().readers, self._read_notices, newest)
+        return kept[-1][1] if kept else newest
+
     def _read_notices(self, cursor: int) -> list[NoticeFields]:
         with store_errors(self.path):
             connection = connect(self.path, is_reader=True)

@@ -13,6 +13,8 @@ from agentlightning.types import FilterLogic, PaginatedResult, SortOrder
 
 __all__ = ["Condition", "Selection", "choose", "conditions", "page_of"]
 
+LARGEST_NUMBER = 2**63 - 1
+
 RecordT = TypeVar("RecordT")
 
 
@@ -57,9 +59,10 @@ class Selection:
             raise InvalidQuery(f"filter_logic is '{self.logic}'; use 'and' or 'or'.")
         if self.sort_order not in ("asc", "desc"):
             raise InvalidQuery(f"sort_order is '{self.sort_order}'; use 'asc' or 'desc'.")
-        if self.limit < -1 or self.offset < 0:
+        if not -1 <= self.limit <= LARGEST_NUMBER or not 0 <= self.offset <= LARGEST_NUMBER:
             raise InvalidQuery(
-                f"limit {self.limit} and offset {self.offset}: use a limit from -1 (all), offset from 0."
+                f"limit {self.limit} and offset {self.offset}: use a limit from -1 (all), an offset from 0, "
+                "and numbers of at most 63 bits."
             )
         return self
 

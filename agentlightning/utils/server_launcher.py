@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import multiprocessing
 import pickle
+import signal
 import socket
 import time
 import urllib.request
@@ -347,6 +348,10 @@ async def _serve_until(
     server: "uvicorn.Server", listening: socket.socket, ready: "ProcessEvent", leave: "ProcessEvent"
 ) -> None:
     parent = multiprocessing.parent_process()
+    loop = asyncio.get_running_loop()
+    # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: None)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not serving.done():
         if server.started and not ready.is_set():

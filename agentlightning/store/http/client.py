@@ -6,10 +6,13 @@ over the live channel, and goes on by itself after an outage.
 """
 
 import asyncio
+import functools
 import logging
 import math
+import os
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -110,6 +113,9 @@ class LightningStoreClient(LightningStore):
         self._unanswered: defaultdict[str | None, deque[str]] = defaultdict(deque)
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
+        self._left_behind: list[Link] = []  # a parent process's, which this one must not touch
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=functools.partial(_leave_behind, weakref.ref(self)))
 
     def __repr__(self) -> str:
         return f"LightningStoreClient('{self.server_address}')"
@@ -298,3 +304,12 @@ class LightningStoreClient(LightningStore):
         task = asyncio.create_task(quietly())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _leave_behind(client_reference: "weakref.ref[LightningStoreClient]") -> None:
+    """In a forked child: the connections are the parent's, whose loops do not run here."""
+    client = client_reference()
+    if client is not None:
+        client._guard = threading.Lock()
+        client._left_behind += client._links.values()
+        client._links, client._background = {}, set()

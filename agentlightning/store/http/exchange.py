@@ -39,7 +39,6 @@ GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31  # zlib's number for a gzip header, with the largest window
 _REQUEST_TIMEOUT = 408
-_UNREAD = (_REQUEST_TIMEOUT, PayloadTooLarge.http_status)
 
 
 class SlowRequest(Exception):  # named for what happened, as all of ours
@@ -171,7 +170,7 @@ async def answer(
         body = compressed(body)
         headers.append((b"content-encoding", b"gzip"))
     headers.append((b"content-length", b"%d" % len(body)))
-    if status in _UNREAD:
+    if status == _REQUEST_TIMEOUT:
         headers.append((b"connection", b"close"))  # the rest of the body is not waited for
     if status == 401:  # the status that must say how to come in
         headers.append((b"www-authenticate", b"Bearer"))

@@ -17,13 +17,14 @@ compressed if they cross a network, and answers in short where it knows the rest
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import orjson
 
-from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidValue
+from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many, notice_fields, parse_json
 from agentlightning.store.http.exchange import (
@@ -49,7 +50,7 @@ __all__ = ["serve_live"]
 
 logger = logging.getLogger(__name__)
 
-MOST_CALLS = 4096
+MOST_CALLS = 256
 """Calls of one connection at work at a time, not counting those that wait; further ones are read when some are done."""
 MOST_UNSENT_BYTES = 4 * 1024 * 1024
 """Above this, the client must read before more is read from it, or told to it."""
@@ -96,7 +97,7 @@ class _Connection:
         self._service = service
         self._authorization = request.header(b"authorization")
         self._permitted = service.admit(self._authorization)
-        self._expiry = service.expiry(self._authorization)
+        self._expires_at = service.expires_at(self._authorization)
         self._receive = request.receive
         self._send = send
         self._is_compact = ("compact", "1") in request.query
@@ -112,8 +113,9 @@ class _Connection:
     async def serve(self) -> None:
         writing = asyncio.create_task(self._write(), name="agl-live-writer")
         try:
-            await asyncio.wait_for(self._read(), self._expiry)
-        except asyncio.TimeoutError:
+            left = None if self._expires_at is None else max(self._expires_at - time.time(), 0.0)
+            await asyncio.wait_for(self._read(), left)
+        except (asyncio.TimeoutError, InvalidToken):
             await self._close(_POLICY_VIOLATION, "The token has expired.")
         except AgentLightningError as error:
             await self._close(_BAD_FRAME, str(error))
@@ -133,11 +135,14 @@ class _Connection:
     async def _read(self) -> None:
         while (message := await self._receive())["type"] == "websocket.receive":
             self._take(message.get("bytes") or message.get("text") or b"")
+            await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
             while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
                 self._has_room.clear()
                 await self._has_room.wait()
 
     def _take(self, frame: bytes | str) -> None:
+        if self._expires_at is not None and time.time() >= self._expires_at:
+            raise InvalidToken("The token has expired.")
         limit = self._service.max_request_bytes
         if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, limit + MOST_FRAME_BYTES)

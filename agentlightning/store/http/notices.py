@@ -66,12 +66,14 @@ async def _gather(subscription: AsyncIterator[Notice], wait: float) -> list[Noti
     while len(notices) < MOST_NOTICES:
         following = asyncio.ensure_future(subscription.__anext__())
         await asyncio.wait([following], timeout=_AT_HAND_SECONDS if notices else max(patience, _AT_HAND_SECONDS))
-        if not following.done():
+        is_late = not following.done()
+        if is_late:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        if following.cancelled():
+        if not following.cancelled():
+            notices.append(following.result())
+        if is_late:
             break
-        notices.append(following.result())
     return notices
 
 

@@ -26,8 +26,8 @@ ResultT = TypeVar("ResultT")
 DEFAULT_RETRY_DELAYS = (1.0, 2.0, 5.0)
 DEFAULT_HEALTH_RETRY_DELAYS = (0.1, 0.2, 0.5)
 DEFAULT_OUTAGE_SECONDS = 60.0
-WAITED_SECONDS = 0.5
-"""An attempt that lasted longer than this had reached the server."""
+WAITED_SECONDS = 0.1
+"""An attempt that reached the server and lasted longer than this had begun to wait there."""
 _REQUEST_TIMEOUT = 408
 _SERVER_ERRORS = 500
 
@@ -88,7 +88,7 @@ class RetryPolicy:
             except Exception as error:
                 if not is_passing(error):
                     raise
-                if waits and time.monotonic() - began > WAITED_SECONDS:
+                if waits and _had_arrived(error) and time.monotonic() - began > WAITED_SECONDS:
                     outage_ends, delays = None, iter(self.retry_delays)
                 if outage_ends is None:
                     outage_ends = time.monotonic() + self.outage_seconds
@@ -112,6 +112,11 @@ class RetryPolicy:
                 delay = longest
             await asyncio.sleep(delay)
         return True
+
+
+def _had_arrived(error: Exception) -> bool:
+    """Whether the server was reached before this happened."""
+    return not isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError))
 
 
 def _may_be_an_outage(error: Exception) -> bool:

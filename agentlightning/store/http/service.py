@@ -82,13 +82,12 @@ class StoreService:
             raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
         return verify_token(self._token, authorization[len(_BEARER) :].strip(), time.time())
 
-    def expiry(self, authorization: str) -> float | None:
-        """Seconds until an admitted token expires; None if it never does."""
+    def expires_at(self, authorization: str) -> float | None:
+        """When an admitted token expires, in seconds since the epoch; None if it never does."""
         shown = authorization[len(_BEARER) :].strip()
         if self._token is None or shown == self._token:
             return None
-        expires_at = describe_token(shown).expires_at
-        return None if expires_at is None else max(expires_at - time.time(), 0.0)
+        return describe_token(shown).expires_at
 
     async def call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
         """Run an operation whose arguments came as plain values."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.behaviour.rollouts import return_claim
 from agentlightning.store.local import (
@@ -115,6 +115,7 @@ class SqliteLightningStore(LocalStore):
         self._working: _Working | None = None
         self._left_behind: list[_Working] = []  # a parent process's, which this one must not touch
         self._is_closed = False
+        self._damage: IncompatibleStore | None = None
         if self.path != MEMORY:
             self._board.start_at(prepare(self.path, durability))
 
@@ -168,6 +169,8 @@ class SqliteLightningStore(LocalStore):
     # ------------------------------------------------------------------ transactions
 
     def _write(self, call: Call) -> "asyncio.Future[Any]":
+        if self._damage is not None:  # found by a reader; a writer that has its pages at hand would not notice
+            raise IncompatibleStore(str(self._damage))
         future = asyncio.get_running_loop().create_future()
         if call.name in MANY_AT_ONCE:
             call.is_large = any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
@@ -189,10 +192,14 @@ class SqliteLightningStore(LocalStore):
         loop = asyncio.get_running_loop()
         working = self._work()
         read = partial(self._read_now, working, call)
-        answer = await loop.run_in_executor(working.readers, partial(read, look=call.watchdog))
-        if answer is _OVERDUE:
-            await self._write(WATCHDOG)
-            answer = await loop.run_in_executor(working.readers, partial(read, look=False))
+        try:
+            answer = await loop.run_in_executor(working.readers, partial(read, look=call.watchdog))
+            if answer is _OVERDUE:
+                await self._write(WATCHDOG)
+                answer = await loop.run_in_executor(working.readers, partial(read, look=False))
+        except IncompatibleStore as error:
+            self._damage = error
+            raise
         return answer
 
     def _read_now(self, working: _Working, call: Call, *, look: bool) -> Any:

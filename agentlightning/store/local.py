@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from typing_extensions import Self
@@ -67,6 +67,8 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     request_id: str | None = None
+    keeps_empty: bool = True
+    """Whether a request that found nothing finds nothing again; a waiting one does only when its time is over."""
     watchdog: bool = True
     """Whether overdue attempts are marked first."""
     is_large: bool = False
@@ -87,7 +89,7 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
             )
         return _recalled(op, call, answer)
     result = call.behaviour(tx, now, *call.args, **call.kwargs)
-    if result is not None and result != []:
+    if call.keeps_empty or (result is not None and result != []):
         body = op.encode_result(result) if op.echoes is None else json.dumps(op.brief(result)).encode()
         tx.put_answer(call.request_id, Answer(call.name, body), now)
     return detached(result)
@@ -119,10 +121,10 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
     watchdog = op.name not in WITHOUT_WATCHDOG
 
     async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        return await self._write(Call(op.name, behaviour, args, kwargs, None, watchdog))
+        return await self._write(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
 
     async def read(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        return await self._read(Call(op.name, behaviour, args, kwargs, None, watchdog))
+        return await self._read(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
 
     return write if op.mutates else read
 
@@ -196,7 +198,7 @@ class LocalStore(LightningStore):
             return await getattr(self, name)(**arguments)
         given = dict(arguments)
         wait = given.pop("wait", None)
-        call = Call(name, BEHAVIOURS[name], (), given, request_id, name not in WITHOUT_WATCHDOG)
+        call = Call(name, BEHAVIOURS[name], (), given, request_id, watchdog=name not in WITHOUT_WATCHDOG)
         return await self._call(call, wait)
 
     async def __aenter__(self) -> Self:
@@ -224,16 +226,22 @@ class LocalStore(LightningStore):
 
     async def _call(self, call: Call, wait: float | None) -> Any:
         """Run a call; with `wait`, run it again whenever there may be work, until it has an answer or time is over."""
-        answer = await self._claim(call)
-        if answer or wait is None or wait <= 0:
-            return answer
+        if wait is None or wait <= 0:
+            return await self._claim(call)
         deadline = time.monotonic() + wait
-        with self._board.queueing() as waiter:
-            while True:
-                answer = await self._claim(call)
-                if answer or time.monotonic() >= deadline:
+        patient = replace(call, keeps_empty=False)
+        answer = await self._claim(patient)
+        if answer:
+            self._board.wake_copies(call.request_id)
+            return answer
+        with self._board.queueing(call.request_id) as waiter:
+            while time.monotonic() < deadline:
+                answer = await self._claim(patient)
+                if answer:
+                    self._board.wake_copies(call.request_id)
                     return answer
                 await self._sleep(waiter, deadline)
+        return await self._claim(call)
 
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None

@@ -48,13 +48,69 @@ async def test_waiting_dequeue_repeated_while_it_waits_claims_once(store: Lightn
     assert (await store.dequeue_rollout()).input == "b"  # type: ignore[union-attr]
 
 
-async def test_empty_answer_is_not_kept(store: LightningStore) -> None:
-    assert await store.perform("dequeue_rollout", {}, request_id="q") is None
-    rollout = await store.enqueue_rollout("a")
+@pytest.mark.parametrize("arguments", [{}, {"wait": 0.01}], ids=["at-once", "waiting"])
+async def test_request_that_found_nothing_finds_nothing_again(store: LightningStore, arguments: Any) -> None:
+    assert await store.perform("dequeue_rollout", arguments, request_id="q") is None
+    await store.enqueue_rollout("a")
 
-    claimed = await store.perform("dequeue_rollout", {}, request_id="q")
+    again = await store.perform("dequeue_rollout", arguments, request_id="q")
 
-    assert claimed.rollout_id == rollout.rollout_id
+    assert again is None
+    assert (await store.dequeue_rollout()).input == "a"  # type: ignore[union-attr]
+
+
+async def test_waiting_request_may_come_again_until_its_time_is_over(store: LightningStore) -> None:
+    first = asyncio.create_task(store.perform("dequeue_rollout", {"wait": 30.0}, request_id="q"))
+    inner: Any = getattr(store, "store", store)
+    while not inner._board.has_waiters:
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await store.enqueue_rollout("a")
+
+    claimed = await store.perform("dequeue_rollout", {"wait": 30.0}, request_id="r")
+
+    assert claimed.input == "a"
+
+
+@pytest.mark.parametrize("operation", ["dequeue_rollout", "dequeue_many_rollouts"])
+async def test_abandoned_request_gives_its_claim_back(store: LightningStore, operation: str) -> None:
+    await store.enqueue_rollout("a")
+    await store.perform(operation, {"worker_id": "w"}, request_id="q")
+
+    was_claimed = await store.abandon_request("q")
+    nothing_more = await store.abandon_request("q")
+
+    assert (was_claimed, nothing_more) == (True, False)
+    claimed = await store.dequeue_rollout()
+    assert (claimed.input, claimed.attempt.sequence_id) == ("a", 1)  # type: ignore[union-attr]
+
+
+async def test_request_that_arrives_after_it_was_abandoned_claims_nothing(store: LightningStore) -> None:
+    await store.enqueue_rollout("a")
+    assert await store.abandon_request("q") is False
+
+    with pytest.raises(RequestConflict):
+        await store.perform("dequeue_rollout", {}, request_id="q")
+
+    assert (await store.dequeue_rollout()).input == "a"  # type: ignore[union-attr]
+
+
+async def test_only_claims_can_be_abandoned(store: LightningStore) -> None:
+    rollout = await store.perform("enqueue_rollout", {"input": "a"}, request_id="q")
+
+    assert await store.abandon_request("q") is False
+
+    assert await store.perform("enqueue_rollout", {"input": "a"}, request_id="q") == rollout
+
+
+async def test_forgotten_request_acts_again(store: LightningStore) -> None:
+    first = await store.perform("enqueue_rollout", {"input": "a"}, request_id="q")
+
+    await store.forget_requests(["q", "never-seen"])
+    again = await store.perform("enqueue_rollout", {"input": "a"}, request_id="q")
+
+    assert first.rollout_id != again.rollout_id
 
 
 async def test_answers_are_kept_for_ten_minutes(store: LightningStore, clock: Any) -> None:

@@ -21,10 +21,11 @@ def abandon_request(tx: Transaction, now: float, request_id: str) -> bool:
     tx.put_answer(request_id, ABANDONED, now)
     if answer is None:
         return False
-    claims = operations_of(LightningStore)[answer.operation].decode_result(answer.body)
-    for claim in claims if isinstance(claims, list) else [claims]:
+    found = operations_of(LightningStore)[answer.operation].decode_result(answer.body)
+    claims = found if isinstance(found, list) else [found] if found is not None else []
+    for claim in claims:
         return_claim(tx, now, claim)
-    return True
+    return bool(claims)
 
 
 def forget_requests(tx: Transaction, now: float, request_ids: Sequence[str]) -> None:

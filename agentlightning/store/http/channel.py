@@ -51,6 +51,7 @@ class LiveChannel:
         self._notices: dict[int, asyncio.Queue[Notice | Exception]] = {}
         self._unsent: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
+        self._socket_closing: asyncio.Task[None] | None = None
         self._reading = asyncio.create_task(self._read(), name="agl-live-reader")
         self.is_open = True
 
@@ -97,8 +98,12 @@ class LiveChannel:
                 given = await answer
             else:
                 given = await asyncio.wait_for(answer, timeout_seconds)
-        except (asyncio.CancelledError, asyncio.TimeoutError):
+        except asyncio.CancelledError:
             self._say(b'{"cancel":%d}' % number)
+            raise
+        except asyncio.TimeoutError:
+            self._lose()  # a connection over which nothing comes may be dead without knowing
+            self._socket_closing = self._loop.create_task(self.close(), name="agl-live-closer")
             raise
         finally:
             self._answers.pop(number, None)

@@ -110,7 +110,7 @@ class LightningStoreClient(LightningStore):
         self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._guard = threading.Lock()  # protects `_links`, which several threads' loops look into
-        self._unanswered: defaultdict[str | None, deque[str]] = defaultdict(deque)
+        self._unanswered: defaultdict[tuple[Any, ...], deque[str]] = defaultdict(deque)
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
         self._left_behind: list[Link] = []  # a parent process's, which this one must not touch
@@ -194,19 +194,26 @@ class LightningStoreClient(LightningStore):
         link, codec = self._link(), codec_of(op.name)
         if not op.mutates:
             return await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
-        key = request_id or link.new_request_id()
         if op.name in CLAIMS:
-            result = await self._claim(link, op, arguments, key, self._policy)
-        else:
-            result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
+            return await self._claim(link, op, arguments, self._policy, request_id)
+        key = request_id or link.new_request_id()
+        result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
         if request_id is None:
             self._settle(link, key)
         return result
 
-    async def _claim(self, link: Link, op: Operation, arguments: dict[str, Any], key: str, policy: RetryPolicy) -> Any:
-        """Ask for work, and wait for it; a caller who is cancelled gives back what was on its way to him."""
+    async def _claim(
+        self, link: Link, op: Operation, arguments: dict[str, Any], policy: RetryPolicy, request_id: str | None
+    ) -> Any:
+        """Ask for work, and wait for it; a caller who is cancelled gives back what was on its way to him.
+
+        Every poll has an id of its own, because one that found nothing must find nothing again. An id whose answer
+        never came is asked for by the next call of the same kind, before it asks for more.
+        """
         wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
         codec, deadline = codec_of(op.name), time.monotonic() + wait
+        unanswered = self._unanswered[op.name, arguments.get("worker_id"), arguments.get("limit")]
+        polls = _Polls(link, request_id, unanswered)
 
         async def attempt() -> Any:
             while True:
@@ -214,14 +221,21 @@ class LightningStoreClient(LightningStore):
                 has_live = await link.live(wanted=left > 0.0) is not None
                 patience = left if has_live else min(left, LONG_POLL_SECONDS)
                 given = {**arguments, "wait": patience} if wait else arguments
-                result = await link.call(codec, given, key=key, wait=patience)
-                if result or patience == left:
+                result = await link.call(codec, given, key=polls.key, wait=patience)
+                if request_id is None:
+                    self._settle(link, polls.key)
+                if result or (patience == left and not polls.is_of_an_earlier_call):
                     return result
+                polls.go_on()
 
         try:
             return await policy.persist(attempt, link.is_healthy, waits=True)
         except asyncio.CancelledError:
-            self._in_background(link.call(codec_of("abandon_request"), {"request_id": key}, key=None))
+            self._in_background(link.call(codec_of("abandon_request"), {"request_id": polls.key}, key=None))
+            raise
+        except Exception as error:
+            if is_passing(error) and request_id is None:
+                unanswered.append(polls.key)
             raise
 
     async def dequeue_rollout(
@@ -230,19 +244,15 @@ class LightningStoreClient(LightningStore):
         """As in the contract, but in an outage the answer is None; what got lost then comes with the next call."""
         op = operations_of(LightningStore)["dequeue_rollout"]
         arguments: dict[str, Any] = {"worker_id": worker_id} | ({"wait": wait} if wait is not None else {})
-        link, unanswered = self._link(), self._unanswered[worker_id]
-        key = unanswered.popleft() if unanswered else link.new_request_id()
         policy = self._policy.within(wait) if wait is not None and wait > 0 else ONE_ATTEMPT
         try:
-            claim: AttemptedRollout | None = await self._claim(link, op, arguments, key, policy)
+            claim: AttemptedRollout | None = await self._claim(self._link(), op, arguments, policy, None)
         except Exception as error:
             if not is_passing(error):
                 raise
-            unanswered.append(key)
             self._tell_of_outage(error)
             return None
         self._is_told_of_outage = False
-        self._settle(link, key)
         return claim
 
     def _tell_of_outage(self, error: Exception) -> None:
@@ -304,6 +314,23 @@ class LightningStoreClient(LightningStore):
         task = asyncio.create_task(quietly())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+class _Polls:
+    """The request ids of one call that may ask several times."""
+
+    def __init__(self, link: Link, request_id: str | None, unanswered: "deque[str]") -> None:
+        self._link = link
+        self._request_id = request_id
+        self._count = 1
+        self.is_of_an_earlier_call = request_id is None and bool(unanswered)
+        self.key = request_id or (unanswered.popleft() if unanswered else link.new_request_id())
+
+    def go_on(self) -> None:
+        """Ask once more; the ids of a call that has one itself follow from it, so that it can be repeated whole."""
+        self.is_of_an_earlier_call = False
+        self.key = self._link.new_request_id() if self._request_id is None else f"{self._request_id}/{self._count}"
+        self._count += 1
 
 
 def _leave_behind(client_reference: "weakref.ref[LightningStoreClient]") -> None:

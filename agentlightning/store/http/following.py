@@ -33,7 +33,8 @@ class _Following(AsyncIterator[Notice]):
         self._polled: deque[Notice] = deque()
         # Begun at once: changes made after the call are told, however late the first one is asked for.
         self._beginning: asyncio.Task[None] | None = asyncio.create_task(self._begin())
-        link.hold_until(self._beginning)
+        if after is None:
+            link.hold_until(self._beginning)
 
     async def __anext__(self) -> Notice:
         if self._beginning is not None:

@@ -48,13 +48,16 @@ class Bench:
     tell: Callable[[str], None]
     """Shows what is going on."""
     is_quick: bool = False
+    soak_minutes: float = 10.0
 
-    def run(self, interpreter: Interpreter, script: str, *arguments: str) -> Figures:
-        """Run a workload; `script` names a file in workloads/."""
+    def run(self, interpreter: Interpreter, script: str, *arguments: str, seconds: float = CHILD_SECONDS) -> Figures:
+        """Run a workload, for so long at most; `script` names a file in workloads/."""
         label = " ".join([script.removesuffix(".py"), *arguments, f"({interpreter.version})"])
         self.tell(label)
         command = [interpreter.python, str(WORKLOADS / script), *arguments]
-        output = run_child(command, folder=self.folder, on_progress=lambda line: self.tell(f"{label}: {line}"))
+        output = run_child(
+            command, folder=self.folder, on_progress=lambda line: self.tell(f"{label}: {line}"), seconds=seconds
+        )
         return checked_figures(output, interpreter)
 
     def alternate(self, cases: Mapping[str, Sequence[Any]], rounds: int) -> dict[str, list[Figures]]:

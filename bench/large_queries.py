@@ -12,8 +12,12 @@ PAGE_TARGET = Target("below", 20)
 RSS_TARGET = Target("below", 400)
 
 
+def sizes(bench: Bench) -> dict[str, int]:
+    return {"spans": QUICK_SPANS if bench.is_quick else SPANS}
+
+
 def measure(bench: Bench) -> Outcome:
-    run = bench.run(bench.ours, "large_store.py", "--spans", str(QUICK_SPANS if bench.is_quick else SPANS))
+    run = bench.run(bench.ours, "large_store.py", "--spans", str(sizes(bench)["spans"]))
     spans, queuing = run["query_spans"], run["queuing"]
     figures = [
         Figure("query_spans of a rollout, p50", spans["p50_ms"], "ms"),

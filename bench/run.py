@@ -1,6 +1,6 @@
 """Measure speed and memory, and hold them against the targets and the public release; see README.md.
 
-usage: python bench/run.py [--quick] [--only NAME ...] [--baseline PYTHON] [--output FILE]
+usage: python bench/run.py [--quick] [--only NAME ...] [--minutes N] [--baseline PYTHON] [--output FILE]
 
 Ends with 0 when everything was measured, whether or not a target was missed: on a busy machine a miss is a reason to
 look, not a fault. Ends with 1 when a section could not be measured.
@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +24,12 @@ from typing import Any
 import baseline
 import durability
 import flatness
+import idle
 import large_queries
+import latency
+import load
+import network
+import soak
 import span_encoding
 import startup
 import throughput
@@ -34,7 +39,20 @@ from rich.console import Console
 
 import agentlightning
 
-SECTIONS = (throughput, durability, span_encoding, large_queries, flatness, startup)
+SECTIONS = (
+    throughput,
+    durability,
+    span_encoding,
+    large_queries,
+    flatness,
+    startup,
+    network,
+    latency,
+    idle,
+    load,
+)
+ON_REQUEST = (soak,)
+"""Sections that are measured only if they are named."""
 TABLE_COLUMNS = 120
 """Width of the tables where there is no terminal."""
 RESULTS = Path(__file__).parent / "results.json"
@@ -50,13 +68,12 @@ def main() -> int:
             folder=Path(folder),
             tell=tell,
             is_quick=options.quick,
+            soak_minutes=options.minutes,
         )
         facts = machine_facts(bench)
         sources = fingerprint()
         outcomes = {}
-        for section in SECTIONS:
-            if options.only and section.NAME not in options.only:
-                continue
+        for section in chosen(options.only):
             outcomes[section.NAME] = outcome = measure(section, bench)
             show(console, title_of(section, bench), outcome)
     facts["sources_changed"] = fingerprint() != sources
@@ -70,10 +87,19 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure speed and memory, side by side with the public release.")
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller stores")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[section.NAME for section in SECTIONS])
+    names = [section.NAME for section in (*SECTIONS, *ON_REQUEST)]
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=", ".join(names))
+    parser.add_argument("--minutes", type=float, default=soak.MINUTES, help="how long the soak takes")
     parser.add_argument("--baseline", metavar="PYTHON", help="an interpreter that already has the release")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the figures go as JSON")
     return parser.parse_args()
+
+
+def chosen(names: Sequence[str] | None) -> list[Any]:
+    """The sections of these names, in the order of the tables; without names, all but those on request."""
+    if names is None:
+        return list(SECTIONS)
+    return [section for section in (*SECTIONS, *ON_REQUEST) if section.NAME in names]
 
 
 @contextmanager
@@ -107,8 +133,8 @@ def measure(section: Any, bench: Bench) -> Outcome:
 
 
 def title_of(section: Any, bench: Bench) -> str:
-    spans = large_queries.QUICK_SPANS if bench.is_quick else large_queries.SPANS
-    title: str = section.TITLE.format(spans=spans)
+    """Some sections are smaller in a quick run, and say so."""
+    title: str = section.TITLE.format(**section.sizes(bench)) if hasattr(section, "sizes") else section.TITLE
     return title
 
 

@@ -202,6 +202,7 @@ class MemoryTransaction(Transaction):
         self.span_bytes -= entry.bytes
         entry.bytes = 0
         entry.spans = []
+        entry.span_ids = set()
         entry.is_evicted = True
 
     def get_last_sequence(self, rollout_id: str) -> int:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from agentlightning.errors import ConfigurationError
 
@@ -268,6 +268,7 @@ class PrometheusMetricsBackend(MetricsBackend):
         self._metrics = _Metrics()
         self._counter_by_name: dict[str, Counter] = {}
         self._histogram_by_name: dict[str, Histogram] = {}
+        self._series: dict[tuple[str, _LabelValues], Counter | Histogram] = {}  # found once, for finding takes a lock
 
     def register_counter(self, name: str, label_names: Sequence[str] | None = None) -> None:
         metric = _counter(name, label_names)
@@ -288,13 +289,19 @@ class PrometheusMetricsBackend(MetricsBackend):
     def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
         _check_amount(name, amount)
         values = self._metrics.get("counter", name).label_values(labels)
-        counter = self._counter_by_name[name]
-        (counter.labels(*values) if values else counter).inc(amount)
+        counter: Counter = self._series_of(self._counter_by_name[name], name, values)
+        counter.inc(amount)
 
     def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         values = self._metrics.get("histogram", name).label_values(labels)
-        histogram = self._histogram_by_name[name]
-        (histogram.labels(*values) if values else histogram).observe(value)
+        histogram: Histogram = self._series_of(self._histogram_by_name[name], name, values)
+        histogram.observe(value)
+
+    def _series_of(self, collector: Any, name: str, values: _LabelValues) -> Any:
+        series = self._series.get((name, values))
+        if series is None:
+            series = self._series[name, values] = collector.labels(*values) if values else collector
+        return series
 
     def _new_counter(self, metric: _Metric) -> "Counter":
         with _refusal_of(metric):

@@ -1,8 +1,8 @@
 """Store throughput through the public API; run it with the interpreter that has the package to measure.
 
 A rollout is: enqueue, dequeue, `--spans` spans, attempt succeeded. Afterwards all rollouts are waited for and the
-spans of each are queried. Prints one JSON line. It imports nothing but the package and the standard library, so that
-any release since 0.3.0 can be measured by the same file.
+spans of each are queried. Prints one JSON line. It uses nothing but the package and the standard library, so that any
+release since 0.3.0 can be measured by the same file.
 """
 
 import argparse
@@ -12,24 +12,19 @@ import inspect
 import itertools
 import json
 import logging
-import multiprocessing
 import os
-import socket
 import tempfile
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from serving import running
 
 KINDS = ("memory", "sqlite", "sqlite-power", "http", "http-sqlite")
 FINISH_SECONDS = 20.0
 """How long finished rollouts may take to be seen as finished."""
-SERVER_START_SECONDS = 180.0
-SERVER_STOP_SECONDS = 15.0
 POLL_SECONDS = 0.05
 
 PROMPT = "What is 2+2? " * 20
@@ -194,50 +189,8 @@ def build_store(kind: str, folder: str) -> Any:
     return sqlite.SqliteLightningStore(str(Path(folder) / "store.db"), **options)
 
 
-def serve(kind: str, folder: str, port: int, ready: Any, stop: Any) -> None:
-    """A server in a process of its own, until it is told to stop."""
-
-    async def run() -> None:
-        server = package().LightningStoreServer(build_store(kind, folder), "127.0.0.1", port)
-        await server.start()
-        ready.set()
-        await asyncio.to_thread(stop.wait)
-        await server.stop()
-
-    asyncio.run(run())
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def wait_until_ready(process: Any, ready: Any) -> None:
-    """Return when the server is up; a server that died will never be."""
-    deadline = time.monotonic() + SERVER_START_SECONDS
-    while not ready.wait(POLL_SECONDS):
-        if not process.is_alive() or time.monotonic() > deadline:
-            raise SystemExit("The store server did not start.")
-
-
-@asynccontextmanager
-async def served_store(kind: str, folder: str) -> "AsyncIterator[Any]":
-    """A client of a server that lives as long as this context."""
-    context = multiprocessing.get_context("spawn")
-    ready, stop, port = context.Event(), context.Event(), free_port()
-    process = context.Process(target=serve, args=(kind, folder, port, ready, stop))
-    process.start()
-    try:
-        await asyncio.to_thread(wait_until_ready, process, ready)
-        yield package().LightningStoreClient(f"http://127.0.0.1:{port}")
-    finally:
-        stop.set()
-        await asyncio.to_thread(process.join, SERVER_STOP_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+def build_server(kind: str, folder: str, port: int) -> Any:
+    return package().LightningStoreServer(build_store(kind, folder), "127.0.0.1", port)
 
 
 async def close(store: Any) -> None:
@@ -251,7 +204,8 @@ async def close(store: Any) -> None:
 
 async def measure(kind: str, load: Load, folder: str) -> dict[str, float]:
     if kind.startswith("http"):
-        async with served_store(kind, folder) as client:
+        async with running(partial(build_server, kind, folder)) as server:
+            client = package().LightningStoreClient(server.url)
             try:
                 return await run_workload(client, load)
             finally:

@@ -93,21 +93,25 @@ class LiveChannel:
         keyed = b"" if key is None else b',"key":%b' % orjson.dumps(key)
         content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), encoded, keyed)
         number, answer = self._post(content)
+        # Cheaper than `asyncio.wait_for`, by half of what a call costs here.
+        clock = None if timeout_seconds is None else self._loop.call_later(timeout_seconds, self._give_up, answer)
         try:
-            if timeout_seconds is None:
-                given = await answer
-            else:
-                given = await asyncio.wait_for(answer, timeout_seconds)
+            given = await answer
         except asyncio.CancelledError:
             self._say(b'{"cancel":%d}' % number)
             raise
-        except asyncio.TimeoutError:
-            self._lose()  # a connection over which nothing comes may be dead without knowing
-            self._socket_closing = self._loop.create_task(self.close(), name="agl-live-closer")
-            raise
         finally:
             self._answers.pop(number, None)
+            if clock is not None:
+                clock.cancel()
         return codec.decode_brief(given, arguments)
+
+    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
+        """No answer came in time: the connection may be dead without knowing, so it is not used any longer."""
+        if not answer.done():
+            answer.set_exception(asyncio.TimeoutError("The store did not answer in time."))
+            self._lose()
+            self._socket_closing = self._loop.create_task(self.close(), name="agl-live-closer")
 
     async def subscribe(self, kinds: list[str] | None, after: int | None) -> "LiveSubscription":
         """Follow the store's changes."""

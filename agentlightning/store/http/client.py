@@ -172,6 +172,9 @@ class LightningStoreClient(LightningStore):
 
     def _link(self) -> Link:
         loop = asyncio.get_running_loop()
+        link = self._links.get(loop)
+        if link is not None:
+            return link
         with self._guard:
             link = self._links.get(loop)
             if link is None:

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-REQUEST_SECONDS = "agl_server_operation_seconds"
-REQUESTS = "agl_server_operations_total"
+OPERATION_SECONDS = "agl_server_operation_seconds"
+FAILURES = "agl_server_failures_total"
 DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
 _BEARER = "bearer "
@@ -58,8 +58,8 @@ class StoreService:
         self._waiting: set[asyncio.Task[Any]] = set()
         self._perform = remembering(store)
         if tracker is not None:
-            tracker.register_histogram(REQUEST_SECONDS, ["operation"])
-            tracker.register_counter(REQUESTS, ["operation", "outcome"])
+            tracker.register_histogram(OPERATION_SECONDS, ["operation"])
+            tracker.register_counter(FAILURES, ["operation", "error_type"])
 
     @property
     def waiting_calls(self) -> int:
@@ -93,14 +93,14 @@ class StoreService:
         """Run an operation whose arguments came as plain values."""
         if self._tracker is None:
             return await self._call(codec, given, scope, request_id)
-        name, began, outcome = codec.op.name, time.perf_counter(), "failed"
+        name, began = codec.op.name, time.perf_counter()
         try:
-            result = await self._call(codec, given, scope, request_id)
-            outcome = "succeeded"
-            return result
+            return await self._call(codec, given, scope, request_id)
+        except Exception as error:
+            self._tracker.inc_counter(FAILURES, 1, {"operation": name, "error_type": type(error).__name__})
+            raise
         finally:
-            self._tracker.observe_histogram(REQUEST_SECONDS, time.perf_counter() - began, {"operation": name})
-            self._tracker.inc_counter(REQUESTS, 1, {"operation": name, "outcome": outcome})
+            self._tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
 
     async def _call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
         arguments = codec.decode_arguments(given)

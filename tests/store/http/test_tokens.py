@@ -69,9 +69,8 @@ def test_signing_key_is_not_the_master_token_itself() -> None:
     assert signature != encode(hmac.digest(SECRET.encode(), signed.encode(), "sha256"))
 
 
-@pytest.mark.parametrize("secret", [SECRET, "geheim-ü"])
-def test_master_token_is_the_admin(secret: str) -> None:
-    assert verify_token(secret, secret, NOW) == Scope("admin")
+def test_master_token_is_the_admin() -> None:
+    assert verify_token(SECRET, SECRET, NOW) == Scope("admin")
 
 
 # ---------------------------------------------------------------------- refused tokens

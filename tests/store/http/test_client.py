@@ -1,0 +1,275 @@
+"""The client's calls: what is sent again and what is not, what comes back, and what a lost answer cannot break."""
+
+import asyncio
+import logging
+import math
+import socket
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.errors import StoreUnavailable
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.store.http import client as client_module
+
+TOKEN = "a-secret-nobody-may-read"
+both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+# ---------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429])
+async def test_request_that_is_wrong_is_not_sent_again(status: int, scripted: Any, connect: Any) -> None:
+    address, counts = await scripted(status)
+
+    with pytest.raises(aiohttp.ClientResponseError) as refused:
+        await connect(address).statistics()
+
+    assert refused.value.status == status
+    assert counts == {"/v1/agl/statistics": 1}
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+async def test_request_that_failed_in_passing_is_sent_again(status: int, scripted: Any, connect: Any) -> None:
+    address, counts = await scripted(status, status, 200)
+
+    assert await connect(address).statistics() == {"total_rollouts": 7}
+
+    assert counts == {"/v1/agl/statistics": 3, "/health": 2}
+
+
+async def test_last_failure_is_raised_after_the_last_retry(scripted: Any, connect: Any) -> None:
+    address, counts = await scripted(500)
+
+    with pytest.raises(aiohttp.ClientResponseError) as failed:
+        await connect(address, retry_delays=(0.0, 0.0, 0.0)).statistics()
+
+    assert failed.value.status == 500
+    assert counts["/v1/agl/statistics"] == 4
+
+
+async def test_unhealthy_server_is_asked_only_for_its_health(scripted: Any, connect: Any) -> None:
+    address, counts = await scripted(500, health=500)
+
+    with pytest.raises(aiohttp.ClientResponseError):
+        await connect(address, health_retry_delays=(0.0, 0.0)).statistics()
+
+    assert counts == {"/v1/agl/statistics": 1, "/health": 3}
+
+
+async def test_requests_go_through_get_and_post_of_the_session(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, used = await serve(), Counter[str]()
+    for verb in ("get", "post"):
+        original = getattr(aiohttp.ClientSession, verb)
+
+        def counted(self: Any, *args: Any, verb: str = verb, original: Any = original, **kwargs: Any) -> Any:
+            used[verb] += 1
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(aiohttp.ClientSession, verb, counted)
+    client = connect(server.endpoint)
+
+    await client.enqueue_rollout("a", rollout_id="r")
+    await client.get_rollout_by_id("r")
+
+    assert used == {"post": 1, "get": 1}
+
+
+# ---------------------------------------------------------------------- outages
+
+
+@pytest.mark.parametrize("transport", ["auto", "http", "ws"])
+@pytest.mark.parametrize("name", ["get_latest_resources", "get_rollout_by_id", "get_latest_attempt", "query_rollouts"])
+async def test_question_that_cannot_be_asked_is_no_answer(
+    name: str, transport: str, nowhere: str, connect: Any
+) -> None:
+    client = connect(nowhere, transport=transport)
+    arguments = ["a"] if name in ("get_rollout_by_id", "get_latest_attempt") else []
+
+    with pytest.raises(StoreUnavailable, match="is the server running"):
+        await getattr(client, name)(*arguments)
+
+
+@pytest.mark.parametrize("transport", ["auto", "http", "ws"])
+async def test_dequeue_in_an_outage_is_none_and_told_once(
+    transport: str, nowhere: str, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(nowhere, transport=transport)
+
+    assert [await client.dequeue_rollout("w") for _ in range(3)] == [None, None, None]
+
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+async def test_outage_shorter_than_patience_is_not_noticed(serve: Any, connect: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint, outage_seconds=20.0)
+    await server.stop()
+
+    asking = asyncio.create_task(client.enqueue_rollout("a"))
+    await asyncio.wait([asking], timeout=0.2)
+    await server.start()
+
+    assert (await asyncio.wait_for(asking, 10)).input == "a"
+
+
+@both_transports
+async def test_wait_survives_a_second_outage_long_after_the_first(
+    transport: str, serve: Any, connect: Any, eventually: Any
+) -> None:
+    server, patience = await serve(), 1.0
+    client = connect(server.endpoint, outage_seconds=patience, transport=transport, retry_delays=(0.01,))
+    await server.enqueue_rollout("a", rollout_id="r")
+    waiting = asyncio.create_task(client.wait_for_rollouts(["r"]))
+
+    for must_rest in (True, True, False):
+        await eventually(lambda: server.app.service.waiting_calls == 1 or waiting.done())
+        began = time.monotonic()
+        await server.stop()
+        await asyncio.wait([waiting], timeout=0.3)
+        await server.start()
+        await eventually(lambda began=began, rests=must_rest: not rests or time.monotonic() - began > patience)
+    await server.update_rollout("r", status="cancelled")
+
+    (finished,) = await asyncio.wait_for(waiting, 10)
+    assert finished.rollout_id == "r"
+
+
+# ---------------------------------------------------------------------- lost answers
+
+
+@both_transports
+async def test_change_whose_answer_was_lost_is_made_once(
+    transport: str, serve: Any, connect: Any, wire_to: Any, eventually: Any
+) -> None:
+    server = await serve()
+    wire = await wire_to(server)
+    client = connect(wire.url, transport=transport, outage_seconds=10.0)
+    await client.statistics()
+
+    wire.loses = True
+    asking = asyncio.create_task(client.enqueue_rollout("a"))
+    await eventually(lambda: wire.lost >= 1)
+    wire.loses = False
+    enqueued = await asyncio.wait_for(asking, 10)
+
+    assert [rollout.rollout_id for rollout in await server.query_rollouts()] == [enqueued.rollout_id]
+
+
+@both_transports
+async def test_lost_claims_come_with_the_next_calls(transport: str, serve: Any, connect: Any, wire_to: Any) -> None:
+    server = await serve()
+    wire = await wire_to(server)
+    client = connect(wire.url, transport=transport)
+    await client.statistics()
+    for n in range(5):
+        await server.enqueue_rollout(n)
+
+    wire.loses = True
+    lost = await asyncio.gather(*[client.dequeue_rollout() for _ in range(5)])
+    wire.loses = False
+    claimed = [await client.dequeue_rollout() for _ in range(5)]
+
+    assert lost == [None] * 5
+    assert sorted(claim.input for claim in claimed) == [0, 1, 2, 3, 4]
+    assert all(claim.attempt.sequence_id == 1 for claim in claimed)
+
+
+@both_transports
+@pytest.mark.parametrize("wait", [None, 30.0])
+async def test_cancelled_dequeue_gives_its_claim_back(
+    wait: float | None, transport: str, serve: Any, connect: Any, wire_to: Any, eventually: Any
+) -> None:
+    server = await serve()
+    wire = await wire_to(server)
+    client = connect(wire.url, transport=transport)
+    await client.statistics()
+    await server.enqueue_rollout("a")
+
+    wire.delivers.clear()
+    asking = asyncio.create_task(client.dequeue_rollout("w", wait=wait))
+    await eventually(lambda: wire.held >= 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    wire.delivers.set()
+    again = await asyncio.wait_for(server.dequeue_rollout(wait=10), 15)
+
+    assert again is not None
+    assert again.input == "a"
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+class Counting(InMemoryLightningStore):
+    """Counts how often it is asked to wait."""
+
+    waits = 0
+
+    async def wait_for_rollouts(self, rollout_ids: Any, timeout: float | None = None) -> Any:
+        self.waits += 1
+        return await super().wait_for_rollouts(rollout_ids, timeout)
+
+
+@pytest.mark.parametrize(("transport", "polls"), [("ws", False), ("auto", False), ("http", True)])
+async def test_waiting_polls_only_without_a_live_channel(
+    transport: str, polls: bool, serve: Any, connect: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LONG_POLL_SECONDS", 0.05)
+    store = Counting()
+    client = connect((await serve(store)).endpoint, transport=transport)
+    await store.enqueue_rollout("a", rollout_id="r")
+
+    waiting = asyncio.create_task(client.wait_for_rollouts(rollout_ids=["r"]))
+    await eventually(lambda: store.waits >= (3 if polls else 1))
+    await asyncio.wait([waiting], timeout=0.3)
+    await store.update_rollout("r", status="cancelled")
+    (finished,) = await asyncio.wait_for(waiting, 5)
+
+    assert finished.status == "cancelled"
+    assert (store.waits >= 3) if polls else (store.waits == 1)
+
+
+async def test_work_is_waited_for_by_long_polls(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(client_module, "LONG_POLL_SECONDS", 0.05)
+    server = await serve()
+    client = connect(server.endpoint, transport="http")
+
+    asking = asyncio.create_task(client.dequeue_rollout(wait=30))
+    await eventually(lambda: server.app.service.waiting_calls == 1)
+    await asyncio.wait([asking], timeout=0.2)
+    await server.enqueue_rollout("a")
+
+    assert (await asyncio.wait_for(asking, 5)).input == "a"
+    assert await client.dequeue_rollout(wait=0.12) is None
+
+
+@both_transports
+@pytest.mark.parametrize("timeout", [None, -1, 0, 0.2, 30, 1e12, math.inf])
+async def test_any_timeout_is_accepted(timeout: float | None, transport: str, serve: Any, connect: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint, transport=transport)
+    await server.enqueue_rollout("a", rollout_id="r")
+    await server.update_rollout("r", status="cancelled")
+    await server.enqueue_rollout("b")
+
+    (finished,) = await asyncio.wait_for(client.wait_for_rollouts(rollout_ids=["r"], timeout=timeout), 5)
+    claimed = await asyncio.wait_for(client.dequeue_rollout(wait=timeout), 5)
+
+    assert (finished.rollout_id, claimed.input) == ("r", "b")

@@ -1,0 +1,318 @@
+"""A client's life: loops, threads, processes, subscriptions over restarts, servers without WebSockets."""
+
+import asyncio
+import gc
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.http import following, link
+from agentlightning.store.http.notices import _gather
+from agentlightning.types import Notice
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
+
+
+# ---------------------------------------------------------------------- making and copying
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:4747", "ftp://x", ""])
+def test_address_without_a_scheme_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="http://"):
+        LightningStoreClient(address)
+
+
+async def test_pickled_client_speaks_to_the_same_server(serve: Any, connect: Any) -> None:
+    server = await serve(token="secret")
+    client = connect(server.endpoint + "/", token="secret", transport="ws", outage_seconds=3.0)
+    await client.enqueue_rollout("a")
+
+    copied = pickle.loads(pickle.dumps(client))
+    claimed = await copied.dequeue_rollout()
+    await copied.close()
+
+    assert claimed.input == "a"
+    assert copied.server_address == server.endpoint
+    assert "secret" not in repr(copied)
+    assert (copied._policy, copied._address) == (client._policy, client._address)
+
+
+# ---------------------------------------------------------------------- loops and threads
+
+
+@both_transports
+def test_client_serves_the_loops_of_several_threads(transport: str, server: LightningStoreServer) -> None:
+    client, answers = LightningStoreClient(server.endpoint, transport=transport), []
+
+    async def work(name: str) -> None:
+        enqueued = await asyncio.gather(*[client.enqueue_rollout(name) for _ in range(20)])
+        answers.extend(rollout.input for rollout in enqueued)
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(f"t{n}"),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(client.close())
+
+    assert sorted(answers) == sorted([f"t{n}" for n in range(4)] * 20)
+
+
+@both_transports
+def test_loops_that_ended_leave_nothing_behind(transport: str, server: LightningStoreServer) -> None:
+    client = LightningStoreClient(server.endpoint, transport=transport)
+
+    for _ in range(10):
+        asyncio.run(client.statistics())
+    gc.collect()
+
+    assert len(client._links) <= 1
+    asyncio.run(client.close())
+
+
+def test_close_from_another_loop_closes_every_connection(server: LightningStoreServer, eventually: Any) -> None:
+    client, has_connected, may_end = (
+        LightningStoreClient(server.endpoint, transport="ws"),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    async def stay() -> None:
+        await client.statistics()
+        has_connected.set()
+        await asyncio.to_thread(may_end.wait, 20)
+
+    thread = threading.Thread(target=asyncio.run, args=(stay(),))
+    thread.start()
+    assert has_connected.wait(10)
+    asyncio.run(client.close())
+
+    asyncio.run(eventually(lambda: server.app.service.live_connections == 0))
+    may_end.set()
+    thread.join()
+
+
+FORKED = """
+    import asyncio, os, sys, threading, time
+    from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+    from agentlightning.utils.loop_thread import LoopThread
+
+    def in_child(work):
+        child = os.fork()
+        if child == 0:
+            try:
+                began = time.monotonic()
+                asyncio.run(work())
+                os._exit(0 if time.monotonic() - began < 4 else 7)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    thread = LoopThread("parent")
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, "127.0.0.1", 0, token="secret")
+    thread.run(server.start())
+"""
+
+CLIENT_FORKED = """
+    client = LightningStoreClient(server.endpoint, token="secret", transport="ws")
+    thread.run(client.enqueue_rollout("parent"))
+
+    async def work():
+        claimed = await client.dequeue_rollout("child")
+        assert claimed.input == "parent"
+        await client.update_attempt(claimed.rollout_id, "latest", status="succeeded")
+        await client.close()
+
+    assert (code := in_child(work)) == 0, code
+    (finished,) = thread.run(client.wait_for_rollouts([thread.run(store.query_rollouts())[0].rollout_id], 5))
+    assert finished.status == "succeeded"
+    thread.run(client.close())
+"""
+
+SERVER_FORKED = """
+    async def work():
+        rollout = await server.enqueue_rollout("child")
+        assert (await server.get_rollout_by_id(rollout.rollout_id)).input == "child"
+        try:
+            await server.stop()
+        except RuntimeError as error:
+            assert "process" in str(error)
+        else:
+            raise AssertionError("a child may not stop its parent's server")
+        await server.close()
+
+    assert (code := in_child(work)) == 0, code
+    assert [rollout.input for rollout in thread.run(store.query_rollouts())] == ["child"]
+"""
+
+
+@pytest.mark.parametrize("script", [CLIENT_FORKED, SERVER_FORKED], ids=["client", "server"])
+async def test_forked_child_speaks_to_the_parents_server(script: str) -> None:
+    program = textwrap.dedent(FORKED) + textwrap.dedent(script) + "\nthread.run(server.stop())\n"
+
+    ended = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=50
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------------- kept answers
+
+
+@both_transports
+async def test_kept_answers_of_a_busy_client_stay_few(
+    transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(link, "FORGOTTEN_AT_ONCE", 8)
+    monkeypatch.setattr(link, "SETTLED_SECONDS", 0.0)
+    store = InMemoryLightningStore()
+    client = connect((await serve(store)).endpoint, transport=transport)
+
+    for n in range(100):
+        await client.enqueue_rollout(n)
+        await client.dequeue_rollout()
+
+    await eventually(lambda: len(store._tx._answers) <= 32)
+
+
+# ---------------------------------------------------------------------- subscriptions
+
+
+async def told(notices: AsyncIterator[Notice], count: int) -> list[str | None]:
+    """The ids of the next notices."""
+    return [(await asyncio.wait_for(notices.__anext__(), 10)).rollout_id for _ in range(count)]
+
+
+@both_transports
+async def test_subscription_goes_on_behind_its_cursor_after_a_restart(
+    transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.2)
+    server = await serve()
+    client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
+    notices = client.subscribe(["rollout"])
+    await client.enqueue_rollout("a", rollout_id="1")
+    before = await told(notices, 1)
+
+    await server.enqueue_rollout("a", rollout_id="2")
+    await server.stop()
+    await server.enqueue_rollout("a", rollout_id="3")
+    await server.start()
+    await server.enqueue_rollout("a", rollout_id="4")
+
+    assert before + await told(notices, 3) == ["1", "2", "3", "4"]
+    await notices.aclose()  # type: ignore[attr-defined]
+
+
+@both_transports
+async def test_subscription_notices_that_the_store_was_replaced_by_an_empty_one(
+    transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.2)
+    server = await serve()
+    client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
+    notices = client.subscribe(["rollout"])
+    for n in range(5):
+        await client.enqueue_rollout(n)
+    await told(notices, 5)
+
+    await server.stop()
+    replacement = await serve(port=server.port)
+    await replacement.enqueue_rollout("new", rollout_id="new")
+
+    first = await asyncio.wait_for(notices.__anext__(), 5)
+    assert first.kind == "gap" or first.rollout_id == "new"
+    await notices.aclose()  # type: ignore[attr-defined]
+
+
+async def test_dropped_subscription_is_ended(serve: Any, connect: Any, eventually: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint, transport="ws")
+    await client.enqueue_rollout("a")
+
+    async for _ in client.subscribe(["rollout"], after=0):
+        break
+    gc.collect()
+
+    channel = client._link()._channel
+    await eventually(lambda: not channel._notices, seconds=3)
+
+
+@both_transports
+async def test_impatient_reader_loses_no_notice(transport: str, serve: Any, connect: Any, wire_to: Any) -> None:
+    server = await serve()
+    wire = await wire_to(server)
+    client = connect(wire.url, transport=transport)
+    await client.statistics()
+
+    wire.delivers.clear()
+    notices = client.subscribe(["rollout"])
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(notices.__anext__(), 0.2)
+    await server.enqueue_rollout("a", rollout_id="r")
+    wire.delivers.set()
+
+    assert await told(notices, 1) == ["r"]
+    await notices.aclose()  # type: ignore[attr-defined]
+
+
+async def test_notice_that_comes_as_the_poll_ends_is_not_lost() -> None:
+    class Late(AsyncIterator[Notice]):
+        """Its one notice arrives at the very moment the reader gives up, as `asyncio.wait_for` allows."""
+
+        is_told = False
+
+        async def __anext__(self) -> Notice:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if self.is_told:
+                    raise
+                self.is_told = True
+            return Notice("rollout", 1)
+
+    assert await _gather(Late(), 0.01) == [Notice("rollout", 1)]
+
+
+# ---------------------------------------------------------------------- servers without WebSockets
+
+
+async def test_client_falls_back_to_http_where_there_is_no_websocket(connect: Any, eventually: Any) -> None:
+    args = PythonServerLauncherArgs(port=0, launch_mode="thread", uvicorn_options={"ws": "none"})
+    server = LightningStoreServer(InMemoryLightningStore(), launcher_args=args)
+    await server.start()
+    client = connect(server.endpoint)
+
+    waiting = asyncio.create_task(client.dequeue_rollout(wait=30))
+    await eventually(lambda: server.app.service.waiting_calls == 1)
+    await server.enqueue_rollout("a")
+    claimed = await asyncio.wait_for(waiting, 10)
+    await client.close()
+    await server.stop()
+
+    assert claimed.input == "a"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 426, 501, 502])
+async def test_client_falls_back_to_http_behind_a_proxy_that_knows_no_websocket(
+    status: int, scripted: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, counts = await scripted(200, upgrade=status)
+    client = connect(address)
+
+    for _ in range(link.LIVE_AFTER_CALLS + 2):
+        assert await client.statistics() == {"total_rollouts": 7}
+
+    assert counts["/v1/agl/statistics"] == link.LIVE_AFTER_CALLS + 2

@@ -1,0 +1,160 @@
+"""Stores of other people behind our server: not thread-safe, keeping no answers, knowing only what 0.2 knew."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import requests
+
+from agentlightning.errors import RequestConflict
+from agentlightning.store import LightningStore
+from agentlightning.store.http import idempotency
+from agentlightning.types import Attempt, AttemptedRollout, Rollout
+
+both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
+
+
+class Foreign(LightningStore):
+    """A queue and nothing else, as somebody might write it who never heard of threads or retries."""
+
+    def __init__(self) -> None:
+        self.queue: list[Rollout] = []
+        self.calls = 0
+        self.inside = 0
+        self.most_inside = 0
+
+    async def enqueue_rollout(self, input: Any, *args: Any, **options: Any) -> Rollout:
+        self.inside += 1
+        self.calls += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        await asyncio.sleep(0)
+        self.queue.append(Rollout(rollout_id=f"ro-{self.calls}", input=input, start_time=1.0))
+        self.inside -= 1
+        return self.queue[-1]
+
+    async def dequeue_rollout(self, worker_id: str | None = None, *, wait: float | None = None) -> Any:
+        deadline = time.monotonic() + (wait or 0.0)
+        while not self.queue and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        if not self.queue:
+            return None
+        rollout = self.queue.pop(0)
+        attempt = Attempt(rollout_id=rollout.rollout_id, attempt_id="at-1", sequence_id=1, start_time=1.0)
+        return AttemptedRollout(**rollout.model_dump(), attempt=attempt)
+
+
+class Old(LightningStore):
+    """With the signatures of the 0.2 release."""
+
+    async def dequeue_rollout(self) -> Any:  # type: ignore[override]
+        return None
+
+    async def query_rollouts(self, *, status: Any = None, rollout_ids: Any = None) -> Any:  # type: ignore[override]
+        return []
+
+
+@both_transports
+async def test_foreign_store_is_never_entered_twice_at_once(transport: str, serve: Any, connect: Any) -> None:
+    store = Foreign()
+    client = connect((await serve(store)).endpoint, transport=transport)
+
+    await asyncio.gather(*[client.enqueue_rollout(n) for n in range(30)])
+
+    assert (store.calls, store.most_inside) == (30, 1)
+
+
+async def test_repeated_request_acts_once_on_a_foreign_store(serve: Any) -> None:
+    store = Foreign()
+    server = await serve(store)
+    options: dict[str, Any] = {"json": {"input": 1}, "headers": {"Idempotency-Key": "k"}, "timeout": 10}
+
+    answers = [
+        await asyncio.to_thread(requests.post, f"{server.endpoint}/enqueue_rollout", **options) for _ in range(3)
+    ]
+    conflict = await asyncio.to_thread(requests.post, f"{server.endpoint}/v1/agl/runs", **options | {"json": {}})
+
+    assert {answer.text for answer in answers} == {answers[0].text}
+    assert store.calls == 1
+    assert (conflict.status_code, conflict.json()["error_type"]) == (409, "RequestConflict")
+
+
+@both_transports
+async def test_lost_claim_of_a_foreign_store_comes_with_the_next_call(
+    transport: str, serve: Any, connect: Any, wire_to: Any
+) -> None:
+    store = Foreign()
+    wire = await wire_to(await serve(store))
+    client = connect(wire.url, transport=transport)
+    await client.enqueue_rollout("a")
+
+    wire.loses = True
+    assert await client.dequeue_rollout() is None
+    wire.loses = False
+
+    assert (await client.dequeue_rollout()).input == "a"
+
+
+async def test_request_repeated_while_the_first_is_cancelled_is_answered() -> None:
+    store = Foreign()
+    perform = idempotency.remembering(store)
+    first, again = [asyncio.ensure_future(perform("dequeue_rollout", {"wait": 10.0}, request_id="k")) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await store.enqueue_rollout("a")
+
+    assert (await asyncio.wait_for(again, 5)).input == "a"
+
+
+async def test_one_id_for_two_operations_is_refused() -> None:
+    perform = idempotency.remembering(Foreign())
+    await perform("enqueue_rollout", {"input": 1}, request_id="k")
+
+    with pytest.raises(RequestConflict):
+        await perform("dequeue_rollout", {}, request_id="k")
+
+
+async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+    monkeypatch.setattr(idempotency, "MOST_ANSWERS", 5)
+    store = Foreign()
+    memory = idempotency._Memory(store, clock)
+
+    for n in range(20):
+        await memory.perform("enqueue_rollout", {"input": n}, request_id=f"k-{n}")
+    clock.advance(601)
+    await memory.perform("enqueue_rollout", {"input": 19}, request_id="k-19")
+
+    assert store.calls == 21
+    assert len(memory._answers) <= 6
+
+
+async def test_store_that_counts_nothing_is_ready_all_the_same(serve: Any) -> None:
+    server = await serve(Foreign())
+
+    answers = [await asyncio.to_thread(requests.get, f"{server.endpoint}/{path}") for path in ("ready", "metrics")]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@both_transports
+async def test_store_with_the_old_signatures_is_served(transport: str, serve: Any, connect: Any) -> None:
+    client = connect((await serve(Old())).endpoint, transport=transport)
+
+    assert await client.dequeue_rollout() is None
+    assert await client.query_rollouts(status=["queuing"]) == []
+
+
+async def test_busy_client_leaves_no_errors_in_the_log_of_a_foreign_store(
+    serve: Any, connect: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentlightning.store.http.link.FORGOTTEN_AT_ONCE", 4)
+    monkeypatch.setattr("agentlightning.store.http.link.SETTLED_SECONDS", 0.0)
+    client = connect((await serve(Foreign())).endpoint)
+
+    for n in range(12):
+        await client.enqueue_rollout(n)
+    await eventually(lambda: not client._background)
+
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -1,0 +1,97 @@
+"""Idempotency keys over HTTP: every mutating route of both families acts once for requests that come twice."""
+
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+import yarl
+
+from agentlightning.store import LightningStoreServer
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.wire import WireRoute, routes
+from agentlightning.store.operations import operations_of
+from agentlightning.types import EnqueueRolloutRequest
+
+
+async def call(
+    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
+) -> tuple[int, Any]:
+    """One request; its status and its JSON."""
+    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
+        return response.status, await response.json(content_type=None)
+
+
+def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[str, Any]:
+    """A call of a mutating operation that succeeds."""
+    owner = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    resources = {"p": {"resource_type": "prompt_template", "template": "x", "engine": "f-string"}}
+    known: dict[str, dict[str, Any]] = {
+        "abandon_request": {"request_id": "nothing"},
+        "forget_requests": {"request_ids": ["nothing"]},
+        "enqueue_many_rollouts": {"rollouts": [{"input": 1}, {"input": 2}]},
+        "dequeue_rollout": {},
+        "dequeue_many_rollouts": {"limit": 2},
+        "update_rollout": {"rollout_id": rollout.rollout_id, "metadata": {}},
+        "start_attempt": {"rollout_id": rollout.rollout_id},
+        "update_attempt": {**owner, "status": "running"},
+        "add_span": {"span": span},
+        "add_many_spans": {"spans": [span]},
+        "get_next_span_sequence_id": owner,
+        "get_many_span_sequence_ids": {"rollout_attempt_ids": [list(owner.values())] * 2},
+        "add_resources": {"resources": resources},
+        "update_resources": {"resources_id": "mine", "resources": resources},
+        "update_worker": {"worker_id": "w"},
+        "start_run": {"name": "r"},
+        "finish_run": {"run_id": "run"},
+        "add_metrics": {"run_id": "run", "step": 1, "values": {"loss": 0.5}},
+    }
+    return known.get(operation, {"input": 1})
+
+
+def request_of(route: WireRoute, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The path and the body of a call."""
+    left, body_name = dict(arguments), route.codec.op.route.body
+    path = "/".join(quote(left.pop(s[1:-1]), safe="") if s.startswith("{") else s for s in route.segments)
+    is_whole = body_name is not None and (not route.is_old or route.operation == "add_span")
+    return {"method": route.verb, "path": path, "json": left[body_name or ""] if is_whole else left}
+
+
+MUTATING = [route for route in routes() if route.codec.op.mutates]
+
+
+@pytest.mark.parametrize("route", MUTATING, ids=lambda route: f"{route.verb} {route.path}")
+async def test_request_sent_twice_under_one_key_acts_once(
+    route: WireRoute, server: LightningStoreServer, session: aiohttp.ClientSession, make_span: Any
+) -> None:
+    rollout = await server.start_rollout("a")
+    await server.start_run(run_id="run")
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(6)])
+    request = request_of(route, arguments_for(route.operation, rollout, make_span(rollout).model_dump(mode="json")))
+    method, path, body = request["method"], request["path"], request["json"]
+    headers = {"Idempotency-Key": f"twice {route.path}"}
+
+    first = await call(session, method, server, path, json=body, headers=headers)
+    counts = await server.statistics()
+    again = await call(session, method, server, path, json=body, headers=headers)
+
+    assert first[0] == route.status
+    assert again == first
+    assert {**await server.statistics(), "uptime": 0} == {**counts, "uptime": 0}
+
+
+def test_every_mutating_operation_has_a_route() -> None:
+    declared = {name for name, op in operations_of(LightningStore).items() if op.mutates}
+
+    assert {route.operation for route in MUTATING} == declared
+
+
+async def test_one_key_for_two_operations_is_a_conflict(
+    server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    headers = {"Idempotency-Key": "two operations"}
+    await call(session, "POST", server, "/v1/agl/runs", json={}, headers=headers)
+
+    status, answer = await call(session, "POST", server, "/enqueue_rollout", json={"input": 1}, headers=headers)
+
+    assert (status, answer["error_type"]) == (409, "RequestConflict")

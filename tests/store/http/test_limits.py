@@ -1,0 +1,118 @@
+"""What a request may cost: size, time and compression, on the way in and on the way out."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+import yarl
+
+from agentlightning.store import LightningStoreServer
+
+MEGABYTE = 1024 * 1024
+
+
+async def call(
+    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
+) -> tuple[int, Any]:
+    """One request; its status and its JSON."""
+    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
+        return response.status, await response.json(content_type=None)
+
+
+async def in_pieces(total: int) -> AsyncIterator[bytes]:
+    for _ in range(total // 10_000):
+        yield b" " * 10_000
+
+
+@pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
+async def test_too_large_body_is_refused(is_announced: bool, serve: Any, session: aiohttp.ClientSession) -> None:
+    server = await serve(max_request_bytes=100_000)
+    body: Any = b" " * 200_000 if is_announced else in_pieces(200_000)
+
+    status, answer = await call(session, "POST", server, "/v1/agl/rollouts", data=body)
+
+    assert (status, answer["error_type"]) == (413, "PayloadTooLarge")
+    assert (await call(session, "GET", server, "/health"))[0] == 200
+
+
+async def test_refused_upload_hears_why_though_it_is_still_sending(serve: Any) -> None:
+    server = await serve(max_request_bytes=MEGABYTE)
+
+    answer = await asyncio.to_thread(requests.post, f"{server.endpoint}/add_span", data=b" " * 30 * MEGABYTE)
+
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (gzip.compress(b" " * 100 * MEGABYTE), 413),
+        (gzip.compress(b'{"input": 1}')[:-9], 400),
+        (b"not gzip at all", 400),
+        (gzip.compress(b'{"input": 1}'), 201),
+        (gzip.compress(b'{"input"') + gzip.compress(b": 1}"), 201),
+    ],
+    ids=["bomb", "cut off", "garbage", "fine", "two members"],
+)
+async def test_gzip_body(body: bytes, expected: int, serve: Any, session: aiohttp.ClientSession) -> None:
+    server = await serve(max_request_bytes=MEGABYTE)
+
+    status, _ = await call(session, "POST", server, "/v1/agl/rollouts", data=body, headers={"Content-Encoding": "gzip"})
+
+    assert status == expected
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [("GZip", 201), ("identity", 400), ("br", 400)])
+async def test_content_encoding_is_read_as_the_standard_says(
+    encoding: str, expected: int, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    body = gzip.compress(b'{"input": 1}')
+
+    status, _ = await call(
+        session, "POST", server, "/v1/agl/rollouts", data=body, headers={"Content-Encoding": encoding}
+    )
+
+    assert status == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "accepted", "is_compressed"),
+    [
+        (3000, "gzip, deflate", True),
+        (10, "gzip", False),
+        (3000, "", False),
+        (3000, "br", False),
+        (3000, "identity, gzip;q=0", False),
+    ],
+)
+async def test_answers_are_compressed_where_it_pays_and_is_wanted(
+    size: int, accepted: str, is_compressed: bool, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    await server.enqueue_rollout("x" * size, rollout_id=f"r-{size}")
+    url, headers = f"{server.endpoint}/v1/agl/rollouts/r-{size}", {"Accept-Encoding": accepted}
+
+    async with session.get(url, headers=headers) as response:
+        body = await response.read()
+
+    assert (response.headers.get("Content-Encoding") == "gzip") is is_compressed
+    plain = zlib.decompress(body, wbits=31) if is_compressed else body
+    assert plain.count(b"x") >= size
+
+
+async def test_slow_body_is_given_up_and_the_connection_closed(serve: Any) -> None:
+    server = await serve()
+    server.app.service.body_timeout_seconds = 0.05
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /add_span HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"RequestTimeout" in answer

@@ -1,0 +1,375 @@
+"""The live channel as its protocol says: frames, messages, subscriptions, and what a rude client can do to others."""
+
+import asyncio
+import gc
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.store import LightningStoreServer
+from agentlightning.store.http import live
+from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.types import EnqueueRolloutRequest
+
+SECRET = "master"
+
+
+class Channel:
+    """A WebSocket to a server, as somebody would write it who read only the protocol."""
+
+    def __init__(self, socket: "aiohttp.ClientWebSocketResponse[bool]") -> None:
+        self.socket = socket
+        self._unread: list[dict[str, Any]] = []
+
+    async def send(self, *messages: Any) -> None:
+        await self.socket.send_str(json.dumps(messages[0] if len(messages) == 1 else messages))
+
+    async def read(self) -> Any:
+        """The next message; None if the connection was closed."""
+        while not self._unread:
+            frame = await self.socket.receive(timeout=10)
+            if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                return None
+            self._unread = json.loads(frame.data)
+        return self._unread.pop(0)
+
+    async def call(self, number: int, op: str, **args: Any) -> Any:
+        await self.send({"id": number, "op": op, "args": args})
+        return await self.read()
+
+
+@asynccontextmanager
+async def opened(
+    server: LightningStoreServer, *, token: str | None = None, query: str = "", **headers: str
+) -> AsyncIterator[Channel]:
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    url = f"{server.endpoint}/v1/agl/live{query}"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers, max_msg_size=0) as socket:
+        yield Channel(socket)
+
+
+# ---------------------------------------------------------------------- frames
+
+
+@pytest.mark.parametrize("kind", ["text", "bytes", "gzip"])
+async def test_frame_may_be_text_bytes_or_gzip(kind: str, server: LightningStoreServer) -> None:
+    frame = json.dumps({"id": 7, "op": "enqueue_rollout", "args": {"input": "ü"}})
+
+    async with opened(server) as channel:
+        if kind == "text":
+            await channel.socket.send_str(frame)
+        else:
+            await channel.socket.send_bytes(frame.encode() if kind == "bytes" else gzip.compress(frame.encode()))
+        told = await channel.read()
+
+    assert told["id"] == 7
+    assert told["result"]["input"] == "ü"
+
+
+async def test_messages_of_one_frame_are_answered_each(server: LightningStoreServer) -> None:
+    async with opened(server) as channel:
+        await channel.send(
+            {"id": 1, "op": "start_run", "args": {"name": "a"}},
+            {"id": 2, "op": "start_attempt", "args": {"rollout_id": "nobody"}},
+            {"id": 3, "op": "explode"},
+            {"id": 4, "op": "enqueue_rollout", "args": {"inputt": 1}},
+            {"id": 5, "op": "statistics"},
+        )
+        told = {message["id"]: message for message in [await channel.read() for _ in range(5)]}
+
+    assert told[1]["result"]["name"] == "a"
+    errors = {number: (told[number]["error"]["status"], told[number]["error"]["error_type"]) for number in (2, 3, 4)}
+    assert errors == {2: (404, "NotFound"), 3: (400, "InvalidQuery"), 4: (422, "InvalidValue")}
+    assert isinstance(told[4]["error"]["detail"], list)
+    assert "total_rollouts" in told[5]["result"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"not JSON",
+        b"",
+        b"\xff\xfe",
+        b"5",
+        b"[1]",
+        b'{"op": "statistics"}',
+        b'{"id": "one", "op": "statistics"}',
+        b'{"cancel": []}',
+        b'{"cancel": {"a": 1}}',
+        gzip.compress(b"{}", mtime=0)[:-4],
+        b"[" * 100_000,
+    ],
+)
+async def test_garbage_closes_its_own_connection_only(frame: bytes, server: LightningStoreServer) -> None:
+    async with opened(server) as other, opened(server) as channel:
+        await channel.socket.send_bytes(frame)
+
+        assert await channel.read() is None
+        assert channel.socket.close_code == 1007
+        assert (await other.call(1, "statistics"))["id"] == 1
+
+
+@pytest.mark.parametrize("kinds", [["nonsense"], [[]], "rollout", 5])
+async def test_subscription_to_nonsense_is_refused_in_our_words(kinds: Any, server: LightningStoreServer) -> None:
+    async with opened(server) as channel:
+        await channel.send({"id": 1, "subscribe": kinds})
+        told = await channel.read()
+
+    assert (told["error"]["status"], told["error"]["error_type"]) == (400, "InvalidQuery")
+
+
+async def test_compact_connection_is_told_echoes_in_short(server: LightningStoreServer, make_span: Any) -> None:
+    span = make_span(await server.start_rollout("a")).model_dump(mode="json")
+
+    async with opened(server, query="?compact=1") as channel:
+        told = await channel.call(1, "add_many_spans", spans=[span, span])
+
+    assert told == {"id": 1, "result": [True, False]}
+
+
+async def test_key_makes_a_repeated_message_act_once(server: LightningStoreServer) -> None:
+    message = {"op": "enqueue_rollout", "args": {"input": "a"}, "key": "live-key"}
+
+    async with opened(server) as channel, opened(server) as other:
+        await channel.send({"id": 1, **message})
+        await other.send({"id": 1, **message})
+        first, again = await channel.read(), await other.read()
+
+    assert first == again
+
+
+async def test_message_sent_twice_is_answered_once(server: LightningStoreServer) -> None:
+    waiting = {"id": 1, "op": "wait_for_rollouts", "args": {"rollout_ids": ["nobody"], "timeout": 0.05}}
+
+    async with opened(server) as channel:
+        await channel.send(waiting, waiting)
+        told = [await channel.read(), await channel.call(2, "statistics")]
+
+    assert [message["id"] for message in told] == [1, 2]
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+async def test_cancelled_wait_claims_nothing(serve: Any, eventually: Any) -> None:
+    server = await serve()
+
+    async with opened(server) as channel:
+        await channel.send({"id": 1, "op": "dequeue_rollout", "args": {"wait": 60}})
+        await eventually(lambda: server.app.service.waiting_calls == 1)
+        await channel.send({"cancel": 1}, {"cancel": 99})
+        await eventually(lambda: server.app.service.waiting_calls == 0)
+        await channel.call(2, "enqueue_rollout", input="a")
+
+    assert (await server.dequeue_rollout()).input == "a"
+
+
+async def test_connection_that_goes_away_stops_waiting(serve: Any, eventually: Any) -> None:
+    server = await serve()
+
+    async with opened(server) as channel:
+        await channel.send({"id": 1, "op": "dequeue_rollout", "args": {"wait": 60}})
+        await eventually(lambda: server.app.service.waiting_calls == 1)
+
+    await eventually(lambda: server.app.service.waiting_calls == 0)
+    await eventually(lambda: server.app.service.live_connections == 0)
+
+
+async def test_many_waiting_calls_do_not_keep_out_the_one_they_wait_for(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(live, "MOST_CALLS", 4)
+    server = await serve()
+
+    async with opened(server) as channel:
+        for number in range(4):
+            await channel.send({"id": number, "op": "dequeue_rollout", "args": {"wait": 60}})
+        await eventually(lambda: server.app.service.waiting_calls == 4)
+        told = await channel.call(9, "enqueue_rollout", input="a")
+
+    assert told is not None
+
+
+# ---------------------------------------------------------------------- subscriptions
+
+
+async def test_subscription_resumes_behind_its_cursor(serve: Any) -> None:
+    server = await serve()
+    async with opened(server) as channel:
+        await channel.send({"id": 1, "subscribe": ["rollout"]})
+        begun = await channel.read()
+        await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
+        first = (await channel.read())["notice"]
+
+    async with opened(server) as channel:
+        await channel.send({"id": 5, "subscribe": ["rollout"], "after": first["cursor"]})
+        resumed = await channel.read()
+        rest = [(await channel.read())["notice"]["cursor"] for _ in range(2)]
+
+    assert begun == {"id": 1, "cursor": 0}
+    assert resumed == {"id": 5, "cursor": first["cursor"]}
+    assert rest == [first["cursor"] + 1, first["cursor"] + 2]
+
+
+async def test_ended_subscription_is_told_nothing_more(serve: Any) -> None:
+    server = await serve()
+
+    async with opened(server) as channel:
+        await channel.send({"id": 1, "subscribe": None})
+        await channel.read()
+        await channel.send({"cancel": 1})
+        await channel.call(2, "statistics")
+        told = [await channel.call(number, "enqueue_rollout", input="a") for number in (3, 4)]
+
+    assert [message["id"] for message in told] == [3, 4]
+
+
+def unsent_bytes() -> int:
+    """What servers of this process keep for clients that do not read."""
+    gc.collect()
+    return max(thing._unsent_bytes for thing in gc.get_objects() if isinstance(thing, live._Connection))
+
+
+async def test_subscriber_that_does_not_read_costs_little_and_blocks_nobody(serve: Any, eventually: Any) -> None:
+    server = await serve()
+
+    async with opened(server) as sleepy, opened(server) as other:
+        await sleepy.send({"id": 1, "subscribe": ["rollout"]})
+        assert "cursor" in await sleepy.read()
+        for batch in range(20):
+            names = [f"{batch}-{n}-" + "x" * 2000 for n in range(500)]
+            await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=0, rollout_id=name) for name in names])
+            assert (await other.call(batch, "statistics"))["id"] == batch
+        assert unsent_bytes() < 2 * live.MOST_UNSENT_BYTES
+        told = [await sleepy.read() for _ in range(10_000)]
+
+    assert [message["notice"]["cursor"] for message in told] == list(range(1, 10_001))
+
+
+async def test_caller_that_does_not_read_its_answers_costs_little(serve: Any) -> None:
+    server, kept = await serve(), -1
+    await server.enqueue_rollout("x" * 1_000_000)
+
+    async with opened(server) as sleepy, opened(server) as other:
+        for number in range(64):
+            await sleepy.send({"id": number, "op": "query_rollouts"})
+        while kept != (kept := unsent_bytes()):  # until nothing moves any more
+            await other.call(1, "statistics")
+            await asyncio.sleep(0.2)
+
+        assert unsent_bytes() < 4 * live.MOST_UNSENT_BYTES
+        assert len([await sleepy.read() for _ in range(64)]) == 64
+
+
+# ---------------------------------------------------------------------- who may come in
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "agl1.e30.e30", "expired"])
+async def test_wrong_token_is_refused_at_the_handshake(token: str | None, serve: Any) -> None:
+    server = await serve(token=SECRET)
+    if token == "expired":
+        token = sign_token(SECRET, Scope("runner"), expires_at=time.time() - 1)
+
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        async with opened(server, token=token):
+            pass
+
+    assert refused.value.status == 401
+    assert refused.value.headers is not None
+    assert refused.value.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_scope_of_the_token_holds_for_every_message(serve: Any, make_span: Any) -> None:
+    server = await serve(token=SECRET)
+    rollout = await server.start_rollout("a")
+    scope = Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id)
+
+    async with opened(server, token=sign_token(SECRET, scope, expires_at=None)) as channel:
+        written = await channel.call(1, "add_span", span=make_span(rollout).model_dump(mode="json"))
+        read = await channel.call(2, "query_rollouts")
+        await channel.send({"id": 3, "subscribe": None})
+        followed = await channel.read()
+
+    assert written["result"]["rollout_id"] == rollout.rollout_id
+    assert [message["error"]["status"] for message in (read, followed)] == [403, 403]
+
+
+@asynccontextmanager
+async def expired(server: LightningStoreServer, eventually: Any, subscribe: bool) -> AsyncIterator[Channel]:
+    """A connection whose token was good when it was opened, and is no longer."""
+    expires_at = time.time() + 0.5
+    token = sign_token(SECRET, Scope("runner"), expires_at=expires_at)
+    async with opened(server, token=token) as channel:
+        if subscribe:
+            await channel.send({"id": 1, "subscribe": ["rollout"]})
+            assert "cursor" in await channel.read()
+        await eventually(lambda: time.time() > expires_at)
+        await server.enqueue_rollout("a")
+        yield channel
+
+
+def is_refusal(told: Any) -> bool:
+    return told is None or told.get("error", {}).get("status") == 401
+
+
+async def test_expired_token_ends_calls(serve: Any, eventually: Any) -> None:
+    server = await serve(token=SECRET)
+
+    async with expired(server, eventually, subscribe=False) as channel:
+        told = await channel.call(2, "dequeue_rollout")
+
+    assert is_refusal(told)
+    assert (await server.dequeue_rollout()).input == "a"
+
+
+async def test_expired_token_ends_subscriptions(serve: Any, eventually: Any) -> None:
+    server = await serve(token=SECRET)
+
+    async with expired(server, eventually, subscribe=True) as channel:
+        while not is_refusal(await channel.read()):  # what was on its way may still come
+            pass
+        await server.enqueue_rollout("b")
+
+        assert await channel.read() is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed", "is_let_in"),
+    [
+        ("https://evil.example", None, False),
+        ("null", None, False),
+        ("https://evil.example", ["https://good.example"], False),
+        ("https://good.example", ["https://good.example"], True),
+        ("https://any.example", "*", True),
+        ("http://127.0.0.1:{port}", None, True),
+        ("http://127.0.0.1:1", None, False),
+    ],
+)
+async def test_web_pages_of_others_are_kept_out(origin: str, allowed: Any, is_let_in: bool, serve: Any) -> None:
+    server = await serve(cors_allow_origins=allowed)
+    status = 101
+
+    try:
+        async with opened(server, Origin=origin.format(port=server.port)) as channel:
+            assert (await channel.call(1, "statistics"))["id"] == 1
+    except aiohttp.WSServerHandshakeError as error:
+        status = error.status
+
+    assert status == (101 if is_let_in else 403)
+
+
+async def test_web_pages_of_others_cannot_call_by_http(serve: Any, session: aiohttp.ClientSession) -> None:
+    server = await serve()
+    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+
+    async with session.post(f"{server.endpoint}/enqueue_rollout", data=b'{"input": 1}', headers=headers) as response:
+        assert response.status == 403
+
+    assert await server.query_rollouts() == []

@@ -1,0 +1,265 @@
+"""The routes as any HTTP client meets them: paths, verbs, queries, bodies, answers."""
+
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+import yarl
+
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SqliteLightningStore
+
+AWKWARD_IDS = ["a/b", "search", "latest", "attempts", "ünï→", "", "..", ".", "a b?c#d%2F&e=+", "'\"<>", "x" * 2000]
+
+
+async def call(
+    session: aiohttp.ClientSession, method: str, server: LightningStoreServer, path: str, **options: Any
+) -> tuple[int, Any]:
+    """One request; its status and its JSON."""
+    async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
+        return response.status, await response.json(content_type=None)
+
+
+# ---------------------------------------------------------------------- paths
+
+
+def escaped(identifier: str) -> str:
+    """As a path segment in which no character stands for itself, so that none has a meaning."""
+    return "".join(f"%{byte:02X}" for byte in identifier.encode())
+
+
+@pytest.mark.parametrize("identifier", AWKWARD_IDS)
+@pytest.mark.parametrize("path", ["/v1/agl/workers/", "/v1/agl/rollouts/", "/get_rollout_by_id/"])
+async def test_any_id_can_stand_in_a_path(
+    path: str, identifier: str, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    await server.enqueue_rollout("a", rollout_id=identifier)
+    await server.update_worker(identifier)
+
+    status, answer = await call(session, "GET", server, path + escaped(identifier))
+
+    assert status == 200
+    assert identifier in (answer.get("worker_id"), answer.get("rollout_id"))
+
+
+@pytest.mark.parametrize("transport", ["http", "ws"])
+@pytest.mark.parametrize("identifier", AWKWARD_IDS)
+async def test_client_can_name_any_id(
+    identifier: str, transport: str, server: LightningStoreServer, connect: Any
+) -> None:
+    client = connect(server.endpoint, transport=transport)
+    await server.enqueue_rollout("a", rollout_id=identifier)
+
+    started = await client.start_attempt(identifier)
+    found = await client.get_rollout_by_id(identifier)
+
+    assert found.rollout_id == identifier
+    assert await client.get_latest_attempt(identifier) == started.attempt
+
+
+@pytest.mark.parametrize("path", ["/v1/agl/rollouts/{}/attempts/latest", "/update_attempt"])
+async def test_latest_attempt_can_be_updated_by_that_word(
+    path: str, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    rollout = await server.start_rollout("a")
+    names = {} if "{}" in path else {"rollout_id": rollout.rollout_id, "attempt_id": "latest"}
+
+    status, answer = await call(
+        session, "POST", server, path.format(rollout.rollout_id), json={**names, "status": "succeeded"}
+    )
+
+    assert (status, answer.get("status")) == (200, "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/nonsense"),
+        ("GET", "/v1/agl/nonsense"),
+        ("POST", "/v1/agl/rollouts/a/b/c/d"),
+        ("GET", "/v1/agl//rollouts"),
+        ("GET", "/v1/AGL/statistics"),
+        ("POST", "/v1/agl"),
+    ],
+)
+async def test_unknown_route_is_not_found(
+    method: str, path: str, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    status, answer = await call(session, method, server, path)
+
+    assert status == 404
+    assert "detail" in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/start_rollout", {"POST"}),
+        ("POST", "/dequeue_rollout", {"GET"}),
+        ("DELETE", "/v1/agl/rollouts/x", {"GET", "POST"}),
+        ("PUT", "/health", {"GET"}),
+        ("PATCH", "/v1/agl/statistics", {"GET"}),
+    ],
+)
+async def test_wrong_verb_is_told_the_right_ones(
+    method: str, path: str, allowed: set[str], server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    async with session.request(method, server.endpoint + path) as response:
+        told = response.headers.get("Allow", "")
+
+    assert response.status == 405
+    assert {verb.strip() for verb in told.split(",")} == allowed
+
+
+# ---------------------------------------------------------------------- queries
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/v1/agl/rollouts", "status_in=queuing&status_in=running&sort_by=start_time&sort_order=desc"),
+        ("/v1/agl/rollouts/mine/attempts", "limit=5"),
+        ("/v1/agl/spans", "rollout_id=mine&attempt_id=latest&name_contains=st"),
+        ("/v1/agl/workers", "status_in=idle&status_in=busy&limit=1"),
+        ("/v1/agl/resources", "resources_id_contains=rs&limit=1"),
+        ("/v1/agl/runs", "status_in=running&name=r"),
+        ("/v1/agl/runs/r1/metrics", "names=loss&names=reward"),
+    ],
+)
+async def test_searches_can_be_asked_with_get(
+    path: str, query: str, serve: Any, session: aiohttp.ClientSession, make_span: Any
+) -> None:
+    server = await serve()
+    await server.enqueue_rollout("a", rollout_id="mine")
+    await server.add_span(make_span(await server.start_attempt("mine", worker_id="w")))
+    await server.add_resources({"p": {"resource_type": "prompt_template", "template": "x", "engine": "f-string"}})  # type: ignore[dict-item]
+    await server.start_run("r", run_id="r1")
+    await server.add_metrics("r1", 1, {"loss": 0.5})
+
+    status, page = await call(session, "GET", server, f"{path}?{query}")
+
+    assert (status, len(page["items"]), page["total"]) == (200, 1, 1)
+
+
+async def test_lists_in_a_query_string_filter(serve: Any, session: aiohttp.ClientSession) -> None:
+    server = await serve()
+    for name in ("a", "b", "c"):
+        await server.enqueue_rollout(name, rollout_id=name)
+
+    _, page = await call(session, "GET", server, "/v1/agl/rollouts?rollout_id_in=a&rollout_id_in=c&limit=1&offset=1")
+
+    assert [item["rollout_id"] for item in page["items"]] == ["c"]
+    assert page["total"] == 2
+
+
+@pytest.mark.parametrize("query", ["limit=many", "offset=1.5", "sort_order=sideways", "sort_by=nothing", "limit=-7"])
+async def test_query_that_makes_no_sense_is_refused(
+    query: str, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    await server.enqueue_rollout("a")
+
+    status, answer = await call(session, "GET", server, f"/v1/agl/rollouts?{query}")
+
+    assert status in (400, 422)
+    assert answer["error_type"] == "InvalidQuery"
+
+
+@pytest.mark.parametrize("backend", [InMemoryLightningStore, SqliteLightningStore])
+@pytest.mark.parametrize(
+    "query",
+    ["rollouts?limit={}", "rollouts?offset={}", "spans?rollout_id=a&limit={}", "notices?after={}", "notices?after=-{}"],
+)
+async def test_number_beyond_64_bits_is_refused_or_understood(
+    query: str, backend: Any, serve: Any, session: aiohttp.ClientSession
+) -> None:
+    store = backend()
+    server = await serve(store)
+
+    status, answer = await call(session, "GET", server, "/v1/agl/" + query.format(2**70))
+    await store.close()
+
+    assert status == 200 or (status in (400, 422) and answer["error_type"] == "InvalidQuery")
+
+
+# ---------------------------------------------------------------------- bodies
+
+BODIES: dict[str, tuple[str, bytes, int]] = {
+    "garbage": ("/start_rollout", b"\x00\xff not JSON", 400),
+    "cut off": ("/v1/agl/rollouts", b'{"input": ', 400),
+    "an array": ("/v1/agl/rollouts", b"[1]", 400),
+    "a number": ("/enqueue_rollout", b"3", 400),
+    "infinity": ("/enqueue_rollout", b'{"input": 1e999}', 400),
+    "too deep": ("/enqueue_rollout", b'{"input": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+    "no input": ("/start_rollout", b"{}", 422),
+    "no body": ("/v1/agl/rollouts", b"", 422),
+    "wrong type": ("/v1/agl/rollouts", b'{"input": 1, "config": 7}', 422),
+    "unknown name": ("/v1/agl/rollouts", b'{"input": 1, "inputt": 2}', 422),
+    "not a span": ("/v1/agl/spans", b'{"name": "x"}', 422),
+    "not spans": ("/v1/agl/spans/batch", b'{"spans": {"a": 1}}', 422),
+    "null limit": ("/v1/agl/queues/rollouts/dequeue", b'{"limit": null}', 422),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+async def test_bad_body_is_refused(case: str, server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
+    path, body, expected = BODIES[case]
+
+    status, answer = await call(session, "POST", server, path, data=body)
+
+    assert status == expected
+    assert answer["error_type"] == "InvalidValue"
+    assert isinstance(answer["detail"], list if expected == 422 else str)
+
+
+async def test_every_mistake_in_a_body_is_listed(server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
+    body = {"mode": 3, "config": {"max_attempts": "x"}, "worker_id": []}
+
+    _, answer = await call(session, "POST", server, "/v1/agl/rollouts", json=body)
+
+    places = {tuple(complaint["loc"]) for complaint in answer["detail"]}
+    assert places >= {("input",), ("mode",), ("config", "max_attempts"), ("worker_id",)}
+
+
+async def test_unexpected_exception_is_400_without_traceback(serve: Any, session: aiohttp.ClientSession) -> None:
+    class Broken(InMemoryLightningStore):
+        async def get_latest_resources(self) -> Any:
+            raise ZeroDivisionError("by all things")
+
+    status, answer = await call(session, "GET", await serve(Broken()), "/v1/agl/resources/latest")
+
+    assert status == 400
+    assert answer["error_type"] == "ZeroDivisionError"
+    assert answer["detail"] == "by all things"
+    assert set(answer) == {"detail", "error_type"}
+
+
+# ---------------------------------------------------------------------- answers in short, and the log
+
+
+@pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, return=minimal"])
+async def test_echo_can_be_told_in_short(
+    prefer: str, server: LightningStoreServer, session: aiohttp.ClientSession, make_span: Any
+) -> None:
+    span = make_span(await server.start_rollout("a")).model_dump(mode="json")
+    headers = {"Prefer": prefer}
+
+    one = await call(session, "POST", server, "/v1/agl/spans", json=span, headers=headers)
+    many = await call(session, "POST", server, "/v1/agl/spans/batch", json={"spans": [span]}, headers=headers)
+
+    assert one == (201, True)
+    assert many == (201, [False])
+
+
+async def test_every_request_leaves_a_line_in_the_log(
+    server: LightningStoreServer, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, eventually: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    await call(session, "GET", server, "/v1/agl/rollouts/x%0Ay?secret=1")
+    await eventually(lambda: " ms" in caplog.text)  # written once the answer is on its way
+
+    (line,) = [record.getMessage() for record in caplog.records if "GET" in record.getMessage()]
+    assert line.startswith("127.0.0.1:")
+    assert "'/v1/agl/rollouts/x\\ny' 200" in line
+    assert line.endswith(" ms")
+    assert "secret" not in line

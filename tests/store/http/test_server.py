@@ -1,0 +1,369 @@
+"""The server's life: starting, stopping under load, launch modes, health, metrics, and what breaks."""
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentlightning.errors import ConfigurationError, StoreUnavailable
+from agentlightning.store import (
+    InMemoryLightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+)
+from agentlightning.store.http import protocol
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+TOKEN = "a-secret-nobody-may-read"
+
+
+async def fetched(url: str, **options: Any) -> requests.Response:
+    """A plain request, as a stranger would make it."""
+    return await asyncio.to_thread(requests.get, url, timeout=10, **options)
+
+
+# ---------------------------------------------------------------------- starting and stopping
+
+
+async def test_server_can_be_stopped_and_started_again_on_its_port(serve: Any) -> None:
+    server = await serve()
+    port = server.port
+
+    for _ in range(3):
+        await server.stop()
+        with pytest.raises(requests.ConnectionError):
+            await fetched(f"{server.endpoint}/health")
+        await server.start()
+
+    assert server.port == port != 0
+    assert (await fetched(f"{server.endpoint}/health")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("method", ["start", "run_forever"])
+async def test_busy_port_is_an_error_at_once(method: str, serve: Any) -> None:
+    first = await serve()
+    second = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", first.port)
+
+    with pytest.raises(RuntimeError, match="Another process may already be using this port"):
+        await asyncio.wait_for(getattr(second, method)(), 5)
+
+    await second.stop()
+    assert (await fetched(f"{first.endpoint}/health")).status_code == 200
+
+
+async def test_stopping_what_does_not_run_does_nothing() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+
+    await server.stop()
+    await server.start()
+    await server.stop()
+    await server.stop()
+
+
+async def test_server_binds_this_machine_only_by_default() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+
+    await server.start()
+
+    assert server.host == "127.0.0.1"
+    assert server.endpoint == f"http://127.0.0.1:{server.port}"
+    await server.stop()
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+async def test_server_is_a_store_in_its_own_process(mode: Any, serve: Any, connect: Any) -> None:
+    store = InMemoryLightningStore()
+    server = await serve(store, launch_mode=mode)
+    client = connect(server.endpoint)
+
+    rollout = await server.enqueue_rollout("a")
+    claimed = await client.dequeue_rollout("w")
+    await server.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+
+    assert claimed.rollout_id == rollout.rollout_id
+    assert [found.status for found in await client.wait_for_rollouts([rollout.rollout_id])] == ["succeeded"]
+    assert server.store is store
+
+
+async def test_processes_share_one_file(tmp_path: Path, connect: Any) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    server = LightningStoreServer(store, "127.0.0.1", 0, launch_mode="mp", n_workers=2, token=TOKEN)
+    await server.start()
+    clients = [connect(server.endpoint, token=TOKEN, transport="ws") for _ in range(4)]
+
+    waiting = [asyncio.create_task(client.dequeue_rollout(wait=30)) for client in clients]
+    for n in range(4):
+        await server.enqueue_rollout(n)
+    claimed = await asyncio.wait_for(asyncio.gather(*waiting), 20)
+    for client in clients:
+        await client.close()
+    await server.stop()
+    await store.close()
+
+    assert sorted(claim.input for claim in claimed) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{"launch_mode": "mp"}, {"n_workers": 2}])
+def test_processes_cannot_share_memory(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, **options)
+
+
+async def test_serving_for_ever_ends_with_its_task_and_ends_what_waits(connect: Any, eventually: Any) -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+    serving = asyncio.create_task(server.run_forever())
+    await eventually(lambda: server._launcher is not None and server._launcher.is_running())
+    client = connect(server.endpoint, transport="http", retry_delays=())
+    await server.enqueue_rollout("a", rollout_id="a")
+    waiting = asyncio.create_task(client.wait_for_rollouts(["a"], 30))
+    await eventually(lambda: server.app.service.waiting_calls == 1)
+
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(serving, 5)
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(waiting, 5)
+
+    await server.start()
+    assert (await fetched(f"{server.endpoint}/health")).status_code == 200
+    await server.stop()
+
+
+async def test_copy_in_another_process_is_a_client(serve: Any) -> None:
+    server = await serve(token=TOKEN)
+
+    copied = pickle.loads(pickle.dumps(server))
+    rollout = await copied.enqueue_rollout("a")
+
+    assert (await server.get_rollout_by_id(rollout.rollout_id)).input == "a"
+    assert (copied.endpoint, copied.host, copied.port) == (server.endpoint, server.host, server.port)
+    assert TOKEN not in repr(copied) + repr(server)
+    with pytest.raises(RuntimeError, match="process"):
+        await copied.start()
+    await copied.close()
+
+
+# ---------------------------------------------------------------------- stopping under load
+
+
+class Slow(InMemoryLightningStore):
+    """Takes its time over every enqueue, and says how many are under way."""
+
+    under_way = 0
+
+    async def perform(self, name: str, arguments: Any, *, request_id: str | None = None) -> Any:
+        if name != "enqueue_rollout":
+            return await super().perform(name, arguments, request_id=request_id)
+        self.under_way += 1
+        try:
+            await asyncio.sleep(0.3)
+            return await super().perform(name, arguments, request_id=request_id)
+        finally:
+            self.under_way -= 1
+
+
+@pytest.mark.parametrize("transport", ["http", "ws"])
+async def test_stop_under_load_loses_nothing_and_is_prompt(
+    transport: str, serve: Any, connect: Any, eventually: Any
+) -> None:
+    store = Slow()
+    server = await serve(store)
+    client = connect(server.endpoint, transport=transport, outage_seconds=20.0, health_retry_delays=(0.05,))
+    await client.statistics()
+    waiting = [asyncio.create_task(client.dequeue_rollout(f"w{n}", wait=60)) for n in range(50)]
+    await eventually(lambda: server.app.service.waiting_calls == 50)
+    asking = [asyncio.create_task(client.enqueue_rollout(n)) for n in range(50)]
+    await eventually(lambda: store.under_way == 50)
+
+    began = time.monotonic()
+    await server.stop()
+    took = time.monotonic() - began
+    await server.start()
+    enqueued = await asyncio.wait_for(asyncio.gather(*asking), 20)
+    claimed = await asyncio.wait_for(asyncio.gather(*waiting), 20)
+
+    assert took < 5
+    assert sorted(rollout.input for rollout in enqueued) == list(range(50))
+    assert sorted(claim.input for claim in claimed) == list(range(50))
+    assert len(await store.query_rollouts()) == 50
+
+
+async def test_call_that_waits_is_told_to_ask_again_when_the_server_stops(
+    serve: Any, session: aiohttp.ClientSession, eventually: Any
+) -> None:
+    server = await serve()
+    asking = asyncio.create_task(session.get(f"{server.endpoint}/dequeue_rollout?wait=60"))
+    await eventually(lambda: server.app.service.waiting_calls == 1)
+
+    await asyncio.wait_for(server.stop(), 5)
+    answer = await asyncio.wait_for(asking, 5)
+
+    assert answer.status == 503
+    assert (await answer.json())["error_type"] == "StoreUnavailable"
+
+
+@pytest.mark.parametrize("call", ["dequeue_rollout?wait=60", "v1/agl/notices?after=0&wait=60", "ready"])
+async def test_server_that_shuts_down_begins_no_new_wait(call: str, serve: Any) -> None:
+    server = await serve()
+    server.app.service.close()
+
+    answer = await fetched(f"{server.endpoint}/{call}")
+
+    assert answer.status_code == 503
+
+
+# ---------------------------------------------------------------------- health and metrics
+
+
+class Unavailable(InMemoryLightningStore):
+    """Answers nothing but an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def statistics(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no"), OSError("disk"), sqlite3.OperationalError("x")], ids=repr)
+async def test_broken_store_is_alive_but_not_ready(error: Exception, serve: Any) -> None:
+    server = await serve(Unavailable(error))
+
+    answers = {
+        path: (await fetched(f"{server.endpoint}/{path}")).status_code for path in ("health", "ready", "metrics")
+    }
+
+    assert answers == {"health": 200, "ready": 503, "metrics": 200}
+
+
+async def answers_of(server: LightningStoreServer) -> list[int]:
+    """What a readiness check, a read and a write are answered."""
+    write = asyncio.to_thread(requests.post, f"{server.endpoint}/enqueue_rollout", json={"input": "y" * 50_000})
+    ready, read = [await fetched(f"{server.endpoint}/{path}") for path in ("ready", "get_rollout_by_id/x")]
+    return [ready.status_code, read.status_code, (await write).status_code]
+
+
+async def test_file_that_turned_out_corrupt_takes_no_more_writes(tmp_path: Path, serve: Any) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteLightningStore(path)
+    server = await serve(store)
+    await server.enqueue_rollout("x" * 100_000)
+    for file in (path, path.with_name("store.db-wal")):
+        file.write_bytes(b"Z" * file.stat().st_size)
+
+    answers = await answers_of(server)
+    with contextlib.suppress(StoreUnavailable):
+        await store.close()
+
+    assert answers == [503, 503, 503]
+
+
+async def test_metrics_can_be_parsed_and_count_what_happened(serve: Any, connect: Any) -> None:
+    server = await serve()
+    client = connect(server.endpoint)
+    await client.enqueue_rollout("a")
+    with contextlib.suppress(ValueError):
+        await client.start_attempt("nobody")
+
+    text = (await fetched(f"{server.endpoint}/metrics")).text
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+    assert samples["agl_server_operation_seconds_count", "enqueue_rollout"] == 1
+    assert samples["agl_server_failures_total", "NotFound", "start_attempt"] == 1
+    assert samples["agl_store_total_rollouts",] == 1
+    assert samples["agl_store_up",] == 1
+
+
+@pytest.mark.parametrize("path", ["health", "ready", "metrics", "v1/agl/statistics", "openapi.json", "v1/agl/health"])
+async def test_token_guards_everything(path: str, serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = await serve(token=TOKEN)
+    url = f"{server.endpoint}/{path}"
+
+    refused = [
+        await fetched(url),
+        await fetched(url, headers={"Authorization": "Bearer wrong"}),
+        await fetched(url, headers={"Authorization": f"Basic {TOKEN}"}),
+        await fetched(url, headers={"Authorization": f"Bearer {TOKEN}x"}),
+    ]
+    admitted = await fetched(url, headers={"Authorization": f"bearer {TOKEN}"})
+
+    assert [answer.status_code for answer in refused] == [401] * 4
+    assert refused[0].headers["WWW-Authenticate"] == "Bearer"
+    assert admitted.status_code == 200
+    assert TOKEN not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["gehäim", "秘密"])
+async def test_token_beyond_ascii_is_refused_or_works(token: str, serve: Any, connect: Any) -> None:
+    try:
+        server = await serve(token=token)
+    except ConfigurationError:
+        return
+
+    assert (await connect(server.endpoint, token=token).statistics())["total_rollouts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warns"),
+    [
+        ("0.0.0.0", None, True),
+        ("::", None, True),
+        ("10.1.2.3", None, True),
+        ("0.0.0.0", TOKEN, False),
+        ("127.0.0.1", None, False),
+        ("localhost", None, False),
+        ("::1", None, False),
+        (None, None, False),
+    ],
+)
+def test_public_address_without_a_token_is_warned_of(
+    host: str | None, token: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    LightningStoreServer(InMemoryLightningStore(), host, 0, token=token)
+
+    assert bool([r for r in caplog.records if r.levelno == logging.WARNING and "token" in r.getMessage()]) is warns
+
+
+# ---------------------------------------------------------------------- slow clients
+
+
+@pytest.mark.parametrize("has_asked_before", [False, True], ids=["first request", "second request"])
+async def test_half_a_header_does_not_hold_a_connection(
+    has_asked_before: bool, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.3)
+    server = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    if has_asked_before:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"}")
+
+    writer.write(b"GET /health HTTP/1.1\r\nHo")
+    rest = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+    assert rest == b""
+
+
+def test_server_arguments_can_be_given_as_one() -> None:
+    args = PythonServerLauncherArgs(port=0, host="127.0.0.1", launch_mode="thread", access_host="store.example")
+    server = LightningStoreServer(InMemoryLightningStore(), launcher_args=args)
+
+    assert server.endpoint == "http://store.example:0"
+    assert isinstance(pickle.loads(pickle.dumps(server))._target, LightningStoreClient)

@@ -29,6 +29,7 @@ from agentlightning.types import Notice
 __all__ = ["ConnectionLost", "LiveChannel"]
 
 PING_SECONDS = 20.0
+MOST_UNREAD_NOTICES = 10_000
 _MOST_ANSWER_BYTES = 1 << 31
 
 
@@ -192,14 +193,23 @@ class LiveChannel:
         for message in parse_json(frame):
             number = message["id"]
             if "notice" in message:
-                if (queue := self._notices.get(number)) is not None:
-                    queue.put_nowait(as_notice(message["notice"]))
+                self._take_notice(number, as_notice(message["notice"]))
                 continue
             answer = self._answers.get(number)
             if "error" in message:
                 self._fail(number, answer, message["error"])
             elif answer is not None and not answer.done():
                 answer.set_result(message["cursor"] if "cursor" in message else message["result"])
+
+    def _take_notice(self, number: int, notice: Notice) -> None:
+        """Keep a notice for its reader; one that reads too slowly must ask for the rest again."""
+        queue = self._notices.get(number)
+        if queue is None:
+            return
+        queue.put_nowait(notice)
+        if queue.qsize() >= MOST_UNREAD_NOTICES:
+            self.unsubscribe(number)
+            queue.put_nowait(ConnectionLost("The notices were not read; they are asked for again."))
 
     def _fail(self, number: int, answer: "asyncio.Future[Any] | None", told: Mapping[str, Any]) -> None:
         error = exception_of(Failure(told["status"], told["error_type"], told["detail"]), self._request)

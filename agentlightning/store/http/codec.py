@@ -8,6 +8,8 @@ path and are encoded by the store's own encoder.
 import dataclasses
 import functools
 import inspect
+import json
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,6 +32,7 @@ __all__ = [
     "codec_of",
     "encode_many",
     "notice_fields",
+    "parse_foreign_json",
     "parse_json",
     "plain_value",
 ]
@@ -37,6 +40,8 @@ __all__ = [
 _CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
 """Arguments that a store takes in more than one form."""
 
+_LONG_NUMBER = re.compile(rb"\d{19}")
+_MOST_DIGITS = 20
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -46,6 +51,20 @@ def parse_json(text: bytes | str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidValue(f"The body is not JSON: {error}.") from error
+
+
+def parse_foreign_json(text: bytes | str) -> Any:
+    """JSON that somebody else wrote: integers beyond 64 bits, which would become floats, are refused."""
+    parsed = parse_json(text)
+    if _LONG_NUMBER.search(text if isinstance(text, bytes) else text.encode()):
+        json.loads(text, parse_int=_checked_integer)
+    return parsed
+
+
+def _checked_integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS or not -(2**63) <= int(digits) < 2**64:
+        raise InvalidValue(f"The body holds {digits[:40]}, an integer of more than 64 bits; send it as text.")
+    return int(digits)
 
 
 def plain_value(value: Any, where: str) -> Any:

@@ -8,7 +8,7 @@ import logging
 import time
 from typing import Any
 
-from agentlightning.store.http.codec import parse_json
+from agentlightning.store.http.codec import parse_foreign_json
 from agentlightning.store.http.exchange import Disconnected, Receive, Request, Send, SlowRequest, answer
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
@@ -100,7 +100,7 @@ class StoreRoutes:
         self, request: Request, send: Send, permitted: Scope, route: WireRoute, in_path: dict[str, str]
     ) -> None:
         body = await self._body(request)
-        given = route.read(in_path, request.query, parse_json(body) if body else None)
+        given = route.read(in_path, request.query, parse_foreign_json(body) if body else None)
         key = request.header(b"idempotency-key") or None
         calling = self._service.call(route.codec, given, permitted, key)
         waits = "wait" in given or "timeout" in given or route.operation == "wait_for_rollouts"

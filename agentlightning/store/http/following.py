@@ -31,10 +31,13 @@ class _Following(AsyncIterator[Notice]):
         self._kinds = kinds
         self._live: LiveSubscription | None = None
         self._polled: deque[Notice] = deque()
+        self._is_tried: asyncio.Future[None] | None = None
         # Begun at once: changes made after the call are told, however late the first one is asked for.
         self._beginning: asyncio.Task[None] | None = asyncio.create_task(self._begin())
         if after is None:
-            link.hold_until(self._beginning)
+            self._is_tried = link.loop.create_future()
+            link.hold_until(self._is_tried)
+            self._beginning.add_done_callback(lambda _: self._let_go())
 
     async def __anext__(self) -> Notice:
         if self._beginning is not None:
@@ -71,6 +74,16 @@ class _Following(AsyncIterator[Notice]):
         await self._policy.persist(self._attempt, self._link.is_healthy)
 
     async def _attempt(self) -> None:
+        try:
+            await self._subscribe()
+        finally:
+            self._let_go()  # also if it failed: others must not wait for as long as this one tries
+
+    def _let_go(self) -> None:
+        if self._is_tried is not None and not self._is_tried.done():
+            self._is_tried.set_result(None)
+
+    async def _subscribe(self) -> None:
         channel = await self._link.live()
         if channel is not None:
             self._live = await channel.subscribe(list(self._kinds), self.cursor)

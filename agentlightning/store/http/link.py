@@ -86,7 +86,7 @@ class Link:
         self._channel: LiveChannel | None = None
         self._opening = asyncio.Lock()  # protects `_channel`: one handshake at a time
         self._no_live_before = 0.0
-        self._beginnings: set[asyncio.Task[None]] = set()
+        self._beginnings: set[asyncio.Future[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
 
     async def close_with_loop(self) -> None:
@@ -157,8 +157,8 @@ class Link:
                 return await channel.call(codec, arguments, encoded, key=key, timeout_seconds=timeout)
         return await self._request(codec, dict(arguments), key, timeout)
 
-    def hold_until(self, beginning: "asyncio.Task[None]") -> None:
-        """Let further calls wait until a subscription has begun, so that it is told of what they change."""
+    def hold_until(self, beginning: "asyncio.Future[None]") -> None:
+        """Let further calls wait until a subscription tried to begin, so that it is told of what they change."""
         self._beginnings.add(beginning)
         beginning.add_done_callback(self._beginnings.discard)
 

@@ -26,7 +26,14 @@ import orjson
 
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many, notice_fields, parse_json
+from agentlightning.store.http.codec import (
+    OperationCodec,
+    codec_of,
+    encode_many,
+    notice_fields,
+    parse_foreign_json,
+    parse_json,
+)
 from agentlightning.store.http.exchange import (
     COMPRESS_FROM_BYTES,
     GZIP_MAGIC,
@@ -57,6 +64,7 @@ MOST_UNSENT_BYTES = 4 * 1024 * 1024
 _BAD_FRAME = 1007
 _POLICY_VIOLATION = 1008
 _MOST_REASON_LETTERS = 100
+_GOODBYE_SECONDS = 5.0
 
 
 async def serve_live(service: StoreService, scope: Any, receive: Receive, send: Send) -> None:
@@ -87,6 +95,9 @@ async def _deny(request: Request, send: Send, failure: Failure) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
     await answer(request, send_denial, failure.status, failure.body)
+    # The server takes a refusal for unfinished business until the client has gone.
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(request.receive(), _GOODBYE_SECONDS)
 
 
 class _Connection:
@@ -146,7 +157,7 @@ class _Connection:
         limit = self._service.max_request_bytes
         if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, limit + MOST_FRAME_BYTES)
-        content = parse_json(frame)
+        content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
         for message in content if isinstance(content, list) else [content]:
             self._begin(message, is_checked=len(frame) <= limit)
 

@@ -115,6 +115,15 @@ async def test_dequeue_in_an_outage_is_none_and_told_once(
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
+async def test_dequeue_in_an_outage_does_not_wait_for_a_subscription_to_begin(nowhere: str, connect: Any) -> None:
+    client = connect(nowhere, outage_seconds=10.0)
+    notices = client.subscribe(["rollout"])
+
+    assert await asyncio.wait_for(client.dequeue_rollout(), 3) is None
+
+    await notices.aclose()
+
+
 async def test_outage_shorter_than_patience_is_not_noticed(serve: Any, connect: Any) -> None:
     server = await serve()
     client = connect(server.endpoint, outage_seconds=20.0)

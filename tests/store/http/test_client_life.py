@@ -14,7 +14,7 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.store.http import following, link
+from agentlightning.store.http import channel, following, link
 from agentlightning.store.http.notices import _gather
 from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
@@ -284,6 +284,24 @@ async def test_notice_that_comes_as_the_poll_ends_is_not_lost() -> None:
             return Notice("rollout", 1)
 
     assert await _gather(Late(), 0.01) == [Notice("rollout", 1)]
+
+
+async def test_reader_that_falls_behind_asks_for_the_rest_again(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(channel, "MOST_UNREAD_NOTICES", 5)
+    server = await serve()
+    client = connect(server.endpoint, transport="ws")
+    notices: Any = client.subscribe(["rollout"])
+    for n in range(20):
+        await client.enqueue_rollout("a", rollout_id=str(n))
+    await eventually(lambda: notices._live._queue.qsize() >= 5)
+
+    unread = notices._live._queue.qsize()
+
+    assert unread <= 6
+    assert await told(notices, 20) == [str(n) for n in range(20)]
+    await notices.aclose()
 
 
 # ---------------------------------------------------------------------- servers without WebSockets

@@ -286,6 +286,17 @@ async def test_wrong_token_is_refused_at_the_handshake(token: str | None, serve:
     assert refused.value.headers["WWW-Authenticate"] == "Bearer"
 
 
+async def test_refused_handshake_is_no_error_of_the_server(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = await serve(token=SECRET)
+
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        async with opened(server):
+            pass
+    await server.stop()
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_scope_of_the_token_holds_for_every_message(serve: Any, make_span: Any) -> None:
     server = await serve(token=SECRET)
     rollout = await server.start_rollout("a")

@@ -189,6 +189,7 @@ BODIES: dict[str, tuple[str, bytes, int]] = {
     "an array": ("/v1/agl/rollouts", b"[1]", 400),
     "a number": ("/enqueue_rollout", b"3", 400),
     "infinity": ("/enqueue_rollout", b'{"input": 1e999}', 400),
+    "a number JSON readers change": ("/enqueue_rollout", b'{"input": 123456789012345678901234567890}', 400),
     "too deep": ("/enqueue_rollout", b'{"input": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
     "no input": ("/start_rollout", b"{}", 422),
     "no body": ("/v1/agl/rollouts", b"", 422),

@@ -31,8 +31,6 @@ from agentlightning.utils.server_launcher import is_loopback
 __all__ = ["main", "refuse_open_address"]
 
 DEFAULT_PORT = 4747
-GC_THRESHOLDS = (20_000, 20, 50)
-"""A store holds many objects for long; the usual thresholds would look through them too often."""
 DEFAULT_SQLITE_PATH = "agentlightning.db"
 
 EXAMPLES = """\
@@ -156,7 +154,6 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
         loop.add_signal_handler(number, leave.set)
     await server.start()
     gc.freeze()  # what is loaded by now stays, and need not be looked through again
-    gc.set_threshold(*GC_THRESHOLDS)
     console = Console(stderr=True)
     console.print(
         f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.collector import calm_collector
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ class PythonServerLauncher:
 
     async def _serve(self, server: "uvicorn.Server") -> None:
         async with self._serve_context or _no_context():
-            await server.serve(sockets=[self._socket] if self._socket is not None else None)
+            with calm_collector():
+                await server.serve(sockets=[self._socket] if self._socket is not None else None)
 
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + self.args.startup_timeout
@@ -341,7 +343,8 @@ def _serve_process(
 ) -> None:
     """What a process of launch mode "mp" runs: serve until told to leave, or until the parent is gone."""
     server = _new_server(build(), args)
-    asyncio.run(_serve_until(server, listening, ready, leave))
+    with calm_collector():
+        asyncio.run(_serve_until(server, listening, ready, leave))
 
 
 async def _serve_until(

@@ -95,12 +95,11 @@ class LightningStoreServer(LightningStore):
         _check_processes(store, self.launcher_args)
         _warn_if_open(self.launcher_args.host or "127.0.0.1", self._token)
         served = store if capabilities_of(store).get("thread_safe") else LightningStoreThreaded(store)
-        origins = [cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins
         build = functools.partial(
             build_app,
             served,
             token=self._token,
-            cors_allow_origins=origins,
+            cors_allow_origins=[cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins,
             tracker=tracker,
             max_request_bytes=max_request_bytes,
         )
@@ -110,10 +109,8 @@ class LightningStoreServer(LightningStore):
             | {"ws_max_size": max_request_bytes + 2 * MOST_FRAME_BYTES}
             | dict(self.launcher_args.uvicorn_options)
         )
-        is_apart = self.launcher_args.launch_mode == "mp"
-        self._launcher: PythonServerLauncher | None = PythonServerLauncher(
-            build if is_apart else self.app, self.launcher_args
-        )
+        served_app = build if self.launcher_args.launch_mode == "mp" else self.app
+        self._launcher: PythonServerLauncher | None = PythonServerLauncher(served_app, self.launcher_args)
         self._target: LightningStore = served
         self._address = ""
         os.register_at_fork(after_in_child=functools.partial(_become_client, weakref.ref(self)))

@@ -278,6 +278,46 @@ async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_claim_of_a_caller_cancelled_during_an_outage_goes_back_after_it(transport: Any) -> None:
+    store = InMemoryLightningStore()
+    await store.enqueue_rollout({"n": 1})
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        call = asyncio.create_task(client.dequeue_rollout("w", wait=30))
+        await _until(store, queue_length=0)
+        await proxy.refuse()
+        await asyncio.sleep(0.2)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.sleep(0.2)
+        await proxy.listen()
+        await _until(store, queue_length=1)
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_claim_that_a_client_never_heard_of_goes_back_when_it_closes(transport: Any) -> None:
+    store = InMemoryLightningStore()
+    await store.enqueue_rollout({"n": 1})
+
+    async with network(store) as proxy:
+        async with LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+            await client.statistics()
+            proxy.hold_replies()
+            call = asyncio.create_task(client.dequeue_rollout("w"))
+            await _until(store, queue_length=0)
+            await proxy.refuse()
+            lost = await call
+            await proxy.listen()
+        await _until(store, queue_length=1)
+
+    assert lost is None
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("wait", [None, 0.2], ids=["at-once", "waiting"])
 async def test_late_copy_of_a_request_that_found_nothing_takes_no_rollout(transport: Any, wait: float | None) -> None:
     store = InMemoryLightningStore()

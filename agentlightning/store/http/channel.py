@@ -48,6 +48,7 @@ class LiveChannel:
         self._compresses = compresses
         self._loop = asyncio.get_running_loop()
         self._number = 0
+        self._last_heard = 0.0
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._notices: dict[int, asyncio.Queue[Notice | Exception]] = {}
         self._unsent: list[bytes] = []
@@ -95,7 +96,8 @@ class LiveChannel:
         content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), encoded, keyed)
         number, answer = self._post(content)
         # Cheaper than `asyncio.wait_for`, by half of what a call costs here.
-        clock = None if timeout_seconds is None else self._loop.call_later(timeout_seconds, self._give_up, answer)
+        sent = self._loop.time()
+        clock = None if timeout_seconds is None else self._loop.call_later(timeout_seconds, self._give_up, answer, sent)
         try:
             given = await answer
         except asyncio.CancelledError:
@@ -107,10 +109,12 @@ class LiveChannel:
                 clock.cancel()
         return codec.decode_brief(given, arguments)
 
-    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
-        """No answer came in time: the connection may be dead without knowing, so it is not used any longer."""
-        if not answer.done():
-            answer.set_exception(asyncio.TimeoutError("The store did not answer in time."))
+    def _give_up(self, answer: "asyncio.Future[Any]", sent: float) -> None:
+        """No answer came in time; a connection over which nothing came since may be dead, and is used no longer."""
+        if answer.done():
+            return
+        answer.set_exception(asyncio.TimeoutError("The store did not answer in time."))
+        if self._last_heard < sent:
             self._lose()
             self._socket_closing = self._loop.create_task(self.close(), name="agl-live-closer")
 
@@ -188,6 +192,7 @@ class LiveChannel:
             self._lose()
 
     def _take(self, frame: bytes | str) -> None:
+        self._last_heard = self._loop.time()
         if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, _MOST_ANSWER_BYTES)
         for message in parse_json(frame):

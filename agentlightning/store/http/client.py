@@ -155,6 +155,9 @@ class LightningStoreClient(LightningStore):
     async def close(self) -> None:
         """Close the connections of every loop; those of other threads as far as their loops still run."""
         here = asyncio.get_running_loop()
+        for keys in self._unanswered.values():
+            while keys:  # claims whose answers were lost, and that nobody will ask for again
+                self._in_background(self._abandon(self._link(), keys.popleft()))
         if own := [task for task in self._background if task.get_loop() is here]:
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
@@ -215,7 +218,7 @@ class LightningStoreClient(LightningStore):
         """
         wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
         codec, deadline = codec_of(op.name), time.monotonic() + wait
-        unanswered = self._unanswered[op.name, arguments.get("worker_id"), arguments.get("limit")]
+        unanswered = self._unanswered[op.name, arguments.get("worker_id")]
         polls = _Polls(link, request_id, unanswered)
 
         async def attempt() -> Any:
@@ -234,12 +237,17 @@ class LightningStoreClient(LightningStore):
         try:
             return await policy.persist(attempt, link.is_healthy, waits=True)
         except asyncio.CancelledError:
-            self._in_background(link.call(codec_of("abandon_request"), {"request_id": polls.key}, key=None))
+            self._in_background(self._abandon(link, polls.key))
             raise
         except Exception as error:
             if is_passing(error) and request_id is None:
                 unanswered.append(polls.key)
             raise
+
+    async def _abandon(self, link: Link, key: str) -> None:
+        """Have the server take back what a request may have claimed."""
+        codec, arguments = codec_of("abandon_request"), {"request_id": key}
+        await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
 
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, wait: float | None = None

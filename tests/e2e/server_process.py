@@ -14,7 +14,7 @@ from types import TracebackType
 import psutil
 from typing_extensions import Self
 
-__all__ = ["ServerProcess", "free_port"]
+__all__ = ["ServerProcess", "free_port", "left_behind"]
 
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
@@ -125,3 +125,9 @@ class ServerProcess:
             process.kill()
             process.wait()
             raise
+
+
+def left_behind() -> list[psutil.Process]:
+    """Processes that this one started and that still run; multiprocessing's own helper stays as long as we do."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]

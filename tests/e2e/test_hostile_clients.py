@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from agentlightning.errors import InvalidToken
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.store.http import protocol
 from agentlightning.types import PromptTemplate
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, left_behind
 
 TOKEN = "a-secret-that-nobody-guesses-0123456789"
 ENQUEUE = "/v1/agl/queues/rollouts/enqueue-one"
@@ -32,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(token=TOKEN, log=tmp_path_factory.mktemp("hostile") / "server.log") as process:
         yield process
         assert process.terminate() == 0
-    assert psutil.Process().children(recursive=True) == []
+    assert left_behind() == []
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentlightning.store import LightningStoreClient
 from agentlightning.types import EnqueueRolloutRequest
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, left_behind
 from tests.e2e.workload import make_span
 
 CLIENTS = 200
@@ -74,7 +73,7 @@ async def test_two_hundred_clients_finish_every_rollout_once(backend: str, tmp_p
     assert (statistics["total_spans"], statistics["queue_length"]) == (ROLLOUTS, 0)
     assert seconds < MOST_SECONDS
     assert code == 0
-    assert psutil.Process().children(recursive=True) == []
+    assert left_behind() == []
 
 
 async def _until_descriptors_are_back(server: ServerProcess, before: int) -> None:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, RolloutConfig
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, left_behind
 from tests.e2e.workload import RUN_ID, make_span
 
 KILLS = 20
@@ -225,7 +224,7 @@ async def test_clients_ride_out_a_server_that_is_killed_again_and_again(tmp_path
     assert code == 0
     await check(path, load.record, is_complete=True)
     assert len(load.record.claims) > 10 * KILLS
-    assert psutil.Process().children(recursive=True) == []
+    assert left_behind() == []
 
 
 @pytest.mark.slow

@@ -110,8 +110,7 @@ async def test_slow_body_is_given_up_and_the_connection_closed(serve: Any) -> No
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /add_span HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
 
-    async with asyncio.timeout(5):
-        answer = await reader.read()
+    answer = await asyncio.wait_for(reader.read(), 5)
     writer.close()
 
     assert answer.startswith(b"HTTP/1.1 408 ")

@@ -62,6 +62,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         for task in pending:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        loop.run_until_complete(asyncio.sleep(0))  # transports that were closed last are let go in the next round
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+from uvicorn.protocols.utils import ClientDisconnected
 
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
@@ -64,7 +65,6 @@ MOST_UNSENT_BYTES = 4 * 1024 * 1024
 _BAD_FRAME = 1007
 _POLICY_VIOLATION = 1008
 _MOST_REASON_LETTERS = 100
-_GOODBYE_SECONDS = 5.0
 
 
 async def serve_live(service: StoreService, scope: Any, receive: Receive, send: Send) -> None:
@@ -95,9 +95,8 @@ async def _deny(request: Request, send: Send, failure: Failure) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
     await answer(request, send_denial, failure.status, failure.body)
-    # The server takes a refusal for unfinished business until the client has gone.
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(request.receive(), _GOODBYE_SECONDS)
+    # uvicorn takes a refusal for unfinished business, and says so in its log; this tells it that the client is done.
+    raise ClientDisconnected
 
 
 class _Connection:

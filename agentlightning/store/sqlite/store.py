@@ -66,11 +66,13 @@ class _Working:
     def close(self) -> None:
         """Finish acknowledged work and let go of the file."""
         self.readers.shutdown()
-        if self.watcher is not None:
-            self.watcher.stop()
-        self.writer.stop()
-        while self.idle:
-            self.idle.popleft().close()
+        try:
+            if self.watcher is not None:
+                self.watcher.stop()
+            self.writer.stop()
+        finally:
+            while self.idle:
+                self.idle.popleft().close()
 
 
 class SqliteLightningStore(LocalStore):

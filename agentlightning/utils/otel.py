@@ -1,0 +1,305 @@
+"""Helpers around OpenTelemetry: nested values as flat attributes and back, tags, links, exceptions, and the provider.
+
+OpenTelemetry's attributes are flat. We write nested values with dots (`agentlightning.reward.0.value`) and read them
+back. Everything here is a pure function except `get_tracer` and `get_tracer_provider`, which look up what this process
+has installed and never install anything.
+"""
+
+import functools
+import json
+import math
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from opentelemetry import trace
+from pydantic import ValidationError
+
+from agentlightning.errors import NoActiveTracer
+from agentlightning.semconv import LightningSpanAttributes, LinkAttributes, LinkPydanticModel
+
+if TYPE_CHECKING:  # the SDK is slow to import
+    from opentelemetry.sdk.trace import TracerProvider
+
+__all__ = [
+    "flatten_attributes",
+    "unflatten_attributes",
+    "filter_attributes",
+    "filter_and_unflatten_attributes",
+    "sanitize_attributes",
+    "sanitize_attribute_value",
+    "check_attributes_sanity",
+    "make_tag_attributes",
+    "extract_tags_from_attributes",
+    "make_link_attributes",
+    "extract_links_from_attributes",
+    "query_linked_spans",
+    "format_exception_attributes",
+    "full_qualified_name",
+    "get_tracer",
+    "get_tracer_provider",
+]
+
+SCOPE_NAME: Final = "agentlightning"
+"""Instrumentation scope of the spans we write."""
+_SCALARS = (str, bool, int, float)
+
+_SpanT = TypeVar("_SpanT")
+
+# ---------------------------------------------------------------------- nested values
+
+
+def flatten_attributes(
+    nested_data: Mapping[str, Any] | Sequence[Any], *, expand_leaf_lists: bool = False
+) -> dict[str, Any]:
+    """Nested mappings and lists under dotted keys: `{"a": {"b": [{"c": 1}]}}` is `{"a.b.0.c": 1}`.
+
+    Args:
+        expand_leaf_lists: Also give each item of a list of plain values a key of its own; otherwise such a list is a
+            value. An empty mapping leaves nothing behind, and neither does an empty list that is expanded.
+    """
+    return dict(_leaves(nested_data, "", expand_leaf_lists))
+
+
+def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+    if is_list and path and not expand and all(isinstance(item, _SCALARS) for item in value):
+        yield path, value
+    elif is_list or isinstance(value, Mapping):
+        for key, item in enumerate(value) if is_list else value.items():
+            if not isinstance(key, (str, int)):
+                raise ValueError(f"Key {key!r} below '{path}' is a {type(key).__name__}; attribute keys are strings.")
+            yield from _leaves(item, f"{path}.{key}" if path else str(key), expand)
+    else:
+        yield path, value
+
+
+def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
+    """The inverse of `flatten_attributes`; keys that count from 0 become a list.
+
+    Where a key holds a value and also has keys below it, the value is found under the empty key.
+    """
+    root: dict[str, Any] = {}
+    for key, value in flat_data.items():
+        *parents, last = key.split(".")
+        node = root
+        for part in parents:
+            child = node.setdefault(part, {})
+            if not isinstance(child, _Node):
+                child = node[part] = _Node() if child == {} else _Node({"": child})
+            node = child
+        if isinstance(node.get(last), _Node):
+            node[last][""] = value
+        else:
+            node[last] = value
+    nested: dict[str, Any] | list[Any] = _with_lists(root, is_root=True)
+    return nested
+
+
+class _Node(dict[str, Any]):
+    """A mapping that came from dots, as opposed to one that is a value."""
+
+
+def _with_lists(node: Any, *, is_root: bool = False) -> Any:
+    if not isinstance(node, _Node) and not is_root:
+        return node
+    values = {key: _with_lists(value) for key, value in node.items()}
+    if values and set(values) == {str(index) for index in range(len(values))}:
+        return [values[str(index)] for index in range(len(values))]
+    return values
+
+
+def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The attributes named `prefix` or standing below it."""
+    below = prefix + "."
+    return {key: value for key, value in attributes.items() if key == prefix or key.startswith(below)}
+
+
+def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
+    """What stands below `prefix`, nested again and without the prefix; empty if nothing does."""
+    below = prefix + "."
+    return unflatten_attributes(
+        {key.removeprefix(below): value for key, value in attributes.items() if key.startswith(below)}
+    )
+
+
+# ---------------------------------------------------------------------- values OpenTelemetry takes
+
+
+def sanitize_attribute_value(value: Any, force: bool = True) -> Any:
+    """A value an attribute can hold: plain values and flat lists of one type as they are, others as JSON text.
+
+    Args:
+        force: Write what JSON does not know as `str(value)`; otherwise that raises ValueError.
+    """
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, (list, tuple)) and _is_uniform(value):
+        return list(value)
+    try:
+        return json.dumps(value, default=str if force else None, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        if force:
+            return str(value)
+        raise ValueError(f"A {type(value).__name__} cannot be an attribute: {error}.") from error
+
+
+def _is_uniform(values: Sequence[Any]) -> bool:
+    """Whether the items are all strings, all booleans, or all numbers."""
+    kinds = {type(value) for value in values}
+    return (len(kinds) <= 1 and kinds <= set(_SCALARS)) or kinds == {int, float}
+
+
+def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
+    """Attributes of which every value can be held; see `sanitize_attribute_value`."""
+    sane = {}
+    for key, value in attributes.items():
+        try:
+            sane[str(key)] = sanitize_attribute_value(value, force)
+        except ValueError as error:
+            raise ValueError(f"Attribute '{key}': {error}") from error
+    return sane
+
+
+def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
+    """Raise ValueError for the first key or value that OpenTelemetry, or JSON, could not hold."""
+    for key, value in attributes.items():
+        if not isinstance(key, str):
+            raise ValueError(f"Attribute key {key!r} is a {type(key).__name__}; attribute keys are strings.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"Attribute '{key}' is {value}; attributes hold finite numbers only.")
+        if isinstance(value, _SCALARS) or (isinstance(value, (list, tuple)) and _is_uniform(value)):
+            continue
+        raise ValueError(
+            f"Attribute '{key}' is a {type(value).__name__}; use a string, bool, number, or a list of one of them."
+        )
+
+
+# ---------------------------------------------------------------------- tags and links
+
+
+def make_tag_attributes(tags: Iterable[str]) -> dict[str, str]:
+    """Attributes that give a span these tags."""
+    return {f"{LightningSpanAttributes.TAG.value}.{index}": tag for index, tag in enumerate(tags)}
+
+
+def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
+    """The tags of a span; empty if it has none."""
+    prefix = LightningSpanAttributes.TAG.value
+    whole = attributes.get(prefix)
+    tags: Any = list(whole) if isinstance(whole, (list, tuple)) else filter_and_unflatten_attributes(attributes, prefix)
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
+    """Attributes that point at the spans of which every named attribute has that value."""
+    attributes = {}
+    for index, (key, value) in enumerate(links.items()):
+        if not isinstance(value, str):
+            raise ValueError(f"Link '{key}' has the value {value!r}; links match text, so convert it with str().")
+        prefix = f"{LightningSpanAttributes.LINK.value}.{index}"
+        attributes[f"{prefix}.{LinkAttributes.KEY_MATCH.value}"] = key
+        attributes[f"{prefix}.{LinkAttributes.VALUE_MATCH.value}"] = value
+    return attributes
+
+
+def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
+    """The links of a span; empty if it has none."""
+    links = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.LINK.value)
+    if not isinstance(links, list):
+        if links:
+            raise ValueError(f"Links must be counted from 0; these are counted {', '.join(links)}.")
+        return []
+    try:
+        return [LinkPydanticModel.model_validate(link) for link in links]
+    except ValidationError as error:
+        raise ValueError(f"A link needs a key_match and a value_match, both text: {error}") from error
+
+
+def query_linked_spans(spans: Sequence[_SpanT], links: Sequence[LinkPydanticModel]) -> list[_SpanT]:
+    """The spans that every link points at, in the given order; `trace_id` and `span_id` may be matched too."""
+    return [span for span in spans if all(_matches(span, link) for link in links)]
+
+
+def _matches(span: Any, link: LinkPydanticModel) -> bool:
+    attributes = span.attributes or {}
+    if link.key_match in attributes:
+        return str(attributes[link.key_match]) == link.value_match
+    if link.key_match in ("trace_id", "span_id"):
+        return _hex_id(span, link.key_match) == link.value_match
+    return False
+
+
+def _hex_id(span: Any, name: str) -> str | None:
+    """An id as text, of our spans and of OpenTelemetry's."""
+    if isinstance(own := getattr(span, name, None), str):
+        return own
+    context = span.get_span_context()
+    if context is None:
+        return None
+    return trace.format_trace_id(context.trace_id) if name == "trace_id" else trace.format_span_id(context.span_id)
+
+
+# ---------------------------------------------------------------------- exceptions and names
+
+
+def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
+    """An exception under the keys of OpenTelemetry's conventions; the stack trace only if there is one."""
+    stacktrace = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
+    attributes: dict[str, Any] = {
+        "exception.type": type(exception).__name__,
+        "exception.message": str(exception),
+        "exception.escaped": True,
+    }
+    if stacktrace.strip():
+        attributes["exception.stacktrace"] = stacktrace
+    return attributes
+
+
+def full_qualified_name(obj: Any) -> str:
+    """Module and name of a class or function; built-ins go without their module."""
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
+    module = getattr(obj, "__module__", None)
+    return str(name) if module in (None, "builtins") else f"{module}.{name}"
+
+
+# ---------------------------------------------------------------------- the provider
+
+
+def get_tracer_provider(inspect: bool = True) -> "TracerProvider":
+    """The tracer provider of this process.
+
+    Args:
+        inspect: Accepted for scripts of the 0.3 release.
+    """
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider):
+        raise NoActiveTracer(
+            "No tracer is listening: run this inside a rollout, or inside `with OtelTracer().lifespan():`, "
+            "or install an OpenTelemetry tracer provider first."
+        )
+    return provider  # type: ignore[return-value] # the API's type, which a provider other than the SDK's may be
+
+
+def get_tracer(use_active_span_processor: bool = True) -> trace.Tracer:
+    """The OpenTelemetry tracer our spans are written with.
+
+    Args:
+        use_active_span_processor: False gives a tracer whose spans can be read but are sent nowhere.
+    """
+    return _tracer_of(get_tracer_provider()) if use_active_span_processor else _silent_tracer()
+
+
+@functools.lru_cache(maxsize=1)
+def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+    """Kept because asking a provider costs half of what a span does."""
+    return provider.get_tracer(SCOPE_NAME)
+
+
+@functools.cache
+def _silent_tracer() -> trace.Tracer:
+    # Here, because everything else in this module does without the SDK, which is slow to import.
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    return TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False).get_tracer(SCOPE_NAME)

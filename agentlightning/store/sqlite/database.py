@@ -62,12 +62,16 @@ def _translated(error: sqlite3.Error, path: str) -> StoreUnavailable:
 def connect(path: str, *, durability: Durability = "process", is_reader: bool = False) -> sqlite3.Connection:
     """A connection that leaves transactions to the caller."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # counts for a new file only
-    connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if is_reader else WRITER_CACHE_KIB}")
-    if is_reader:
-        connection.execute("PRAGMA query_only = ON")
+    try:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # counts for a new file only
+        connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if is_reader else WRITER_CACHE_KIB}")
+        if is_reader:
+            connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -68,6 +68,7 @@ MODULES = [
     "client",
     "env_var",
     "errors",
+    "events",
     "legacy",
     "logging",
     "semconv",

@@ -1,0 +1,81 @@
+"""EVENTS — typed views over spans: what happened, who did it, and how it was judged; filtered, added up, streamed."""
+
+from agentlightning.events.batching import Batch, StreamMode, StreamOptions
+from agentlightning.events.event import (
+    AgentEvent,
+    AgentReply,
+    BinaryReward,
+    CompleteEvent,
+    ConfigEvent,
+    DataEvent,
+    ErrorEvent,
+    MessageEvent,
+    NamedReward,
+    NumericReward,
+    ObjectEvent,
+    RewardEvent,
+    SequenceReward,
+    StartEvent,
+    StateEvent,
+    ToolCall,
+    UserMessage,
+)
+from agentlightning.events.follower import current_positions
+from agentlightning.events.pipeline import Step, mapped, of_agent, of_kind, of_rollout, pipeline, where
+from agentlightning.events.reading import events_of, events_of_spans
+from agentlightning.events.streaming import EventStream, Handler, stream_events
+from agentlightning.events.views import (
+    Activity,
+    Progress,
+    RewardSummary,
+    by_agent,
+    by_task,
+    grouped,
+    latest_attempts,
+)
+from agentlightning.events.writing import attributes_of, span_of
+
+__all__ = [
+    "AgentEvent",
+    "ObjectEvent",
+    "DataEvent",
+    "ConfigEvent",
+    "MessageEvent",
+    "UserMessage",
+    "AgentReply",
+    "ToolCall",
+    "RewardEvent",
+    "NumericReward",
+    "BinaryReward",
+    "SequenceReward",
+    "NamedReward",
+    "StateEvent",
+    "StartEvent",
+    "CompleteEvent",
+    "ErrorEvent",
+    "events_of",
+    "events_of_spans",
+    "attributes_of",
+    "span_of",
+    "Step",
+    "of_kind",
+    "of_agent",
+    "of_rollout",
+    "where",
+    "mapped",
+    "pipeline",
+    "Activity",
+    "Progress",
+    "RewardSummary",
+    "by_agent",
+    "by_task",
+    "grouped",
+    "latest_attempts",
+    "Batch",
+    "EventStream",
+    "Handler",
+    "StreamMode",
+    "StreamOptions",
+    "current_positions",
+    "stream_events",
+]

@@ -1,0 +1,14 @@
+"""Attribute names by which an event that was written as a span is read back as the same event."""
+
+from typing import Final
+
+EVENT_KIND: Final = "agentlightning.event.kind"
+"""The event's `kind`; readers that do not know it see an ordinary message, object or reward."""
+MESSAGE_ROLE: Final = "agentlightning.message.role"
+MESSAGE_SENDER: Final = "agentlightning.message.sender"
+TOOL_NAME: Final = "agentlightning.message.tool"
+TOOL_CALL_ID: Final = "agentlightning.message.tool_call_id"
+TOOL_RESULT: Final = "agentlightning.message.tool_result"
+AGENT_NAME: Final = "agent.name"
+OLD_MESSAGE: Final = "message"
+OLD_OBJECT: Final = "object"

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentlightning.adapter import *
     from agentlightning.client import AgentLightningClient as AgentLightningClient
     from agentlightning.client import DevTaskLoader as DevTaskLoader
     from agentlightning.env_var import *
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 __version__ = "0.4.0.dev0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "agentlightning.adapter": (
+        *("TraceAdapter", "OtelTraceAdapter", "Adapter", "TraceToTripletBase", "TracerTraceToTriplet"),
+        *("LlmProxyTraceToTriplet", "TraceToMessages", "TraceToTriplet", "TraceToTrajectory", "Trajectory"),
+        "TraceReport",
+    ),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.server": ("AgentLightningServer",),
     "agentlightning.env_var": (

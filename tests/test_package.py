@@ -42,7 +42,6 @@ NAMES = {
 }
 
 NOT_YET_BY_ORIGIN = {
-    "adapter": OBSERVING,
     "algorithm": RUNNING,
     "config": RUNNING,
     "emitter": OBSERVING,
@@ -61,6 +60,11 @@ NOT_YET = {name: issue for origin, issue in NOT_YET_BY_ORIGIN.items() for name i
 """Public names that do not resolve yet, and what brings them."""
 
 MODULES = [
+    "adapter",
+    "adapter.base",
+    "adapter.messages",
+    "adapter.trajectory",
+    "adapter.triplet",
     "cli",
     "cli.prometheus",
     "cli.store",

@@ -62,7 +62,7 @@ class AgentNames:
         self._parents: dict[str, str | None] = {}
 
     def add(self, span: Span) -> None:
-        self._named[span.span_id] = agent_name(span.attributes)
+        self._named[span.span_id] = agent_name(span.attributes, span.name)
         self._parents[span.span_id] = span.parent_id
 
     def of(self, span: Span) -> str | None:
@@ -90,7 +90,7 @@ def events_of(span: Span, *, agent: str | None = None) -> list[AgentEvent]:
     """The events of one span; `agent` is whose work it is, if the span does not say so itself."""
     if span.name == AGL_VIRTUAL:
         return []
-    whose = agent_name(span.attributes) or agent
+    whose = agent_name(span.attributes, span.name) or agent
     source: dict[str, Any] = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id, "agent": whose}
     source |= {"sequence_id": span.sequence_id, "span_id": span.span_id, "span_name": span.name}
     source["time"] = span.end_time if span.end_time is not None else span.start_time

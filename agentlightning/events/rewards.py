@@ -4,20 +4,19 @@ Named rewards in numbered attributes come first, then the output of an AgentOps 
 of a reward span.
 """
 
-import json
 from collections.abc import Mapping
 from itertools import count
 
 from agentlightning.events.event import NamedReward
-from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
+from agentlightning.semconv import LightningSpanAttributes, RewardAttributes
 from agentlightning.types import AttributeValue, Span
+from agentlightning.types.rewards import reward_payload_of
 
 __all__ = ["PRIMARY", "is_reward_binary", "reward_attributes", "rewards_of"]
 
 PRIMARY = "primary"
 """Name of a reward that stands alone."""
 OLD_REWARD = "reward"
-_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
 def rewards_of(span: Span) -> tuple[NamedReward, ...]:
@@ -59,23 +58,6 @@ def _key(number: int, part: RewardAttributes) -> str:
 
 
 def _plain_value(span: Span) -> float | bool | None:
-    for key in _AGENTOPS_OUTPUTS:
-        output = _object(span.attributes.get(key))
-        if output is not None and output.get("type") == "reward":
-            return _number(output.get("value"))
-    return _number(span.attributes.get(OLD_REWARD)) if span.name == AGL_REWARD else None
-
-
-def _object(text: object) -> dict[str, object] | None:
-    """The object that a JSON text holds; None for anything else, which is somebody's own output."""
-    if not isinstance(text, str):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _number(value: object) -> float | bool | None:
+    payload = reward_payload_of(span)
+    value = payload.get("value") if payload.get("type") == "reward" else None
     return value if isinstance(value, (int, float)) else None

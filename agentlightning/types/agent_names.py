@@ -4,18 +4,29 @@ from collections.abc import Mapping
 
 __all__ = ["agent_name"]
 
-_AGENT_SPAN_KIND = "agent"
+_WRITTEN_PLAINLY = (
+    "recipient_agent_type",  # AutoGen
+    "langchain.chain.type",  # LangGraph
+    "executor.id",  # agent-framework
+    "crewai.agent.role",  # CrewAI
+    "gen_ai.agent.name",  # OpenTelemetry's conventions for agents
+)
+_WEAVE_AGENT = "agentlightning.operation.input.name"
+_WEAVE_CHAIN = "langchain.Chain."
 
 
-def agent_name(attributes: Mapping[str, object] | None) -> str | None:
+def agent_name(attributes: Mapping[str, object] | None, span_name: str = "") -> str | None:
     """The agent a span names itself; None if it names none, whatever the spans around it say."""
     given = attributes or {}
-    is_agent = given.get("agentops.span.kind") == _AGENT_SPAN_KIND
-    candidates = (
-        given.get("agent.name"),  # OpenAI Agents SDK
-        given.get("operation.name") if is_agent else None,  # AgentOps
-        given.get("recipient_agent_type"),  # AutoGen
-        given.get("langchain.chain.type"),  # LangGraph
-        given.get("executor.id"),  # agent-framework
-    )
-    return next((str(name) for name in candidates if name is not None), None)
+    if "agent.name" in given:  # OpenAI Agents SDK
+        return str(given["agent.name"])
+    if given.get("agentops.span.kind") == "agent" and "operation.name" in given:  # AgentOps
+        return str(given["operation.name"])
+    for key in _WRITTEN_PLAINLY:
+        if key in given:
+            return str(given[key])
+    if given.get("type") == "agent" and _WEAVE_AGENT in given:
+        return str(given[_WEAVE_AGENT])
+    if span_name.startswith(_WEAVE_CHAIN) and "lc_name" in given:
+        return str(given["lc_name"])
+    return None

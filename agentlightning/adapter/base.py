@@ -1,0 +1,57 @@
+"""The shape of an adapter: one object in, another out, nothing remembered in between.
+
+An algorithm asks its adapter for what it wants to learn from and does not care how the spans look. A new adapter is a
+subclass of `TraceAdapter` with one method:
+
+    class CountSpans(TraceAdapter[int]):
+        def adapt(self, source: Sequence[SpanLike], /) -> int:
+            return len(source)
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from agentlightning.semconv import LightningResourceAttributes
+from agentlightning.types.tracer import Span, SpanLike
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["Adapter", "OtelTraceAdapter", "TraceAdapter", "as_spans"]
+
+T_from = TypeVar("T_from")
+T_to = TypeVar("T_to")
+
+
+class Adapter(Generic[T_from, T_to]):
+    """Turns one kind of object into another; calling it is adapting."""
+
+    def __call__(self, source: T_from, /) -> T_to:
+        return self.adapt(source)
+
+    def adapt(self, source: T_from, /) -> T_to:
+        """The object in its other form; subclasses say how."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to adapt; override its method adapt.")
+
+
+class OtelTraceAdapter(Adapter[list["ReadableSpan"], T_to], Generic[T_to]):
+    """An adapter of spans as the OpenTelemetry SDK records them."""
+
+
+class TraceAdapter(Adapter[list[Span], T_to], Generic[T_to]):
+    """An adapter of spans as the store keeps them."""
+
+
+def as_spans(source: Sequence[SpanLike]) -> list[Span]:
+    """Our spans, whichever kind they were; spans of the SDK are numbered as they come."""
+    return [
+        span if isinstance(span, Span) else _from_opentelemetry(span, number) for number, span in enumerate(source, 1)
+    ]
+
+
+def _from_opentelemetry(span: "ReadableSpan", number: int) -> Span:
+    """Whose span it is stands in its resource, if anywhere."""
+    described = span.resource.attributes
+    rollout_id = described.get(LightningResourceAttributes.ROLLOUT_ID.value, "")
+    attempt_id = described.get(LightningResourceAttributes.ATTEMPT_ID.value, "")
+    return Span.from_opentelemetry(span, str(rollout_id), str(attempt_id), number)

@@ -1,0 +1,201 @@
+"""What the span of a model call says: token ids, log-probabilities, ids and texts.
+
+Tracers and proxies write the same facts under different names and in different forms: token ids as lists or as JSON
+text (`"[1,2,3]"`), the ids of a response under its first choice. Everything that knows these names is here. Reading
+never raises: what is absent is None, and what is present but makes no sense is `UNREADABLE`.
+"""
+
+import ast
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from agentlightning.types.attributes import sum_of_numbers
+
+__all__ = [
+    "LOGPROBS",
+    "UNREADABLE",
+    "WEIGHTS_VERSION",
+    "Unreadable",
+    "genai_sections",
+    "group_genai_dict",
+    "image_urls_in",
+    "logprobs_of",
+    "prompt_ids_of",
+    "response_id_of",
+    "response_ids_of",
+    "token_ids_or_empty",
+    "weights_version_of",
+]
+
+logger = logging.getLogger(__name__)
+
+SpanAttributes: TypeAlias = Mapping[str, Any]
+
+PROMPT_IDS = (
+    "prompt_token_ids",
+    "llm.hosted_vllm.prompt_token_ids",
+    "agentlightning.operation.output.prompt_token_ids",
+)
+RESPONSE_IDS = (
+    "response_token_ids",
+    "llm.hosted_vllm.response_token_ids",
+    "agentlightning.operation.output.response_token_ids.0",
+    "agentlightning.operation.output.choices.0.token_ids",
+    "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
+)
+RESPONSE_CHOICES = "llm.hosted_vllm.choices"
+RESPONSE_ID = ("gen_ai.response.id", "llm.hosted_vllm.id", "agentlightning.operation.output.id")
+LOGPROBS = "logprobs.content"
+WEIGHTS_VERSION: Final = "agentlightning.weights_version"
+"""Attribute of a model call: which version of the weights answered, a number or a text."""
+
+
+class Unreadable(Enum):
+    """Type of `UNREADABLE`."""
+
+    UNREADABLE = "unreadable"
+
+
+UNREADABLE: Final = Unreadable.UNREADABLE
+"""The attribute is there, but is not what it should be."""
+
+
+def prompt_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
+    """Token ids of the prompt."""
+    return _first_ids(attributes, PROMPT_IDS)
+
+
+def response_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
+    """Token ids of the response; of several choices, of the first."""
+    ids = _first_ids(attributes, RESPONSE_IDS)
+    if ids or RESPONSE_CHOICES not in attributes:
+        return ids
+    choices = parsed(attributes[RESPONSE_CHOICES])
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return as_token_ids(first["token_ids"]) if isinstance(first, Mapping) and "token_ids" in first else ids
+
+
+def token_ids_or_empty(ids: list[int] | Unreadable | None, span_id: str) -> list[int]:
+    """For readers that have no place for a reason: unreadable ids are logged and count as none."""
+    if ids is UNREADABLE:
+        logger.warning("token ids of span %s are not a list of integers and are left out", span_id)
+    return ids if isinstance(ids, list) else []
+
+
+def _first_ids(attributes: SpanAttributes, names: Sequence[str]) -> list[int] | Unreadable | None:
+    for name in names:
+        if name in attributes:
+            return as_token_ids(attributes[name])
+    return None
+
+
+def as_token_ids(value: object) -> list[int] | Unreadable:
+    """A list of integers from a list, a tuple or its text; of a list of lists, the first."""
+    ids = parsed(value)
+    if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], (list, tuple)):
+        ids = ids[0]
+    if not isinstance(ids, (list, tuple)) or type(sum_of_numbers(ids)) is not int:
+        return UNREADABLE
+    return list(ids)
+
+
+def parsed(value: object) -> object:
+    """What a text stands for, in JSON or as a Python literal; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    readers: tuple[Callable[[str], object], ...] = (orjson.loads, json.loads, ast.literal_eval)
+    for read in readers:  # the second one knows infinity
+        try:
+            return read(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return value
+
+
+def response_id_of(attributes: SpanAttributes) -> str | None:
+    """The id the model's server gave to its response."""
+    for name in RESPONSE_ID:
+        value = attributes.get(name)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def logprobs_of(attributes: SpanAttributes, n_tokens: int) -> list[float | None] | None:
+    """One log-probability for each token of the response; None if they are missing or do not match in number."""
+    entries = parsed(attributes.get(LOGPROBS))
+    if not isinstance(entries, (list, tuple)) or len(entries) != n_tokens:
+        return None
+    values = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in entries]
+    return [float(value) if isinstance(value, (int, float)) else None for value in values]
+
+
+def weights_version_of(attributes: SpanAttributes) -> str | None:
+    """Which version of the weights answered, as text."""
+    version = attributes.get(WEIGHTS_VERSION)
+    return None if version is None else str(version)
+
+
+def group_genai_dict(data: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
+    """What stands below a prefix of dotted names, as nested dictionaries and lists.
+
+    A level with a number among its names becomes a list in the order of the numbers, and loses the other names.
+    """
+    below = {name[len(prefix) + 1 :]: value for name, value in data.items() if name.startswith(prefix + ".")}
+    return _nested(below)
+
+
+def genai_sections(attributes: SpanAttributes) -> dict[str, dict[str, Any] | list[Any]]:
+    """What stands below `gen_ai.prompt`, `gen_ai.completion` and so on, by the last word, unflattened."""
+    names = [name for name in attributes if name.startswith("gen_ai.")]
+    if names == [RESPONSE_ID[0]]:  # nearly all there is where texts are not recorded
+        return {"response": {"id": attributes[RESPONSE_ID[0]]}}
+    flat: dict[str, dict[str, Any]] = {}
+    for name in names:
+        _, section, *rest = name.split(".", 2)
+        if rest:
+            flat.setdefault(section, {})[rest[0]] = attributes[name]
+    return {section: _nested(below) for section, below in flat.items()}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
+    leaves: dict[str, Any] = {}
+    branches: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        head, dot, rest = name.partition(".")
+        if dot:
+            branches.setdefault(head, {})[rest] = value
+        else:
+            leaves[head] = value
+    numbers = sorted({int(head) for head in (*leaves, *branches) if head.isdecimal()})
+    if numbers:
+        by_number = {int(head): _nested(rest) for head, rest in branches.items() if head.isdecimal()}
+        by_number |= {int(head): value for head, value in leaves.items() if head.isdecimal()}
+        return [by_number[number] for number in numbers]
+    return {**leaves, **{head: _nested(rest) for head, rest in branches.items()}}
+
+
+def image_urls_in(messages: object) -> list[str]:
+    """Addresses of the images in the messages of a prompt, in order."""
+    entries = messages if isinstance(messages, list) else [messages]
+    urls: list[str] = []
+    for message in entries:
+        parts = _content_parts(message)
+        images = [part.get("image_url") for part in parts if isinstance(part, Mapping)]
+        urls += [image["url"] for image in images if isinstance(image, Mapping) and "url" in image]
+    return urls
+
+
+def _content_parts(message: object) -> list[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, str) and content.startswith("["):
+        try:
+            content = json.loads(content)
+        except ValueError:  # text that happens to begin with a bracket
+            return []
+    return content if isinstance(content, list) else []

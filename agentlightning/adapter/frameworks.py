@@ -1,0 +1,76 @@
+"""Which framework an agent was written in, told from its trace, and the adapter that reads it.
+
+All adapters made here give triplets, so that an algorithm need not know the framework. What a framework writes differs
+in two things only: how it names its agents, which the tree of the trace knows for all of them, and whether its model
+calls were recorded by a tracer or by the LLM proxy.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+
+from agentlightning.adapter.tree import LLM_CALL_MATCH
+from agentlightning.adapter.triplet import (
+    PROXY_REQUEST,
+    RAW_REQUEST,
+    LlmProxyTraceToTriplet,
+    TracerTraceToTriplet,
+    TraceToTripletBase,
+)
+from agentlightning.types.tracer import SpanLike
+
+__all__ = ["Framework", "auto_adapter", "detect_framework"]
+
+
+class Framework(str, Enum):
+    """Frameworks that leave a mark in a trace."""
+
+    OPENAI_AGENTS = "openai_agents"
+    AUTOGEN = "autogen"
+    LANGCHAIN = "langchain"
+    CREWAI = "crewai"
+    AGENT_FRAMEWORK = "agent_framework"
+    AGENTOPS = "agentops"
+    """No framework, but AgentOps' decorators."""
+    OTHER = "other"
+    """Nothing we know; model calls are read all the same."""
+
+
+_MARKS = {
+    "crewai.": Framework.CREWAI,
+    "recipient_agent_type": Framework.AUTOGEN,
+    "autogen.": Framework.AUTOGEN,
+    "langchain.": Framework.LANGCHAIN,
+    "lc_name": Framework.LANGCHAIN,
+    "executor.id": Framework.AGENT_FRAMEWORK,
+    "agent.name": Framework.OPENAI_AGENTS,
+}
+"""How the names of attributes begin that only one framework writes."""
+_MARK = re.compile("|".join(re.escape(mark) for mark in _MARKS))
+
+
+def detect_framework(spans: Sequence[SpanLike]) -> Framework:
+    """The framework that left the most marks; AgentOps only if there is no other."""
+    marks: Counter[Framework] = Counter()
+    has_agentops = False
+    for span in spans:
+        found = {_MARKS[mark.group()] for name in span.attributes or () if (mark := _MARK.match(name))}
+        marks.update(found)
+        has_agentops = has_agentops or "agentops.span.kind" in (span.attributes or ())
+    if marks:
+        return marks.most_common(1)[0][0]
+    return Framework.AGENTOPS if has_agentops else Framework.OTHER
+
+
+def auto_adapter(spans: Sequence[SpanLike], *, agent_match: str | None = None) -> TraceToTripletBase:
+    """An adapter that finds the model calls of a trace like this one.
+
+    The LLM proxy's spans are read where a tracer recorded no calls. They name no agents, so a pattern of agents asks
+    for a tracer's.
+    """
+    names = {span.name for span in spans}
+    is_traced = any(re.search(LLM_CALL_MATCH, name) for name in names)
+    if names & {PROXY_REQUEST, RAW_REQUEST} and not is_traced and agent_match is None:
+        return LlmProxyTraceToTriplet()
+    return TracerTraceToTriplet(agent_match=agent_match)

@@ -1,0 +1,155 @@
+"""Spans become chat messages, in the shape OpenAI takes for fine-tuning.
+
+What instrumentation flattens into `gen_ai.prompt.0.role` and the like is put together again. The message shapes are
+checked by rules of our own that say what OpenAI's types say, so that its package is not needed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from agentlightning.adapter.base import TraceAdapter, as_spans
+from agentlightning.adapter.calls import group_genai_dict
+from agentlightning.types.tracer import Span, SpanLike
+
+__all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_messages", "group_genai_dict"]
+
+ChatMessage = dict[str, Any]
+"""One message of a chat, as OpenAI's API takes it."""
+
+_ROLES = ("developer", "system", "user", "assistant", "tool")
+
+
+class OpenAIMessages(TypedDict):
+    """One conversation for fine-tuning."""
+
+    messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None
+    """Definitions of the tools the model could call; None if the request had none."""
+
+
+class RawCall(TypedDict):
+    """What the span of one model call says, unflattened."""
+
+    prompt: list[dict[str, Any]]
+    completion: list[dict[str, Any]]
+    request: dict[str, Any]
+    response: dict[str, Any]
+    tools: list[dict[str, Any]]
+    """The tools that were called, from the spans beneath."""
+
+
+def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Iterator[OpenAIMessages]:
+    """One conversation for each call: its prompt, then what the model answered."""
+    for call in prompt_completion_list:
+        messages = [_prompt_message(message) for message in call["prompt"]]
+        messages += [_completion_message(c, call["tools"]) for c in call["completion"] if c.get("role") == "assistant"]
+        functions = call["request"].get("functions")
+        tools = None if functions is None else [_tool_definition(function) for function in functions]
+        yield OpenAIMessages(messages=messages, tools=tools)
+
+
+class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
+    """The conversations of a trace, one for each span with `gen_ai.*` attributes."""
+
+    def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[dict[str, Any]]:
+        """What the direct children of a completion say about the tools they ran."""
+        for span in all_spans:
+            if span.parent_id != completion.span_id:
+                continue
+            tool = _grouped(span, "tool", dict)
+            if tool:
+                yield tool
+
+    def adapt(self, source: Sequence[SpanLike], /) -> list[OpenAIMessages]:
+        """The conversations, in the order of the spans; attributes of the wrong shape are a ValueError."""
+        spans = as_spans(source)
+        children_by_parent: dict[str | None, list[Span]] = {}
+        for span in spans:
+            children_by_parent.setdefault(span.parent_id, []).append(span)
+        calls: list[RawCall] = []
+        for span in spans:
+            if not any(name.startswith("gen_ai.") for name in span.attributes):
+                continue
+            call = RawCall(
+                prompt=_grouped(span, "gen_ai.prompt", list),
+                completion=_grouped(span, "gen_ai.completion", list),
+                request=_grouped(span, "gen_ai.request", dict),
+                response=_grouped(span, "gen_ai.response", dict),
+                tools=[],
+            )
+            if any(call.values()):
+                call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
+                calls.append(call)
+        return list(convert_to_openai_messages(calls))
+
+
+def _grouped(span: Span, prefix: str, kind: Callable[[], Any]) -> Any:
+    """What stands below a prefix, which must be of this kind; an empty one if nothing does."""
+    found = group_genai_dict(span.attributes, prefix)
+    if not found:
+        return kind()
+    if type(found) is not kind:
+        wanted = "numbered" if kind is list else "named"
+        raise ValueError(f"Attributes '{prefix}.*' of span '{span.span_id}' must be {wanted}; they are {found!r:.80}.")
+    return found
+
+
+# ---------------------------------------------------------------------- OpenAI's shapes
+
+
+def _prompt_message(message: Mapping[str, Any]) -> ChatMessage:
+    role = message.get("role")
+    if role == "assistant" and "tool_calls" in message:
+        calls = [_tool_call(call, call.get("arguments")) for call in message["tool_calls"]]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+    if role not in _ROLES:
+        raise ValueError(f"Message {message!r:.80} has the role {role!r}; OpenAI knows {', '.join(_ROLES)}.")
+    content = message.get("content", "")
+    if not _is_content(content) and not (content is None and role == "assistant"):
+        raise ValueError(f"Content of a {role} message must be text or a list of typed parts, not {content!r:.80}.")
+    checked: ChatMessage = {"role": role, "content": content}
+    if role == "tool":
+        checked["tool_call_id"] = _text(message, "tool_call_id", "A tool message")
+    return checked
+
+
+def _is_content(content: object) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str)
+
+
+def _completion_message(completion: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatMessage:
+    message: ChatMessage = {"role": "assistant", "content": completion.get("content")}
+    if tools:
+        message["tool_calls"] = [
+            _tool_call({**tool.get("call", {}), "name": tool.get("name")}, tool.get("parameters")) for tool in tools
+        ]
+    return message
+
+
+def _tool_call(call: Mapping[str, Any], arguments: object) -> dict[str, Any]:
+    called = {"name": _text(call, "name", "A tool call"), "arguments": arguments}
+    if not isinstance(arguments, str):
+        called["arguments"] = json.dumps({} if arguments is None else arguments)
+    return {"id": _text(call, "id", "A tool call"), "type": call.get("type", "function"), "function": called}
+
+
+def _tool_definition(function: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = function.get("parameters", {})
+    described = {
+        "name": _text(function, "name", "A tool definition"),
+        "description": function.get("description", ""),
+        "parameters": json.loads(parameters) if isinstance(parameters, str) else parameters,
+    }
+    return {"type": "function", "function": described}
+
+
+def _text(holder: Mapping[str, Any], key: str, what: str) -> str:
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{what} needs a text under '{key}', not {value!r}: {dict(holder)!r:.120}")
+    return value

@@ -1,0 +1,164 @@
+"""What a trajectory is made of: token sequences with their masks, the breaks between them, and the calls left out.
+
+Plain data that never changes once made, and goes to JSON and back without loss.
+"""
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+__all__ = ["Break", "BreakReason", "DropReason", "DroppedCall", "SampledCall", "TokenSequence", "Trajectory"]
+
+
+class BreakReason(str, Enum):
+    """Why a call could not be appended to an earlier sequence."""
+
+    NEW_AGENT = "new_agent"
+    """The first call of this agent."""
+    NEW_CONVERSATION = "new_conversation"
+    """The prompt repeats nothing the model said before."""
+    RESAMPLED = "resampled"
+    """The prompt was asked before; this is another answer to it."""
+    BRANCHED = "branched"
+    """The prompt continues a point from which another call has gone on already."""
+    RETOKENISED = "retokenised"
+    """What the model said came back as other tokens."""
+    TOOL_OUTPUT_INSERTED = "tool_output_inserted"
+    """A tool's output was put before something that had been said."""
+    CONTEXT_TRUNCATED = "context_truncated"
+    """The prompt ends in the middle of the earlier sequence."""
+    CONTEXT_EDITED = "context_edited"
+    """The history was rewritten."""
+
+
+class DropReason(str, Enum):
+    """Why a call is in no sequence."""
+
+    OTHER_AGENT = "other_agent"
+    """It was made by an agent that is not to be trained."""
+    IN_REWARD = "in_reward"
+    """It was made to judge, not to act."""
+    DUPLICATE = "duplicate"
+    """Another span has the same response id."""
+    NESTED = "nested"
+    """It lies within another call and has no response id: the same call, seen twice."""
+    NO_PROMPT_IDS = "no_prompt_ids"
+    """The tokens of the prompt were not recorded."""
+    NO_RESPONSE_IDS = "no_response_ids"
+    """The tokens of the response were not recorded, or there were none."""
+    UNREADABLE_IDS = "unreadable_ids"
+    """Token ids were recorded in a form that is not a list of integers."""
+    FAILED = "failed"
+    """The call ended in an error and without a response."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SampledCall(_Value):
+    """One model call within a sequence."""
+
+    span_id: str
+    response_id: str | None = None
+    start: int
+    """Place of its first sampled token in the sequence."""
+    end: int
+    """The place after its last sampled token."""
+    reward: float | None = None
+    weights_version: str | None = None
+
+
+class TokenSequence(_Value):
+    """A conversation as the model saw it, token by token; the four columns are equally long."""
+
+    agent_name: str
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    """1 where the model chose the token, 0 where it was given."""
+    logprobs: tuple[float | None, ...]
+    """Log-probability with which a sampled token was chosen; None for given tokens and where it was not recorded."""
+    weights_versions: tuple[str | None, ...]
+    """Version of the weights that chose the token; None as above."""
+    calls: tuple[SampledCall, ...]
+
+    @model_validator(mode="after")
+    def _columns_are_equally_long(self) -> "TokenSequence":
+        lengths = [len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.weights_versions)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"Columns of a sequence must be equally long; these have {lengths} entries.")
+        if sum(self.loss_mask) != sum(call.end - call.start for call in self.calls):
+            raise ValueError("The loss mask of a sequence must be 1 exactly on the tokens of its calls.")
+        return self
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens the model chose."""
+        return tuple(token for token, is_sampled in zip(self.token_ids, self.loss_mask, strict=True) if is_sampled)
+
+
+class Break(_Value):
+    """Where a call parted from an earlier sequence, so that a new one begins."""
+
+    reason: BreakReason
+    sequence: int
+    """Number of the sequence that begins."""
+    earlier_sequence: int
+    """Number of the sequence the call was compared with."""
+    position: int
+    """How many tokens the prompt and the earlier sequence share."""
+    span_id: str
+    """The call that begins the new sequence."""
+    previous_span_id: str
+    """The last call of the earlier sequence at that time."""
+    expected_token: int | None = None
+    """Token of the earlier sequence at the position; None at its end."""
+    found_token: int | None = None
+    """Token of the prompt at the position; None at its end."""
+
+
+class DroppedCall(_Value):
+    """A model call that is in no sequence."""
+
+    span_id: str
+    name: str
+    reason: DropReason
+    agent_name: str | None = None
+    response_id: str | None = None
+    same_call_span_id: str | None = None
+    """Another span of the same call, if there is one."""
+
+
+class Trajectory(_Value):
+    """What one attempt gives to learn from, and what it does not."""
+
+    rollout_id: str
+    attempt_id: str
+    sequences: tuple[TokenSequence, ...]
+    """In the order in which they began."""
+    breaks: tuple[Break, ...] = ()
+    """One for each sequence after the first."""
+    dropped: tuple[DroppedCall, ...] = ()
+    final_reward: float | None = None
+    """The last reward of the attempt; None if it got none."""
+
+    @property
+    def n_calls(self) -> int:
+        """Model calls in all, trained or dropped."""
+        return sum(len(sequence.calls) for sequence in self.sequences) + len(self.dropped)
+
+    @property
+    def n_sampled_tokens(self) -> int:
+        """Tokens that will be trained."""
+        return sum(sum(sequence.loss_mask) for sequence in self.sequences)
+
+    def __str__(self) -> str:
+        where = f"{self.rollout_id}/{self.attempt_id}"
+        return f"Trajectory({where}: {len(self.sequences)} sequences, {self.n_sampled_tokens} sampled tokens)"
+
+    def model_post_init(self, context: Any, /) -> None:
+        known = len(self.sequences)
+        wrong = next((b for b in self.breaks if not 0 <= b.earlier_sequence < b.sequence < known), None)
+        if wrong is not None:
+            raise ValueError(f"A break names the sequences {wrong.earlier_sequence} and {wrong.sequence} of {known}.")

@@ -1,0 +1,192 @@
+"""Spans become triplets: one model call each, with its prompt, response and reward.
+
+`TracerTraceToTriplet` reads the trace of a tracer, ordered by time and nesting. `LlmProxyTraceToTriplet` reads what the
+LLM proxy recorded; its spans may come from machines whose clocks disagree, so it trusts their sequence ids only.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from agentlightning.adapter.base import TraceAdapter, as_spans
+from agentlightning.adapter.calls import as_token_ids, prompt_ids_of, response_id_of, response_ids_of
+from agentlightning.adapter.matching import RewardMatchPolicy
+from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
+from agentlightning.types.core import Triplet
+from agentlightning.types.rewards import reward_value_of
+from agentlightning.types.tracer import Span, SpanLike
+
+__all__ = [
+    "LlmProxyTraceToTriplet",
+    "RewardMatchPolicy",
+    "TraceToTriplet",
+    "TraceToTripletBase",
+    "TraceTree",
+    "TracerTraceToTriplet",
+    "Transition",
+]
+
+PROXY_REQUEST = "litellm_request"
+RAW_REQUEST = "raw_gen_ai_request"
+
+
+class Transition(BaseModel):
+    """One model call as a step of reinforcement learning."""
+
+    state: list[int]
+    """Token ids of the prompt."""
+    action: list[int]
+    """Token ids of the response."""
+    response_id: str | None
+    agent_name: str
+    reward: float | None
+
+    @classmethod
+    def from_triplet(cls, triplet: Triplet) -> "Transition":
+        """A triplet whose prompt and response hold `token_ids`; without an agent's name it is of any agent."""
+        return cls(
+            state=_ids_of(triplet.prompt, "prompt"),
+            action=_ids_of(triplet.response, "response"),
+            response_id=triplet.metadata.get("response_id"),
+            agent_name=triplet.metadata.get("agent_name") or ANY_AGENT,
+            reward=triplet.reward,
+        )
+
+
+def _ids_of(side: object, name: str) -> list[int]:
+    ids = as_token_ids(side["token_ids"]) if isinstance(side, dict) and "token_ids" in side else None
+    if not isinstance(ids, list):
+        raise ValueError(
+            f"The {name} of the triplet holds no token ids ({side!r:.80}); a transition needs {{'token_ids': [...]}}."
+        )
+    return ids
+
+
+class TraceToTripletBase(TraceAdapter[list[Triplet]]):
+    """Any adapter that makes triplets."""
+
+
+class TracerTraceToTriplet(TraceToTripletBase):
+    """Triplets from the spans of a tracer.
+
+    Args:
+        repair_hierarchy: move spans that hang directly on the root under the shortest span that encloses them.
+        llm_call_match: pattern that the name of a model call matches somewhere.
+        agent_match: pattern of the agents to learn from; None takes every call.
+        exclude_llm_call_in_reward: leave out calls that were made to judge.
+        reward_match: where the reward of a call is looked for.
+    """
+
+    def __init__(
+        self,
+        repair_hierarchy: bool = True,
+        llm_call_match: str = LLM_CALL_MATCH,
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
+        _skip_empty_token_spans: bool = False,
+    ) -> None:
+        self.repair_hierarchy = repair_hierarchy
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.reward_match = reward_match
+        self._skip_empty_token_spans = _skip_empty_token_spans
+
+    def adapt(self, source: Sequence[SpanLike], /) -> list[Triplet]:
+        """The model calls of one attempt; no spans at all are a ValueError."""
+        return self._tree(source).to_trajectory(
+            llm_call_match=self.llm_call_match,
+            agent_match=self.agent_match,
+            exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
+            reward_match=self.reward_match,
+            _skip_empty_token_spans=self._skip_empty_token_spans,
+        )
+
+    def to_transitions(self, source: Sequence[SpanLike], /) -> list[Transition]:
+        """The same calls as transitions."""
+        return [Transition.from_triplet(triplet) for triplet in self.adapt(source)]
+
+    def visualize(
+        self,
+        source: Sequence[SpanLike],
+        /,
+        filename: str = "trace_tree",
+        interested_span_match: str | None = None,
+    ) -> TraceTree:
+        """Draw the repaired tree into `filename`.png, and return it."""
+        tree = self._tree(source)
+        tree.visualize(filename, interested_span_match=interested_span_match)
+        return tree
+
+    def _tree(self, source: Sequence[SpanLike]) -> TraceTree:
+        tree = TraceTree.from_spans(as_spans(source))
+        if self.repair_hierarchy:
+            tree.repair_hierarchy()
+        return tree
+
+
+TraceToTriplet = TracerTraceToTriplet
+
+
+@dataclass(frozen=True)
+class _ProxyCall:
+    span: Span
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_id: str | None
+
+
+class LlmProxyTraceToTriplet(TraceToTripletBase):
+    """Triplets from the spans of the LLM proxy, ordered by sequence id alone."""
+
+    def adapt(self, source: Sequence[SpanLike], /) -> list[Triplet]:
+        """The calls that recorded their tokens; a reward goes to the last call before it that has none."""
+        spans = sorted(as_spans(source), key=_sequence_then_start)
+        calls = list(_proxy_calls(spans))
+        rewards = _rewards_by_sequence(spans, calls)
+        return [
+            Triplet(
+                prompt={"token_ids": call.prompt_ids},
+                response={"token_ids": call.response_ids},
+                reward=rewards.get(number),
+                metadata={"response_id": call.response_id},
+            )
+            for number, call in enumerate(calls)
+        ]
+
+
+def _sequence_then_start(span: Span) -> tuple[int, float]:
+    return span.sequence_id, float("-inf") if span.start_time is None else span.start_time
+
+
+def _proxy_calls(spans: Iterable[Span]) -> Iterable[_ProxyCall]:
+    known: set[str] = set()
+    for span in spans:
+        if span.name not in (PROXY_REQUEST, RAW_REQUEST):
+            continue
+        prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
+        if not isinstance(prompt_ids, list) or not isinstance(response_ids, list):
+            continue
+        response_id = response_id_of(span.attributes)
+        if prompt_ids and response_ids and response_id not in known:
+            known |= set() if response_id is None else {response_id}
+            yield _ProxyCall(span, prompt_ids, response_ids, response_id)
+
+
+def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[_ProxyCall]) -> dict[int, float]:
+    """Rewards by the number of their call; both lists are sorted by sequence id."""
+    rewards: dict[int, float] = {}
+    without: list[int] = []
+    upcoming = 0
+    for span in spans:
+        value = reward_value_of(span)
+        if value is None:
+            continue
+        while upcoming < len(calls) and calls[upcoming].span.sequence_id < span.sequence_id:
+            without.append(upcoming)
+            upcoming += 1
+        if without:
+            rewards[without.pop()] = value
+    return rewards

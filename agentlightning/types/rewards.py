@@ -1,0 +1,122 @@
+"""Reading rewards off spans: three formats, one answer.
+
+The first that is present counts: numbered attributes (`agentlightning.reward.0.value`, the primary reward first), the
+output of an AgentOps task (`{"type": "reward", "value": 1.0}`, as a dictionary or as JSON), and the span
+`agentlightning.reward` with its attribute `reward`. Everything here is a pure function of one span.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from agentlightning.semconv import (
+    AGL_OPERATION,
+    AGL_REWARD,
+    LightningSpanAttributes,
+    RewardAttributes,
+    RewardPydanticModel,
+)
+
+__all__ = [
+    "Described",
+    "final_reward_of",
+    "is_reward_scope",
+    "is_reward_span",
+    "reward_payload_of",
+    "reward_value_of",
+    "rewards_of",
+]
+
+logger = logging.getLogger(__name__)
+
+_TASK_OUTPUT, _ENTITY_OUTPUT = "agentops.task.output", "agentops.entity.output"
+_PREFIX = LightningSpanAttributes.REWARD.value
+_PRIMARY_VALUE = f"{_PREFIX}.0.{RewardAttributes.REWARD_VALUE.value}"
+_OPERATION_NAME = LightningSpanAttributes.OPERATION_NAME.value
+_PLAIN_VALUE = "reward"
+_PRIMARY_NAME = "primary"
+
+
+class Described(Protocol):
+    """Whatever has a name and attributes: our spans and those of the OpenTelemetry SDK."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def attributes(self) -> Mapping[str, Any] | None: ...
+
+
+def reward_payload_of(span: Described) -> dict[str, Any]:
+    """`{"type": "reward", "value": ...}` if the span carries a reward, whose value may be None.
+
+    The output of an AgentOps task that is no reward is given back as it is; a span without any of it gives `{}`.
+    """
+    attributes = span.attributes
+    if not attributes:
+        return {}
+    if _PRIMARY_VALUE in attributes:
+        return {"type": "reward", "value": attributes[_PRIMARY_VALUE]}
+    if span.name != AGL_REWARD and _TASK_OUTPUT not in attributes and _ENTITY_OUTPUT not in attributes:
+        return {}
+    for key in (_TASK_OUTPUT, _ENTITY_OUTPUT):
+        if key in attributes and (output := _as_dict(attributes[key])):
+            return output
+    if span.name == AGL_REWARD:
+        return {"type": "reward", "value": attributes.get(_PLAIN_VALUE)}
+    return {}
+
+
+def reward_value_of(span: Described) -> float | None:
+    """The reward, the primary one if there are several; None if the span has none or says None."""
+    payload = reward_payload_of(span)
+    return number_or_none(payload.get("value"), span) if payload.get("type") == "reward" else None
+
+
+def number_or_none(value: object, span: Described) -> float | None:
+    """A reward as a number; what is no number is logged and counts as None."""
+    if value is None or isinstance(value, (int, float)):
+        return None if value is None else float(value)
+    logger.error("reward of span '%s' is %r, which is not a number, and is left out", span.name, value)
+    return None
+
+
+def rewards_of(span: Described) -> list[RewardPydanticModel]:
+    """All rewards of a span by name, the primary one first."""
+    attributes = span.attributes or {}
+    if _PRIMARY_VALUE not in attributes:
+        value = reward_value_of(span)
+        return [] if value is None else [RewardPydanticModel(name=_PRIMARY_NAME, value=value)]
+    rewards: list[RewardPydanticModel] = []
+    while (key := f"{_PREFIX}.{len(rewards)}.{RewardAttributes.REWARD_VALUE.value}") in attributes:
+        name = attributes.get(f"{_PREFIX}.{len(rewards)}.{RewardAttributes.REWARD_NAME.value}", _PRIMARY_NAME)
+        rewards.append(RewardPydanticModel(name=str(name), value=attributes[key]))
+    return rewards
+
+
+def is_reward_span(span: Described) -> bool:
+    """Whether the span carries a reward that is a number."""
+    return reward_value_of(span) is not None
+
+
+def is_reward_scope(span: Described) -> bool:
+    """Whether what happens beneath the span is the judging, not the work: a reward, or the operation that makes one."""
+    if reward_payload_of(span).get("type") == "reward":
+        return True
+    return span.name == AGL_OPERATION and (span.attributes or {}).get(_OPERATION_NAME) == AGL_REWARD
+
+
+def final_reward_of(spans: Iterable[Described]) -> float | None:
+    """The last reward, in the order given."""
+    values = [value for span in spans if (value := reward_value_of(span)) is not None]
+    return values[-1] if values else None
+
+
+def _as_dict(output: object) -> dict[str, Any]:
+    if isinstance(output, str):
+        try:
+            output = json.loads(output)
+        except ValueError:  # any text may be the output of a task
+            return {}
+    return dict(output) if isinstance(output, Mapping) else {}

@@ -1,0 +1,49 @@
+"""The framework is told from the trace, and every framework is read through one interface."""
+
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import (
+    Framework,
+    LlmProxyTraceToTriplet,
+    TracerTraceToTriplet,
+    TraceToTripletBase,
+    auto_adapter,
+    detect_framework,
+)
+from tests.adapter.spans import CHAT, span
+
+
+@pytest.mark.parametrize(
+    ("attributes", "framework"),
+    [
+        pytest.param({"agent.name": "a"}, Framework.OPENAI_AGENTS, id="openai-agents"),
+        pytest.param({"recipient_agent_type": "a"}, Framework.AUTOGEN, id="autogen"),
+        pytest.param({"langchain.chain.type": "a"}, Framework.LANGCHAIN, id="langchain"),
+        pytest.param({"crewai.agent.role": "a", "crewai.task.id": "t"}, Framework.CREWAI, id="crewai"),
+        pytest.param({"executor.id": "a"}, Framework.AGENT_FRAMEWORK, id="agent-framework"),
+        pytest.param({"agentops.span.kind": "agent"}, Framework.AGENTOPS, id="agentops"),
+        pytest.param({"agentops.span.kind": "agent", "executor.id": "a"}, Framework.AGENT_FRAMEWORK, id="both"),
+        pytest.param({}, Framework.OTHER, id="other"),
+    ],
+)
+def test_the_framework_of_a_trace(attributes: dict[str, Any], framework: Framework) -> None:
+    spans = [span("root"), span("a", "root", attributes=attributes)]
+
+    assert detect_framework(spans) is framework
+    assert isinstance(auto_adapter(spans), TraceToTripletBase)
+
+
+def test_proxy_spans_are_read_as_such_where_no_tracer_saw_the_calls() -> None:
+    proxied = [span("p", name="litellm_request")]
+
+    assert isinstance(auto_adapter(proxied), LlmProxyTraceToTriplet)
+    assert isinstance(auto_adapter([*proxied, span("c", name=CHAT)]), TracerTraceToTriplet)
+
+
+def test_a_pattern_of_agents_is_passed_on() -> None:
+    adapter = auto_adapter([span("p", name="litellm_request")], agent_match="solver")
+
+    assert isinstance(adapter, TracerTraceToTriplet)
+    assert adapter.agent_match == "solver"

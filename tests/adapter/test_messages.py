@@ -1,0 +1,149 @@
+"""Spans become chat messages in OpenAI's shape, without OpenAI's package."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TraceToMessages
+from agentlightning.adapter.messages import convert_to_openai_messages, group_genai_dict
+from agentlightning.types import Span
+from tests.adapter.spans import span
+
+PROMPT = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "2+2?"}
+
+
+def chat(**attributes: Any) -> Span:
+    return span("chat", attributes={**PROMPT, **attributes})
+
+
+def adapted(*spans: Span) -> Any:
+    (conversation,) = TraceToMessages().adapt(spans)
+    return conversation
+
+
+@pytest.mark.parametrize(
+    ("flat", "grouped"),
+    [
+        pytest.param({"p.a": 1, "q.b": 2}, {"a": 1}, id="names"),
+        pytest.param({"p.a.b": 1, "p.a.c.d": 2}, {"a": {"b": 1, "c": {"d": 2}}}, id="nested"),
+        pytest.param({"p.10.r": "c", "p.2.r": "b", "p.0.r": "a"}, [{"r": "a"}, {"r": "b"}, {"r": "c"}], id="numbers"),
+        pytest.param({"p.0.r": "a", "p.filter": "x"}, [{"r": "a"}], id="other-names-go"),
+        pytest.param({"p.0.calls.1.id": "i"}, [{"calls": [{"id": "i"}]}], id="lists-in-lists"),
+        pytest.param({"p.0": "a", "p.1": "b"}, ["a", "b"], id="plain-items"),
+        pytest.param({"prefix.0": 1}, {}, id="nothing"),
+    ],
+)
+def test_dotted_names_are_unflattened(flat: dict[str, Any], grouped: object) -> None:
+    assert group_genai_dict(flat, "p") == grouped
+
+
+def test_a_conversation_is_the_prompt_and_the_answer() -> None:
+    answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "4"}
+
+    assert adapted(chat(**answer), span("other")) == {
+        "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+        "tools": None,
+    }
+
+
+def test_tools_that_ran_beneath_a_completion_are_its_tool_calls() -> None:
+    call = {"tool.name": "add", "tool.parameters": '{"a": 2}', "tool.call.id": "t1", "tool.call.type": "function"}
+    spans = [
+        span("chat", attributes={**PROMPT, "gen_ai.completion.0.role": "assistant"}),
+        span("tool", "chat", attributes=call),
+        span("deeper", "tool", attributes=call),
+        span("plain", "chat"),
+    ]
+
+    assert adapted(*spans)["messages"][1] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}],
+    }
+
+
+def test_tool_calls_in_the_history_are_kept() -> None:
+    history = {
+        "gen_ai.prompt.1.role": "assistant",
+        "gen_ai.prompt.1.tool_calls.0.id": "t1",
+        "gen_ai.prompt.1.tool_calls.0.name": "add",
+        "gen_ai.prompt.1.tool_calls.0.arguments": "{}",
+        "gen_ai.prompt.2.role": "tool",
+        "gen_ai.prompt.2.content": "4",
+        "gen_ai.prompt.2.tool_call_id": "t1",
+    }
+
+    assert adapted(chat(**history))["messages"][1:] == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "4", "tool_call_id": "t1"},
+    ]
+
+
+def test_what_does_not_belong_to_a_role_is_stripped() -> None:
+    assert adapted(chat(**{"gen_ai.prompt.0.tool_call_id": "t1"}))["messages"] == [{"role": "user", "content": "2+2?"}]
+
+
+def test_content_that_is_missing_is_empty() -> None:
+    assert adapted(span("c", attributes={"gen_ai.prompt.0.role": "system"}))["messages"][0]["content"] == ""
+
+
+def test_functions_of_the_request_are_tool_definitions() -> None:
+    schema = {"type": "object"}
+    functions = {"gen_ai.request.functions.0.name": "add", "gen_ai.request.functions.0.parameters": json.dumps(schema)}
+
+    tools = adapted(chat(**functions))["tools"]
+
+    assert tools == [{"type": "function", "function": {"name": "add", "description": "", "parameters": schema}}]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        pytest.param({"gen_ai.prompt.role": "user"}, r"'gen_ai.prompt.\*' of span 'c' must be numbered", id="prompt"),
+        pytest.param({"gen_ai.completion.role": "x"}, "gen_ai.completion", id="completion"),
+        pytest.param({"gen_ai.request.0.model": "m"}, "must be named", id="request"),
+        pytest.param({"gen_ai.response.0.id": "r"}, "gen_ai.response", id="response"),
+        pytest.param({"gen_ai.prompt.0.role": "robot"}, "role 'robot'; OpenAI knows developer", id="role"),
+        pytest.param({"gen_ai.prompt.0.content": "hi"}, "role None", id="no-role"),
+        pytest.param({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": 4}, "must be text", id="content"),
+        pytest.param({"gen_ai.prompt.0.role": "tool"}, "'tool_call_id'", id="tool-without-call"),
+    ],
+)
+def test_wrong_shapes_are_refused(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TraceToMessages().adapt([span("c", attributes=attributes)])
+
+
+def test_a_tool_without_an_id_is_refused() -> None:
+    call = {
+        "prompt": [],
+        "completion": [{"role": "assistant"}],
+        "request": {},
+        "response": {},
+        "tools": [{"name": "add"}],
+    }
+
+    with pytest.raises(ValueError, match="needs a text under 'id'"):
+        list(convert_to_openai_messages([call]))  # type: ignore[list-item] # a plain dictionary, as users pass it
+
+
+def test_parts_of_a_message_and_arguments_that_are_no_text_are_allowed() -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    tool = {"name": "add", "parameters": {"a": 2}, "call": {"id": "t1"}}
+    call = {"completion": [{"role": "assistant"}], "request": {}, "response": {}, "tools": [tool]}
+
+    (conversation,) = convert_to_openai_messages([{"prompt": [{"role": "user", "content": parts}], **call}])  # type: ignore[list-item,typeddict-item] # as above
+
+    assert conversation["messages"][0]["content"] == parts
+    assert conversation["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
+
+
+def test_conversations_come_in_the_order_of_the_spans() -> None:
+    spans = [span(name, attributes={"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": name}) for name in "ba"]
+
+    assert [one["messages"][0]["content"] for one in TraceToMessages().adapt(spans)] == ["b", "a"]

@@ -1,0 +1,460 @@
+"""The tree of a trace: its shape, its agents, its repair, its model calls."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.adapter.tree import TraceTree
+from agentlightning.types import Span
+from tests.adapter.spans import CHAT, reward, span
+
+# ---------------------------------------------------------------------- shape
+
+
+def test_a_tree_of_no_spans_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one span"):
+        TraceTree.from_spans([])
+
+
+def test_children_keep_the_order_of_the_spans() -> None:
+    tree = TraceTree.from_spans([span("b", "a"), span("a"), span("d", "b"), span("c", "a")])
+
+    assert tree.id == "a"
+    assert [node.id for node in tree.traverse()] == ["a", "b", "d", "c"]
+
+
+def test_a_missing_parent_becomes_a_root_as_long_as_its_children() -> None:
+    tree = TraceTree.from_spans([span("b", "lost", start=2.0, end=3.0), span("c", "lost", start=1.0, end=2.0)])
+
+    assert (tree.id, tree.span.name) == ("lost", "agentlightning.virtual")
+    assert (tree.start_time, tree.end_time) == (1.0, 3.0)
+    assert (tree.span.rollout_id, tree.span.attempt_id) == ("ro-1", "at-1")
+
+
+def test_several_roots_get_a_virtual_one() -> None:
+    tree = TraceTree.from_spans([span("a", start=1.0), span("b", end=7.0), span("c", "lost", start=3.0, end=4.0)])
+
+    assert (tree.id, tree.span.name) == ("virtual-root", "virtual-root")
+    assert [child.id for child in tree.children] == ["a", "b", "lost"]
+    assert (tree.start_time, tree.end_time) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        pytest.param([span("a", "b"), span("b", "a")], id="no-root"),
+        pytest.param([span("a", "a")], id="own-parent"),
+        pytest.param([span("root"), span("a", "b"), span("b", "a")], id="beside-a-root"),
+    ],
+)
+def test_a_circle_of_parents_is_refused(spans: list[Span]) -> None:
+    with pytest.raises(ValueError, match="Span 'a' hangs on a circle"):
+        TraceTree.from_spans(spans)
+
+
+def test_a_span_that_came_twice_is_one_node() -> None:
+    tree = TraceTree.from_spans([span("a"), span("b", "a", name="old"), span("b", "a", name="new")])
+
+    assert [node.span.name for node in tree.traverse()] == ["step", "new"]
+
+
+def test_nodes_are_found_added_and_told_apart() -> None:
+    tree = TraceTree.from_spans([span("a"), span("b", "a")])
+
+    tree.add_child(TraceTree("c", span("c", "a")))
+
+    found = tree.find_id("c")
+    assert found is not None
+    assert found.id == "c"
+    assert tree.find_id("nobody") is None
+    assert repr(tree) == "TraceTree(id='a', name='step', children=2)"
+
+
+def test_names_and_json_are_nested() -> None:
+    spans = [span("a", name="run"), span("b", "a", name="work", attributes={"agent.name": "solver"}), span("c", "b")]
+    tree = TraceTree.from_spans(spans)
+
+    assert tree.names_tuple() == ("run", [("work [solver]", [("step", [])])])
+    written = tree.to_json()
+    assert written["children"][0]["children"][0] == {"id": "c", "span": spans[2].model_dump(), "children": []}
+
+
+def test_a_deep_trace_is_read_without_recursion() -> None:
+    depth = sys.getrecursionlimit() * 3
+    spans = [span("0")] + [span(str(i), str(i - 1), name=CHAT) for i in range(1, depth)]
+    tree = TraceTree.from_spans(spans)
+
+    tree.repair_hierarchy()
+    tree.names_tuple()
+    tree.to_json()
+
+    assert tree.find_id(str(depth - 1)) is not None
+    assert len(tree.to_trajectory()) == 1  # the others are the same call, seen again
+
+
+class _Picture:
+    def __init__(self, comment: str) -> None:
+        self.nodes: dict[str, str] = {}
+        self.edges: list[tuple[str, str]] = []
+        self.rendered: tuple[str, dict[str, Any]] | None = None
+
+    def node(self, name: str, label: str) -> None:
+        self.nodes[name] = label
+
+    def edge(self, tail: str, head: str) -> None:
+        self.edges.append((tail, head))
+
+    def render(self, filename: str, **options: Any) -> None:
+        self.rendered = (filename, options)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[_Picture]:
+    drawn: list[_Picture] = []
+
+    def new_picture(comment: str) -> _Picture:
+        drawn.append(_Picture(comment))
+        return drawn[-1]
+
+    monkeypatch.setitem(sys.modules, "graphviz", SimpleNamespace(Digraph=new_picture))
+    return drawn
+
+
+def test_a_picture_shows_matching_spans_and_their_ancestors(pictures: list[_Picture]) -> None:
+    spans = [
+        span("a"),
+        span("b0123456789", "a", attributes={"agent.name": "solver"}),
+        span("c", "b0123456789", name=CHAT),
+    ]
+    TraceTree.from_spans([*spans, span("d", "a")]).visualize("trace", "openai")
+
+    (picture,) = pictures
+    assert picture.nodes == {"a": "a (step)", "b0123456789": "b0123456 (step) [solver]", "c": f"c ({CHAT})"}
+    assert picture.edges == [("a", "b0123456789"), ("b0123456789", "c")]
+    assert picture.rendered == ("trace", {"format": "png", "cleanup": True})
+
+
+def test_a_picture_without_graphviz_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+
+    with pytest.raises(ImportError, match="pip install graphviz"):
+        TraceTree("a", span("a")).visualize("trace")
+
+
+# ---------------------------------------------------------------------- agents
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        pytest.param({"agent.name": "a", "executor.id": "b"}, "a", id="openai-agents-first"),
+        pytest.param({"agentops.span.kind": "agent", "operation.name": "a"}, "a", id="agentops"),
+        pytest.param({"agentops.span.kind": "task", "operation.name": "a"}, None, id="agentops-task"),
+        pytest.param({"recipient_agent_type": "a"}, "a", id="autogen"),
+        pytest.param({"langchain.chain.type": "a"}, "a", id="langgraph"),
+        pytest.param({"executor.id": "a"}, "a", id="agent-framework"),
+        pytest.param({"crewai.agent.role": "a"}, "a", id="crewai"),
+        pytest.param({"gen_ai.agent.name": "a"}, "a", id="opentelemetry"),
+        pytest.param({"type": "agent", "agentlightning.operation.input.name": "a"}, "a", id="weave"),
+        pytest.param({"lc_name": "a"}, None, id="no-chain"),
+        pytest.param({}, None, id="none"),
+    ],
+)
+def test_the_agent_of_a_span(attributes: dict[str, Any], name: str | None) -> None:
+    assert TraceTree("a", span("a", attributes=attributes)).agent_name() == name
+
+
+def test_a_chain_of_weave_names_its_agent() -> None:
+    node = TraceTree("a", span("a", name="langchain.Chain.invoke", attributes={"lc_name": "planner"}))
+
+    assert node.agent_name() == "planner"
+
+
+# ---------------------------------------------------------------------- repair
+
+
+def moved(spans: list[Span]) -> dict[str, str]:
+    """The parent of every node after the repair."""
+    tree = TraceTree.from_spans(spans)
+    tree.repair_hierarchy()
+    return {child.id: node.id for node in tree.traverse() for child in node.children}
+
+
+def test_a_stray_moves_under_the_shortest_span_around_it() -> None:
+    spans = [span("root", end=10.0), span("agent", "root", end=9.0), span("inner", "agent", start=1.0, end=4.0)]
+
+    assert moved([*spans, span("stray", "root", start=2.0, end=3.0)])["stray"] == "inner"
+    assert moved([*spans, span("stray", "root", start=3.0, end=5.0)])["stray"] == "agent"
+    assert moved([*spans, span("stray", "root", start=8.0, end=9.5)])["stray"] == "root"
+
+
+def test_spans_with_the_same_times_do_not_enclose_each_other() -> None:
+    assert moved([span("root"), span("a", "root"), span("b", "root")]) == {"a": "root", "b": "root"}
+
+
+def test_a_wrapper_around_the_root_is_passed() -> None:
+    spans = [span("session"), span("root", "session", end=9.0), span("agent", "root", end=5.0)]
+
+    assert moved([*spans, span("stray", "root", start=1.0, end=2.0)])["stray"] == "agent"
+
+
+def test_spans_without_times_stay_where_they_are() -> None:
+    spans = [span("root"), span("a", "root", start=None), span("b", "root", end=None)]
+
+    assert moved([*spans, span("c", "root")]) == {"a": "root", "b": "root", "c": "root"}
+
+
+def test_a_span_is_not_moved_beneath_itself() -> None:
+    spans = [span("root"), span("a", "root", start=1.0, end=2.0), span("late", "a", start=1.0, end=5.0)]
+
+    assert moved([*spans, span("b", "root", start=8.0, end=9.0)])["a"] == "root"
+
+
+def naive_repair(root: TraceTree) -> None:
+    """The rule of `repair_hierarchy`, by comparing every child with every node."""
+    while len(root.children) == 1:
+        root = root.children[0]
+    order = [node for node in root.traverse() if node is not root]
+    for child in list(root.children):
+        if len(root.children) == 1:
+            break
+        best: tuple[float, TraceTree] | None = None
+        for node in order:
+            times = (node.start_time, node.end_time, child.start_time, child.end_time)
+            if node is child or any(time is None for time in times):
+                continue
+            if node.start_time <= child.start_time and node.end_time >= child.end_time:  # type: ignore[operator] # seen
+                slack = node.end_time - child.end_time + child.start_time - node.start_time  # type: ignore[operator] # seen
+                if slack > 0 and (best is None or slack < best[0]):
+                    best = (slack, node)
+        if best is not None and best[1] not in child.traverse():
+            root.children.remove(child)
+            best[1].children.append(child)
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 14) -> list[Span]:
+    """Any tree of spans with few different times, so that clocks tie and spans cross; parents may be missing."""
+    count = draw(st.integers(1, most))
+    moment = st.one_of(st.none(), st.integers(0, 6)) if draw(st.booleans()) else st.integers(0, 6)
+    names = st.sampled_from(["step", CHAT, "agentlightning.reward"])
+    spans: list[Span] = []
+    for number in range(count):
+        parents = [None, "gone", *(str(i) for i in range(number))] if number else [None, "gone"]
+        favoured = st.just("0") if number else st.none()
+        parent = draw(st.one_of(favoured, st.sampled_from(parents)))
+        times = sorted([draw(st.integers(0, 6)), draw(st.integers(0, 6))])
+        start, end = (float(times[0]), float(times[1])) if draw(moment) is not None else (None, float(times[1]))
+        name = draw(names)
+        attributes: dict[str, Any] = {"reward": float(number)} if name != "step" else {}
+        response_id = draw(st.sampled_from([None, "r1", "r2", f"own-{number}"]))
+        if name == CHAT and response_id is not None:
+            attributes["gen_ai.response.id"] = response_id
+        agent = draw(st.sampled_from([None, None, "solver", "critic"]))
+        if agent is not None:
+            attributes["agent.name"] = agent
+        spans.append(span(str(number), parent, name=name, start=start, end=end, attributes=attributes))
+    return spans
+
+
+def shape(tree: TraceTree) -> dict[str, list[str]]:
+    return {node.id: [child.id for child in node.children] for node in tree.traverse()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces())
+def test_repair_does_what_comparing_all_pairs_does(spans: list[Span]) -> None:
+    fast, naive = TraceTree.from_spans(spans), TraceTree.from_spans(spans)
+
+    fast.repair_hierarchy()
+    naive_repair(naive)
+
+    assert shape(fast) == shape(naive)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(), st.randoms(use_true_random=False))
+def test_every_span_is_in_the_tree_once_in_any_order_and_after_the_repair(spans: list[Span], random: Any) -> None:
+    random.shuffle(spans)
+    tree = TraceTree.from_spans(spans)
+    tree.repair_hierarchy()
+
+    ids = [node.id for node in tree.traverse()]
+    assert len(ids) == len(set(ids))
+    assert {one.span_id for one in spans} <= set(ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces(), st.data())
+def test_any_circle_of_parents_is_refused(spans: list[Span], data: st.DataObject) -> None:
+    start = data.draw(st.sampled_from(spans))
+    by_id = {one.span_id: one for one in spans}
+    path = [start]
+    while path[-1].parent_id in by_id:
+        path.append(by_id[str(path[-1].parent_id)])
+    closed = [one.model_copy(update={"parent_id": start.span_id}) if one is path[-1] else one for one in spans]
+
+    with pytest.raises(ValueError, match="circle"):
+        TraceTree.from_spans(closed)
+
+
+# ---------------------------------------------------------------------- model calls
+
+
+def calls_of(spans: list[Span], agent_match: str | None = None, **options: Any) -> list[tuple[str, str]]:
+    scope = {"within_matching_subtree": "*" if agent_match is None else None, "within_reward": False}
+    found = TraceTree.from_spans(spans).find_llm_calls(
+        **{"llm_call_match": r"openai\.chat", "agent_match": agent_match, **scope, "within_llm_call": False, **options}
+    )
+    return [(node.id, label) for node, label in found]
+
+
+def test_calls_carry_the_label_of_the_agent_above_them() -> None:
+    agents = [
+        span("a", "root", attributes={"agent.name": "solver"}),
+        span("b", "a", attributes={"agent.name": "judge"}),
+    ]
+    calls = [span("c1", "root", name=CHAT), span("c2", "a", name=CHAT), span("c3", "b", name=CHAT)]
+    spans = [span("root"), *agents, *calls]
+
+    assert calls_of(spans) == [("c3", "judge"), ("c2", "solver"), ("c1", "*")]
+    assert calls_of(spans, "solv") == [("c2", "solver")]
+    assert calls_of(spans, "judge") == [("c3", "judge")]
+
+
+def test_an_agent_names_what_is_beneath_it_not_itself() -> None:
+    assert calls_of([span("a", name=CHAT, attributes={"agent.name": "solver"})]) == [("a", "*")]
+
+
+def test_calls_within_a_reward_are_left_out_unless_wanted() -> None:
+    spans = [reward("judging", None, 1.0, at=0.0), span("c", "judging", name=CHAT)]
+
+    assert calls_of(spans) == []
+    assert calls_of(spans, within_reward=None) == [("c", "*")]
+
+
+def test_responses_are_counted_once_even_between_siblings() -> None:
+    same = {"gen_ai.response.id": "r1"}
+    spans = [
+        span("root"),
+        span("c1", "root", name=CHAT, attributes=same),
+        span("c2", "root", name=CHAT, attributes=same),
+    ]
+
+    assert calls_of(spans) == [("c1", "*")]
+    assert calls_of(spans, existing_llm_call_response_ids={"r1"}) == []
+    assert calls_of(spans, within_llm_call=None) == [("c1", "*"), ("c2", "*")]
+
+
+def test_a_nested_call_without_response_id_is_the_same_call() -> None:
+    spans = [span("c1", name=CHAT), span("c2", "c1", name=CHAT)]
+    with_id = [spans[0], span("c2", "c1", name=CHAT, attributes={"gen_ai.response.id": "r2"})]
+
+    assert calls_of(spans) == [("c1", "*")]
+    assert calls_of(with_id) == [("c1", "*"), ("c2", "*")]
+    assert calls_of(spans, within_llm_call=None) == [("c1", "*"), ("c2", "*")]
+
+
+def naive_calls(
+    node: TraceTree, label: str | None, seen: set[str], *, in_reward: bool = False, in_call: bool = False
+) -> list[str]:
+    """The rule of `find_llm_calls`, as a recursion."""
+    response_id = node.span.attributes.get("gen_ai.response.id")
+    is_call = label is not None and not in_reward and node.span.name == CHAT
+    is_call = is_call and (response_id not in seen if response_id is not None else not in_call)
+    found = [node.id] if is_call else []
+    if is_call and isinstance(response_id, str):
+        seen.add(response_id)
+    agent = node.agent_name()
+    if agent is not None:
+        label = agent if agent == "solver" else None
+    for child in node.children:
+        found += naive_calls(
+            child, label, seen, in_reward=in_reward or node.is_reward_span(), in_call=in_call or is_call
+        )
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(traces())
+def test_calls_are_found_as_the_rule_says(spans: list[Span]) -> None:
+    expected = naive_calls(TraceTree.from_spans(spans), None, set())
+
+    assert [node_id for node_id, _ in calls_of(spans, "solver")] == expected
+
+
+# ---------------------------------------------------------------------- rewards
+
+
+def matched(policy: str, spans: list[Span]) -> dict[str, float | None]:
+    tree = TraceTree.from_spans(spans)
+    return tree.match_rewards(policy, [node for node in tree.traverse() if node.span.name == CHAT])
+
+
+def call(span_id: str, parent_id: str, start: float, end: float) -> Span:
+    return span(span_id, parent_id, name=CHAT, start=start, end=end)
+
+
+def test_a_reward_goes_to_the_latest_call_that_was_over_and_has_none() -> None:
+    spans = [span("root"), call("c1", "root", 0.0, 1.0), call("c2", "root", 1.0, 2.0), call("c3", "root", 2.0, 9.0)]
+    rewards = [reward("w1", "root", 0.5, at=3.0), reward("w2", "root", 0.7, at=4.0), reward("w3", "root", 1.0, at=5.0)]
+
+    assert matched("first_occurrence", [*spans, *rewards]) == {"c2": 0.5, "c1": 0.7}
+
+
+def test_a_reward_at_the_end_of_a_call_belongs_to_it() -> None:
+    spans = [span("root"), call("c1", "root", 0.0, 1.0), reward("w", "root", 0.5, at=1.0)]
+
+    assert matched("first_occurrence", spans) == {"c1": 0.5}
+
+
+def test_first_sibling_looks_among_siblings_only() -> None:
+    turns = [span("t1", "root"), span("t2", "root")]
+    spans = [span("root"), *turns, call("c1", "t1", 0.0, 1.0), call("c2", "t2", 1.0, 2.0)]
+    rewards = [reward("w1", "t1", 0.25, at=3.0), reward("w2", "root", 0.75, at=4.0)]
+
+    assert matched("first_sibling", [*spans, *rewards]) == {"c1": 0.25}
+
+
+def test_first_sibling_examines_children_in_order() -> None:
+    spans = [span("root"), reward("w", "root", 1.0, at=5.0), call("c1", "root", 0.0, 1.0)]
+
+    assert matched("first_sibling", spans) == {}
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="nearest"):
+        matched("nearest", [span("root")])
+
+
+def naive_match(nodes: list[TraceTree]) -> dict[str, float | None]:
+    """The rule of `match_rewards`, by looking back at every call for every reward."""
+    rewards: dict[str, float | None] = {}
+    calls: list[TraceTree] = []
+    for node in nodes:
+        calls += [node] if node.span.name == CHAT else []
+        payload = node.maybe_reward_dict()
+        if payload.get("type") != "reward" or node.start_time is None:
+            continue
+        over = (c for c in reversed(calls) if c.end_time is not None and c.end_time <= node.start_time)
+        latest = next((c for c in over if c.id not in rewards), None)
+        if latest is not None:
+            rewards[latest.id] = payload["value"]
+    return rewards
+
+
+@settings(max_examples=120, deadline=None)
+@given(traces(most=20))
+def test_rewards_are_matched_as_looking_back_would(spans: list[Span]) -> None:
+    tree = TraceTree.from_spans(spans)
+    by_start = sorted(tree.traverse(), key=lambda node: -1.0 if node.start_time is None else node.start_time)
+    by_parent: dict[str, float | None] = {}
+    for node in tree.traverse():
+        by_parent |= naive_match(node.children)
+
+    assert matched("first_occurrence", spans) == naive_match(by_start)
+    assert matched("first_sibling", spans) == by_parent

@@ -1,0 +1,244 @@
+"""Spans become triplets, from a tracer and from the proxy."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import (
+    LlmProxyTraceToTriplet,
+    RewardMatchPolicy,
+    TracerTraceToTriplet,
+    TraceToTriplet,
+    TraceToTripletBase,
+    Transition,
+    read_jsonl,
+    write_jsonl,
+)
+from agentlightning.adapter.tree import TraceTree
+from agentlightning.types import Span, Triplet
+from tests.adapter.spans import CHAT, Conversation, reward, span
+
+
+def one_call(**attributes: Any) -> Triplet:
+    (triplet,) = TracerTraceToTriplet().adapt([span("c", name=CHAT, attributes=attributes)])
+    return triplet
+
+
+# ---------------------------------------------------------------------- from a tracer
+
+
+def test_a_call_is_its_tokens_its_reward_and_where_it_came_from() -> None:
+    talk = Conversation()
+    talk.call([1, 2], [3], under=talk.agent("solver"))
+    talk.reward(0.5)
+
+    (triplet,) = TracerTraceToTriplet().adapt(talk.spans)
+
+    assert triplet.prompt == {"token_ids": [1, 2]}
+    assert triplet.response == {"token_ids": [3]}
+    assert triplet.reward == 0.5
+    assert triplet.metadata == {"response_id": "r2", "agent_name": "solver"}
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), "[1,2]", "[1, 2]"], ids=["list", "tuple", "compact", "spaced"])
+def test_token_ids_are_read_in_every_form(ids: Any) -> None:
+    triplet = one_call(prompt_token_ids=ids, response_token_ids=ids)
+
+    assert triplet.prompt["token_ids"] == triplet.response["token_ids"] == [1, 2]
+
+
+def test_a_call_without_tokens_has_empty_ones() -> None:
+    triplet = one_call()
+
+    assert (triplet.prompt, triplet.response) == ({"token_ids": []}, {"token_ids": []})
+    assert triplet.metadata == {"response_id": None, "agent_name": "*"}
+
+
+def test_unreadable_tokens_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert one_call(prompt_token_ids="many").prompt == {"token_ids": []}
+    assert "token ids of span c" in caplog.text
+
+
+def test_logprobs_are_parsed() -> None:
+    content = [{"token": "a", "logprob": -0.5}]
+
+    assert one_call(**{"logprobs.content": json.dumps(content)}).response["logprobs"] == content
+
+
+def test_texts_images_and_settings_are_added_where_they_were_recorded() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "http://x/1.png"}}, {"type": "text", "text": "what?"}]
+    prompt = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": json.dumps(parts)}
+    answer = {"gen_ai.completion.0.content": "4", "gen_ai.response.id": "r1", "gen_ai.response.model": "m"}
+
+    triplet = one_call(**prompt, **answer, **{"gen_ai.request.temperature": 0.5})
+
+    assert triplet.prompt["raw_content"] == [{"role": "user", "content": json.dumps(parts)}]
+    assert triplet.prompt["image_urls"] == ["http://x/1.png"]
+    assert triplet.response["raw_content"] == [{"content": "4"}]
+    assert triplet.metadata["request"] == {"temperature": 0.5}
+    assert triplet.metadata["response"] == {"id": "r1", "model": "m"}
+
+
+def test_strays_are_found_under_their_agent_by_time() -> None:
+    spans = [
+        span("root", end=10.0),
+        span("agent", "root", start=1.0, end=5.0, attributes={"agent.name": "solver"}),
+        span("c1", "root", name=CHAT, start=2.0, end=3.0),
+        span("c2", "root", name=CHAT, start=6.0, end=7.0),
+    ]
+
+    repaired = TracerTraceToTriplet(agent_match="solver").adapt(spans)
+    as_recorded = TracerTraceToTriplet(agent_match="solver", repair_hierarchy=False).adapt(spans)
+
+    assert [triplet.metadata["agent_name"] for triplet in repaired] == ["solver"]
+    assert as_recorded == []
+
+
+def test_calls_without_tokens_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    talk = Conversation()
+    talk.call([1], None)
+    talk.call([1], [2])
+    talk.reward(1.0)
+
+    with caplog.at_level(logging.WARNING):
+        triplets = TracerTraceToTriplet(_skip_empty_token_spans=True).adapt(talk.spans)
+
+    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r2", 1.0)]
+    assert "call-1 is skipped" in caplog.text
+
+
+def test_siblings_can_be_asked_for_rewards_only() -> None:
+    turns = [span("t1", "root"), span("t2", "root")]
+    calls = [span("c1", "t1", name=CHAT), span("c2", "t2", name=CHAT)]
+    adapter = TracerTraceToTriplet(reward_match=RewardMatchPolicy.FIRST_SIBLING, repair_hierarchy=False)
+
+    triplets = adapter.adapt([span("root"), *turns, *calls, reward("w", "t1", 1.0, at=9.0)])
+
+    assert [triplet.reward for triplet in triplets] == [1.0, None]
+
+
+def test_a_final_reward_replaces_that_of_the_last_call() -> None:
+    talk = Conversation()
+    talk.call([1], [2])
+    talk.call([1], [2])
+    talk.reward(0.5)
+
+    triplets = TraceTree.from_spans(talk.spans).to_trajectory(final_reward=1.0)
+
+    assert [triplet.reward for triplet in triplets] == [None, 1.0]
+
+
+def test_a_tree_may_say_differently_what_a_triplet_holds() -> None:
+    class Named(TraceTree):
+        def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
+            return Triplet(prompt=span.name, response=agent_name)
+
+    (triplet,) = Named.from_spans([span("c", name=CHAT)]).to_trajectory()
+
+    assert (triplet.prompt, triplet.response) == (CHAT, "*")
+
+
+def test_settings_are_public_and_no_spans_are_refused() -> None:
+    adapter = TraceToTriplet(agent_match="solver", llm_call_match="chat", exclude_llm_call_in_reward=False)
+
+    assert isinstance(adapter, TraceToTripletBase)
+    assert (adapter.agent_match, adapter.llm_call_match) == ("solver", "chat")
+    assert (adapter.repair_hierarchy, adapter.exclude_llm_call_in_reward) == (True, False)
+    with pytest.raises(ValueError, match="at least one span"):
+        adapter.adapt([])
+
+
+# ---------------------------------------------------------------------- transitions and files
+
+
+def test_triplets_become_transitions() -> None:
+    talk = Conversation()
+    talk.call([1, 2], [3], under=talk.agent("solver"))
+    talk.reward(0.5)
+
+    (transition,) = TracerTraceToTriplet().to_transitions(talk.spans)
+
+    assert transition == Transition(state=[1, 2], action=[3], response_id="r2", agent_name="solver", reward=0.5)
+
+
+def test_a_triplet_without_tokens_is_no_transition() -> None:
+    with pytest.raises(ValueError, match="prompt of the triplet holds no token ids"):
+        Transition.from_triplet(Triplet(prompt="2+2?", response={"token_ids": [4]}))
+
+
+def test_triplets_go_to_a_file_and_back(tmp_path: Path) -> None:
+    triplets = [Triplet(prompt={"token_ids": [1]}, response={"token_ids": []}, reward=float("-inf")), one_call()]
+
+    assert write_jsonl(tmp_path / "t.jsonl", triplets) == 2
+    assert read_jsonl(tmp_path / "t.jsonl", Triplet) == triplets
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+# ---------------------------------------------------------------------- from the proxy
+
+
+def request(number: int, **attributes: Any) -> Span:
+    ids = {"prompt_token_ids": [number], "response_token_ids": [number, 0]}
+    return span(f"c{number}", name="litellm_request", sequence_id=number, attributes={**ids, **attributes})
+
+
+def raw(number: int, **attributes: Any) -> Span:
+    named = {f"llm.hosted_vllm.{name}": value for name, value in attributes.items()}
+    return span(f"raw{number}", name="raw_gen_ai_request", sequence_id=number, attributes=named)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({"prompt_token_ids": "[1, 2]", "response_token_ids": "[[3, 4]]"}, id="response"),
+        pytest.param({"prompt_token_ids": "[1, 2]", "choices": "[{'token_ids': [3, 4]}]"}, id="choices"),
+        pytest.param({"prompt_token_ids": [1, 2], "choices": '[{"token_ids": [3, 4]}]'}, id="json"),
+    ],
+)
+def test_raw_requests_are_read(attributes: dict[str, Any]) -> None:
+    (triplet,) = LlmProxyTraceToTriplet().adapt([raw(1, **attributes, id="r1")])
+
+    assert (triplet.prompt, triplet.response) == ({"token_ids": [1, 2]}, {"token_ids": [3, 4]})
+    assert triplet.metadata == {"response_id": "r1"}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({"prompt_token_ids": "[1]"}, id="no-response"),
+        pytest.param({"prompt_token_ids": "[1]", "response_token_ids": "[[]]"}, id="empty"),
+        pytest.param({"prompt_token_ids": "oops", "response_token_ids": "[[1]]"}, id="no-literal"),
+        pytest.param({"prompt_token_ids": "['a']", "response_token_ids": "[[1]]"}, id="texts"),
+    ],
+)
+def test_requests_without_both_lists_are_left_out(attributes: dict[str, Any]) -> None:
+    assert LlmProxyTraceToTriplet().adapt([raw(1, **attributes)]) == []
+
+
+def test_proxy_spans_are_ordered_by_sequence_whatever_their_clocks_say() -> None:
+    spans = [
+        request(3).model_copy(update={"start_time": 0.0}),
+        request(1).model_copy(update={"start_time": 99.0}),
+        request(2).model_copy(update={"start_time": None}),
+        span("x", name="other", sequence_id=1, attributes={"prompt_token_ids": [9], "response_token_ids": [9]}),
+    ]
+
+    assert [t.prompt["token_ids"] for t in LlmProxyTraceToTriplet().adapt(spans)] == [[1], [2], [3]]
+
+
+def test_a_response_seen_by_both_spans_of_the_proxy_is_one_triplet() -> None:
+    ids = {"prompt_token_ids": "[1]", "response_token_ids": "[[2]]"}
+    spans = [request(1, **{"gen_ai.response.id": "r1"}), raw(1, **ids, id="r1"), raw(2, **ids, id="r2")]
+
+    assert [t.metadata["response_id"] for t in LlmProxyTraceToTriplet().adapt(spans)] == ["r1", "r2"]
+
+
+def test_a_reward_goes_to_the_last_request_before_it_that_has_none() -> None:
+    rewards = [reward(f"w{n}", None, value, at=0.0, sequence_id=n) for n, value in [(3, 0.3), (4, 0.4), (5, 0.5)]]
+
+    triplets = LlmProxyTraceToTriplet().adapt([*rewards, request(1), request(2), request(3)])
+
+    assert [triplet.reward for triplet in triplets] == [0.5, 0.3, 0.4]

@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import adapter
 import baseline
 import durability
 import flatness
@@ -50,6 +51,7 @@ SECTIONS = (
     latency,
     idle,
     load,
+    adapter,
 )
 ON_REQUEST = (soak,)
 """Sections that are measured only if they are named."""

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from agentlightning.adapter import *
     from agentlightning.client import AgentLightningClient as AgentLightningClient
     from agentlightning.client import DevTaskLoader as DevTaskLoader
+    from agentlightning.emitter import *
     from agentlightning.env_var import *
     from agentlightning.logging import configure_logger as configure_logger
     from agentlightning.logging import setup as setup_logging  # noqa: F401 # a public name
     from agentlightning.logging import setup_module as setup_module_logging  # noqa: F401 # a public name
     from agentlightning.server import AgentLightningServer as AgentLightningServer
     from agentlightning.store import *
+    from agentlightning.tracer import *
     from agentlightning.types import *
 
 __version__ = "0.4.0.dev0"
@@ -29,6 +31,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.server": ("AgentLightningServer",),
+    "agentlightning.emitter": (
+        *("reward", "emit_reward", "get_reward_value", "get_rewards_from_span", "is_reward_span", "find_reward_spans"),
+        *("find_final_reward", "emit_message", "emit_conversation", "get_message_value", "emit_object"),
+        *("encode_object", "get_object_value", "emit_exception", "emit_annotation", "operation", "OperationContext"),
+        *("EmittedSpan",),
+    ),
     "agentlightning.env_var": (
         "LightningEnvVar",
         "resolve_bool_env_var",
@@ -52,6 +60,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "export_store",
         "import_store",
     ),
+    "agentlightning.tracer": (
+        *("AgentOpsTracer", "Tracer", "OtelTracer", "DummyTracer"),
+        *("get_active_tracer", "set_active_tracer", "clear_active_tracer"),
+    ),
     "agentlightning.types": (
         *("Triplet", "RolloutLegacy", "Task", "TaskInput", "TaskIfAny", "RolloutRawResultLegacy", "RolloutRawResult"),
         *("RolloutMode", "GenericResponse", "ParallelWorkerBase", "Dataset", "AttemptStatus", "RolloutStatus"),
@@ -72,7 +84,12 @@ _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in nam
 __all__ = ["__version__", *_HOME_OF]  # strings, of the table
 
 
+_ROOMS = frozenset(["adapter", "emitter", "errors", "events", "semconv", "store", "tracer", "types"])
+
+
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"agentlightning.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")
     home, original = _HOME_OF[name]

@@ -34,6 +34,7 @@ import soak
 import span_encoding
 import startup
 import throughput
+import tracing
 from children import Bench, ChildFailed, Interpreter
 from report import Outcome, show
 from rich.console import Console
@@ -52,6 +53,7 @@ SECTIONS = (
     idle,
     load,
     adapter,
+    tracing,
 )
 ON_REQUEST = (soak,)
 """Sections that are measured only if they are named."""
@@ -175,8 +177,10 @@ def fingerprint() -> str:
 
 
 def write(path: Path, facts: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
-    sections = {name: outcome.as_json() for name, outcome in outcomes.items()}
-    path.write_text(json.dumps({"machine": facts, "sections": sections}, indent=2) + "\n", encoding="utf-8")
+    """Put the sections that were measured into the file, each with when and how; the others stay as they were."""
+    known = json.loads(path.read_text(encoding="utf-8"))["sections"] if path.exists() else {}
+    measured = {name: {**outcome.as_json(), "measured": facts} for name, outcome in outcomes.items()}
+    path.write_text(json.dumps({"sections": known | measured}, indent=2) + "\n", encoding="utf-8")
 
 
 def summarise(console: Console, outcomes: dict[str, Outcome], path: Path) -> None:

@@ -11,7 +11,7 @@ import agentlightning as agl
 HEAVY = ("fastapi", "aiohttp", "openai", "litellm", "torch", "transformers", "agentops", "pydantic", "opentelemetry")
 LONGEST_IMPORT_SECONDS = 0.25
 
-OBSERVING, RUNNING, PROXY, LEARNING, PROMPTS = "observing", "running", "proxy", "learning", "prompts"
+RUNNING, PROXY, LEARNING, PROMPTS = "running", "proxy", "learning", "prompts"
 
 NAMES = {
     "adapter": "TraceAdapter OtelTraceAdapter Adapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet "
@@ -44,12 +44,10 @@ NAMES = {
 NOT_YET_BY_ORIGIN = {
     "algorithm": RUNNING,
     "config": RUNNING,
-    "emitter": OBSERVING,
     "execution": RUNNING,
     "litagent": RUNNING,
     "llm_proxy": PROXY,
     "runner": RUNNING,
-    "tracer": OBSERVING,
     "trainer": RUNNING,
 }
 
@@ -70,6 +68,13 @@ MODULES = [
     "cli.store",
     "cli.tokens",
     "client",
+    "emitter",
+    "emitter.annotation",
+    "emitter.exception",
+    "emitter.message",
+    "emitter.object",
+    "emitter.reward",
+    "emitter.utils",
     "env_var",
     "errors",
     "events",
@@ -84,6 +89,13 @@ MODULES = [
     "store.sqlite",
     "store.threading",
     "store.utils",
+    "tracer",
+    "tracer.agentops",
+    "tracer.base",
+    "tracer.dummy",
+    "tracer.otel",
+    "tracer.weave",
+    "utils.otel",
     "utils.server_launcher",
     "types",
     "types.core",
@@ -156,3 +168,10 @@ def test_importing_configures_no_logging() -> None:
 
 def test_version_is_text() -> None:
     assert agl.__version__.count(".") >= 2
+
+
+@pytest.mark.parametrize("room", ["adapter", "emitter", "events", "store", "tracer", "types"])
+def test_rooms_can_be_reached_through_the_package(room: str) -> None:
+    told = run_python(f"import agentlightning as agl; print(agl.{room}.__name__)")
+
+    assert told.strip() == f"agentlightning.{room}"

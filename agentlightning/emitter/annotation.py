@@ -1,0 +1,169 @@
+"""Annotations and operations: attributes of your own, and spans around a piece of work."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from typing_extensions import Self
+
+from agentlightning.emitter.emission import EmittedSpan, TracerSource, emit, user_attributes
+from agentlightning.emitter.utils import get_tracer
+from agentlightning.errors import ConfigurationError, TracingError
+from agentlightning.semconv import AGL_ANNOTATION, AGL_OPERATION, LightningSpanAttributes
+from agentlightning.tracer.base import get_active_tracer
+from agentlightning.tracer.writing import operation as otel_operation
+from agentlightning.types import SpanCoreFields, SpanRecordingContext
+from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
+
+__all__ = ["OperationContext", "emit_annotation", "operation"]
+
+logger = logging.getLogger(__name__)
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+_NAME = LightningSpanAttributes.OPERATION_NAME.value
+_INPUT = LightningSpanAttributes.OPERATION_INPUT.value
+_OUTPUT = LightningSpanAttributes.OPERATION_OUTPUT.value
+
+
+def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> EmittedSpan | None:
+    """Record attributes; nested ones get dotted names. ValueError for values a span cannot hold.
+
+    Args:
+        propagate: False makes the span without sending it anywhere.
+    """
+    if not isinstance(annotation, Mapping):
+        raise ValueError(f"An annotation must be a mapping; this one is a {type(annotation).__name__}.")
+    return emit(AGL_ANNOTATION, user_attributes(annotation), get_tracer, propagate=propagate)
+
+
+class OperationContext:
+    """A span around a piece of work: `with operation(name="search") as op: op.set_output(...)`."""
+
+    def __init__(self, name: str, attributes: Mapping[str, Any], *, propagate: bool, source: TracerSource) -> None:
+        self.name = name
+        self._attributes = {**user_attributes(attributes), _NAME: name}
+        self._propagate = propagate
+        self._source = source
+        self._context: AbstractContextManager[SpanRecordingContext] | None = None
+        self._recording: SpanRecordingContext | None = None
+
+    def __enter__(self) -> Self:
+        self._context = self._open()
+        self._recording = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._context is not None
+        self._context.__exit__(kind, error, traceback)
+
+    def _open(self) -> AbstractContextManager[SpanRecordingContext]:
+        active = get_active_tracer()
+        if self._propagate and active is not None and not active.uses_opentelemetry:
+            return active.operation_context(AGL_OPERATION, self._attributes)
+        tracer = self._source() if self._propagate else self._source(use_active_span_processor=False)
+        return otel_operation(tracer, AGL_OPERATION, self._attributes)
+
+    def set_input(self, *args: Any, **kwargs: Any) -> None:
+        """Note what goes in: positional arguments by number, others by name."""
+        given = {**{str(position): value for position, value in enumerate(args)}, **kwargs}
+        self._note({f"{_INPUT}.{name}": value for name, value in given.items()})
+
+    def set_output(self, output: Any) -> None:
+        """Note what comes out: a mapping by its keys, anything else as one value."""
+        self._note({_OUTPUT: output})
+
+    def span(self) -> SpanCoreFields:
+        """The span as it stands."""
+        return self._entered().get_recorded_span()
+
+    def _note(self, values: Mapping[str, Any]) -> None:
+        self._entered().record_attributes(sanitize_attributes(flatten_attributes(values)))
+
+    def _entered(self) -> SpanRecordingContext:
+        if self._recording is None:
+            raise TracingError(f"Operation '{self.name}' has not begun; use it in a `with` statement.")
+        return self._recording
+
+
+@overload
+def operation(fn: _FunctionT, *, propagate: bool = ..., name: str | None = ..., **attributes: Any) -> _FunctionT: ...
+@overload
+def operation(fn: None = None, *, propagate: bool = ..., name: str | None = ..., **attributes: Any) -> "_Operation": ...
+def operation(fn: Any = None, *, propagate: bool = True, name: str | None = None, **attributes: Any) -> Any:
+    """Record a function (`@operation`, `@operation(name="search")`) or a block (`with operation(name="search")`).
+
+    The span is called `agentlightning.operation`; the arguments and the result of a function are noted on it.
+
+    Args:
+        propagate: False makes the span without sending it anywhere.
+        name: What is done; by default the name of the function.
+        attributes: More to note on the span.
+    """
+    if name is not None and _NAME in attributes:
+        raise ConfigurationError(f"name is {name!r} and the attribute {_NAME} is given too; use one of them.")
+    chosen = attributes.pop(_NAME, name)
+    made = _Operation(chosen, attributes, propagate=propagate, source=lambda **kw: get_tracer(**kw))
+    if fn is None:
+        return made
+    if not callable(fn):
+        raise ConfigurationError(
+            f"operation takes a function; {fn!r} is a {type(fn).__name__}. Use operation(name=...)."
+        )
+    return made(fn)
+
+
+class _Operation(OperationContext):
+    """What `operation(...)` gives: a block to enter, or a decorator to apply."""
+
+    def __init__(
+        self, name: str | None, attributes: Mapping[str, Any], *, propagate: bool, source: TracerSource
+    ) -> None:
+        super().__init__(name or AGL_OPERATION, attributes, propagate=propagate, source=source)
+        self._given_name = name
+        self._given_attributes = attributes
+
+    def __call__(self, function: _FunctionT) -> _FunctionT:
+        signature = inspect.signature(function)
+
+        def begin(args: Any, kwargs: Any) -> OperationContext:
+            name = self._given_name or str(getattr(function, "__name__", type(function).__name__))
+            context = OperationContext(name, self._given_attributes, propagate=self._propagate, source=self._source)
+            context._attributes |= _input_attributes(signature, args, kwargs)
+            return context
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+                with begin(args, kwargs) as context:
+                    result = await function(*args, **kwargs)
+                    context.set_output(result)
+                    return result
+
+            return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with begin(args, kwargs) as context:
+                result = function(*args, **kwargs)
+                context.set_output(result)
+                return result
+
+        return wrapper  # type: ignore[return-value] # as above
+
+
+def _input_attributes(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of their parameters; a call that does not fit is left to fail by itself."""
+    try:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    given.pop("self", None)
+    return sanitize_attributes(flatten_attributes({f"{_INPUT}.{name}": value for name, value in given.items()}))

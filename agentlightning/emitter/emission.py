@@ -1,0 +1,100 @@
+"""One way for everything that is emitted: from a name and attributes to a finished span.
+
+Under a tracer of ours that writes with OpenTelemetry, or with a provider of the program's own, the span is a child of
+the current span. Other tracers of ours are asked to `create_span`. Where nobody listens, `NoActiveTracer` is raised.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentlightning.tracer.base import Tracer, get_active_tracer
+from agentlightning.tracer.synthetic import readable_span
+from agentlightning.tracer.writing import core_fields_of
+from agentlightning.types import SpanCoreFields
+from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes
+
+__all__ = ["EmittedSpan", "TracerSource", "emit", "user_attributes"]
+
+logger = logging.getLogger(__name__)
+
+TracerSource = Callable[..., trace.Tracer]
+"""`get_tracer`, as each emitter module imports it."""
+_DEBUG = LightningEnvVar.AGL_EMITTER_DEBUG.value
+
+
+class EmittedSpan(ReadableSpan):
+    """A finished span, as OpenTelemetry has it; `core_fields` is the same in our own terms."""
+
+    @classmethod
+    def of(cls, span: ReadableSpan) -> "EmittedSpan":
+        return cls(
+            name=span.name,
+            context=span.get_span_context(),
+            parent=span.parent,
+            resource=span.resource,
+            attributes=span.attributes,
+            events=span.events,
+            kind=span.kind,
+            status=span.status,
+            start_time=span.start_time,
+            end_time=span.end_time,
+            instrumentation_scope=span.instrumentation_scope,
+        )
+
+    @property
+    def core_fields(self) -> SpanCoreFields:
+        """Name, status, attributes and times, in seconds."""
+        return core_fields_of(self)
+
+
+def user_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Attributes a caller wants on the span, flattened; ValueError for values a span cannot hold."""
+    if not attributes:
+        return {}
+    flat = flatten_attributes(attributes)
+    check_attributes_sanity(flat)
+    return flat
+
+
+def emit(
+    name: str,
+    attributes: dict[str, Any],
+    tracer_source: TracerSource,
+    *,
+    propagate: bool = True,
+    exception: BaseException | None = None,
+) -> EmittedSpan | None:
+    """Write a span that begins and ends now; None if the provider's sampler left it out.
+
+    Args:
+        propagate: False makes the span without sending it anywhere.
+        exception: Noted on the span as an event.
+    """
+    if _DEBUG in os.environ:
+        _log(name, attributes)
+    active = get_active_tracer()
+    if propagate and active is not None and not active.uses_opentelemetry:
+        return _create(active, name, attributes)
+    # Without arguments by default: programs and tests may have put their own `get_tracer` in place.
+    tracer = tracer_source() if propagate else tracer_source(use_active_span_processor=False)
+    with tracer.start_span(name, attributes=attributes) as span:
+        if exception is not None:
+            span.record_exception(exception)
+    return EmittedSpan.of(span) if isinstance(span, ReadableSpan) else None
+
+
+def _create(tracer: Tracer, name: str, attributes: dict[str, Any]) -> EmittedSpan:
+    span = readable_span(tracer.create_span(name, attributes), kind=EmittedSpan)
+    assert isinstance(span, EmittedSpan)
+    return span
+
+
+def _log(name: str, attributes: Mapping[str, Any]) -> None:
+    if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
+        logger.info("emitted %s %s", name, dict(attributes))

@@ -1,0 +1,71 @@
+"""Objects: any value that JSON can hold."""
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
+from agentlightning.emitter.utils import get_tracer
+from agentlightning.errors import TracingError
+from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes
+from agentlightning.types import SpanAttributeNames, SpanLike
+from agentlightning.utils.otel import full_qualified_name
+
+__all__ = ["emit_object", "encode_object", "get_object_value"]
+
+logger = logging.getLogger(__name__)
+
+_TYPE = LightningSpanAttributes.OBJECT_TYPE.value
+_LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
+_JSON = LightningSpanAttributes.OBJECT_JSON.value
+_OLD_OBJECT = SpanAttributeNames.OBJECT.value
+_LITERALS = {kind.__name__: kind for kind in (str, int, float, bool)}
+
+
+def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> EmittedSpan | None:
+    """Record a value; one that JSON cannot hold is logged as an error and not recorded.
+
+    Args:
+        attributes: More to note on the span.
+        propagate: False makes the span without sending it anywhere.
+    """
+    try:
+        encoded = encode_object(object)
+    except TracingError as error:
+        logger.error("Object must be JSON serializable: %s", error)
+        return None
+    return emit(AGL_OBJECT, {**user_attributes(attributes), **encoded}, get_tracer, propagate=propagate)
+
+
+def encode_object(object: Any) -> dict[str, Any]:
+    """A value as attributes of both releases; RuntimeError if JSON cannot hold it.
+
+    Text, numbers and truth values are kept as they are, bytes in base64, everything else as JSON.
+    """
+    kind = type(object)
+    if kind is bytes:
+        return {_TYPE: "bytes", _LITERAL: base64.b64encode(object).decode()}
+    text = _as_json(object)
+    own = {_LITERAL: object} if kind.__name__ in _LITERALS and kind is _LITERALS[kind.__name__] else {_JSON: text}
+    return {_OLD_OBJECT: text, _TYPE: full_qualified_name(kind), **own}
+
+
+def _as_json(object: Any) -> str:
+    try:
+        return json.dumps(object, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TracingError(f"A {type(object).__name__} cannot be recorded: {error}.") from error
+
+
+def get_object_value(span: SpanLike) -> Any:
+    """The value of an object span of either release; None for other spans."""
+    attributes = span.attributes or {}
+    if _LITERAL in attributes:
+        literal = attributes[_LITERAL]
+        return base64.b64decode(str(literal)) if attributes.get(_TYPE) == "bytes" else literal
+    if _JSON in attributes:
+        return json.loads(str(attributes[_JSON]))
+    old = attributes.get(_OLD_OBJECT) if span.name == AGL_OBJECT else None
+    return None if old is None else json.loads(str(old))

@@ -1,0 +1,259 @@
+"""Rewards: how good it was. Written in the formats of both releases, and read in all of them.
+
+A span may carry several rewards by name; the first one, the *primary*, is what `get_reward_value` gives. Written are
+the span `agentlightning.reward` with its attribute `reward`, and `agentlightning.reward.{i}.name` and `.value`. Read
+are these, and the output of an AgentOps operation.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
+from agentlightning.emitter.utils import get_tracer
+from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes, RewardPydanticModel
+from agentlightning.types import SpanLike
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = [
+    "reward",
+    "emit_reward",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+    "find_reward_spans",
+    "find_final_reward",
+]
+
+logger = logging.getLogger(__name__)
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+_SpanT = TypeVar("_SpanT", bound=SpanLike)
+
+_OLD_VALUE = "reward"
+_PRIMARY = "primary"
+_PREFIX = LightningSpanAttributes.REWARD.value
+_NAME, _VALUE = RewardAttributes.REWARD_NAME.value, RewardAttributes.REWARD_VALUE.value
+_FIRST_NAME, _FIRST_VALUE = f"{_PREFIX}.0.{_NAME}", f"{_PREFIX}.0.{_VALUE}"
+_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+
+# ---------------------------------------------------------------------- writing
+
+
+def emit_reward(
+    reward: float | Mapping[str, float] | Sequence[float],
+    *,
+    primary_key: str | int | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    propagate: bool = True,
+) -> EmittedSpan:
+    """Record a reward: a number or truth value, several by name, or several in a row.
+
+    Of a mapping, `primary_key` names the one that counts. Of a sequence, whose items are named by their position, the
+    last one counts, as if they had been emitted one after the other, unless `primary_key` gives another position.
+
+    Args:
+        primary_key: A key of the mapping, or a position in the sequence.
+        attributes: More to note on the span.
+        propagate: False makes the span without sending it anywhere.
+    """
+    if isinstance(reward, (float, int)):
+        value = _number(reward)
+        noted: dict[str, Any] = {_OLD_VALUE: value, _FIRST_NAME: _PRIMARY, _FIRST_VALUE: value}
+    else:
+        noted = _several(_named(reward, primary_key))
+    if attributes:
+        noted = {**user_attributes(attributes), **noted}
+    span = emit(AGL_REWARD, noted, get_tracer, propagate=propagate)
+    if span is None:
+        raise ValueError(
+            f"The reward {reward!r} was not recorded, because the tracer provider does not record spans; "
+            "look at its sampler, and whether OTEL_SDK_DISABLED is set."
+        )
+    return span
+
+
+def _number(value: object, name: str = "") -> float:
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"Reward {name}must be a number; {value!r} is a {type(value).__name__}.")
+    if not math.isfinite(value):
+        raise ValueError(f"Reward {name}must be a finite number; it is {value}.")
+    return float(value)
+
+
+def _named(reward: object, primary_key: str | int | None) -> dict[str, float]:
+    """The rewards by name, the primary one first."""
+    if isinstance(reward, Mapping):
+        if primary_key is None or primary_key not in reward:
+            raise ValueError(
+                f"primary_key is {primary_key!r}; of several rewards it must name the one that counts: {list(reward)}."
+            )
+        items = {str(key): _number(value, f"'{key}' ") for key, value in reward.items()}
+    elif isinstance(reward, Sequence) and not isinstance(reward, (str, bytes)) and reward:
+        items = {str(position): _number(value, f"{position} ") for position, value in enumerate(reward)}
+        primary_key = len(items) - 1 if primary_key is None else primary_key
+        if str(primary_key) not in items:
+            raise ValueError(f"primary_key is {primary_key!r}; the rewards have the positions 0 to {len(items) - 1}.")
+    else:
+        raise ValueError(f"Reward must be a number, a mapping or a sequence of numbers; it is {reward!r}.")
+    primary = str(primary_key)
+    return {primary: items.pop(primary), **items}
+
+
+def _several(rewards: Mapping[str, float]) -> dict[str, Any]:
+    noted: dict[str, Any] = {}
+    for position, (name, value) in enumerate(rewards.items()):
+        if position == 0:
+            noted[_OLD_VALUE] = value
+        noted[f"{_PREFIX}.{position}.{_NAME}"] = name
+        noted[f"{_PREFIX}.{position}.{_VALUE}"] = value
+    return noted
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
+    """All rewards of a span, the primary one first; empty if it has none."""
+    attributes = span.attributes or {}
+    rewards: list[RewardPydanticModel] = []
+    while (key := f"{_PREFIX}.{len(rewards)}.{_VALUE}") in attributes:
+        name = attributes.get(f"{_PREFIX}.{len(rewards)}.{_NAME}", _PRIMARY)
+        rewards.append(RewardPydanticModel.model_validate({"name": str(name), "value": attributes[key]}))
+    if rewards:
+        return rewards
+    value = _single_value(span)
+    return [] if value is None else [RewardPydanticModel(name=_PRIMARY, value=value)]
+
+
+def get_reward_value(span: SpanLike) -> float | None:
+    """The reward of a span, the primary one if there are several; None if it has none."""
+    attributes = span.attributes or {}
+    if _FIRST_VALUE in attributes:
+        return _as_recorded(attributes[_FIRST_VALUE], span)
+    return _single_value(span)
+
+
+def _single_value(span: SpanLike) -> float | None:
+    attributes: Mapping[str, Any] = span.attributes or {}
+    for key in _AGENTOPS_OUTPUTS:
+        output = _as_mapping(attributes.get(key))
+        if output.get("type") == "reward":
+            return _as_recorded(output.get("value"), span)
+    return _as_recorded(attributes.get(_OLD_VALUE), span) if span.name == AGL_REWARD else None
+
+
+def _as_mapping(output: object) -> Mapping[str, Any]:
+    if isinstance(output, str):
+        try:
+            output = json.loads(output)
+        except ValueError:  # any text may be the output of an operation
+            return {}
+    return output if isinstance(output, Mapping) else {}
+
+
+def _as_recorded(value: Any, span: SpanLike) -> float | None:
+    """What stands on the span; that it is no number is the writer's mistake, and not hidden."""
+    if value is not None and not isinstance(value, (int, float)):
+        logger.error("The reward of span '%s' is %r, which is not a number.", span.name, value)
+    reward: float | None = value
+    return reward
+
+
+def is_reward_span(span: SpanLike) -> bool:
+    """Whether the span carries a reward."""
+    return get_reward_value(span) is not None
+
+
+def find_reward_spans(spans: Iterable[_SpanT]) -> list[_SpanT]:
+    """The spans that carry a reward, in the given order."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
+    """The last reward there is; None if there is none."""
+    values = (get_reward_value(span) for span in reversed(spans))
+    return next((value for value in values if value is not None), None)
+
+
+# ---------------------------------------------------------------------- the decorator
+
+
+def reward(function: _FunctionT) -> _FunctionT:
+    """Record what a function, plain or async, returns as a reward; its result is passed on. Deprecated: `emit_reward`.
+
+    None is not recorded. Where AgentOps is in use the call becomes one of its operations, as in the 0.2 release.
+    """
+    deprecated("The @reward decorator is deprecated; call emit_reward with the result.")
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            if _uses_agentops():
+                return await _agentops_async(function, args, kwargs)
+            return _recorded(await function(*args, **kwargs))
+
+        return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _uses_agentops():
+            return _agentops_sync(function, args, kwargs)
+        return _recorded(function(*args, **kwargs))
+
+    return wrapper  # type: ignore[return-value] # as above
+
+
+def _recorded(result: Any) -> Any:
+    if result is not None:
+        emit_reward(result)
+    return result
+
+
+def _uses_agentops() -> bool:
+    """Whether the program has imported AgentOps and started it; we do not import it for this."""
+    agentops = sys.modules.get("agentops")
+    if agentops is None:
+        return False
+    client = agentops.get_client()
+    return bool(client is not None and client.initialized)
+
+
+def _agentops_output(result: Any) -> dict[str, Any]:
+    if result is None or isinstance(result, (int, float)):
+        return {"type": "reward", "value": None if result is None else float(result)}
+    logger.warning("The reward function returned %r, which is not a number; its reward is recorded as None.", result)
+    return {"type": "reward", "value": None}
+
+
+def _agentops_operation() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    operation: Callable[..., Any] = importlib.import_module("agentops.sdk.decorators").operation
+    return operation
+
+
+def _agentops_sync(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    kept: list[Any] = []
+
+    def agentops_reward_operation() -> dict[str, Any]:
+        kept.append(function(*args, **kwargs))
+        return _agentops_output(kept[0])
+
+    _agentops_operation()(agentops_reward_operation)()
+    return kept[0]
+
+
+async def _agentops_async(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    kept: list[Any] = []
+
+    async def agentops_reward_operation() -> dict[str, Any]:
+        kept.append(await function(*args, **kwargs))
+        return _agentops_output(kept[0])
+
+    await _agentops_operation()(agentops_reward_operation)()
+    return kept[0]

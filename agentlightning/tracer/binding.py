@@ -1,0 +1,225 @@
+"""To whom a span belongs: the rollout that is being observed where the span begins.
+
+`observe` opens a *binding* in a context variable; a span that begins inside belongs to it, whichever task, thread or
+provider finishes it. Tasks and `asyncio.to_thread` inherit context variables. Bare threads and thread pools do not:
+there a span belongs to the one rollout that is running in the process, and if several are, to none, because a span on
+the wrong rollout is worse than one that is missing.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from agentlightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from agentlightning.tracer.base import Tracer
+
+__all__ = [
+    "Binding",
+    "Carrier",
+    "Losses",
+    "Recorder",
+    "clear_active_tracer",
+    "current_binding",
+    "get_active_tracer",
+    "is_unobserved",
+    "observations",
+    "observe",
+    "set_active_tracer",
+    "unobserved",
+]
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Losses:
+    """Spans of one trace that could not be brought to the store."""
+
+    count: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """How many were lost for what."""
+
+    def add(self, reason: str, count: int = 1) -> None:
+        self.count += count
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+class Recorder:
+    """The finished spans of one trace, in the order they ended, and how many of them were lost on the way."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.losses = Losses()
+        self.is_given_up = False  # from the deadline of its last flush on
+        self._spans: list[ReadableSpan] = []
+
+    def record(self, span: "ReadableSpan") -> None:
+        self._spans.append(span)
+
+    def spans(self) -> "list[ReadableSpan]":
+        """A copy; spans that end later are not in it."""
+        return list(self._spans)
+
+
+class Carrier(Protocol):
+    """What takes the spans of a bound trace to their store."""
+
+    def put(self, binding: "Binding", span: "ReadableSpan") -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """One trace that is being recorded, and the attempt it belongs to."""
+
+    tracer: "Tracer"
+    recorder: Recorder
+    carrier: Carrier | None = None
+    """None if the trace is only recorded."""
+    rollout_id: str = ""
+    attempt_id: str = ""
+
+
+_BINDING: ContextVar["Binding | None"] = ContextVar("agentlightning_binding", default=None)
+_TRACER: ContextVar["Tracer | None"] = ContextVar("agentlightning_tracer", default=None)
+_IS_UNOBSERVED: ContextVar[bool] = ContextVar("agentlightning_unobserved", default=False)
+
+
+class Observations:
+    """What is observed in this process, for threads that inherited no context."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()  # protects the step from one tuple to the next; readers take none
+        self._bindings: tuple[Binding, ...] = ()
+        self._tracers: tuple[Tracer, ...] = ()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """The threads that were observed are the parent's; the one that forked still has its context."""
+        self._changing = threading.Lock()
+        self._bindings = ()
+        self._tracers = ()
+
+    @property
+    def count(self) -> int:
+        return len(self._bindings)
+
+    def sole_binding(self) -> Binding | None:
+        """The trace that is being recorded, if it is the only one."""
+        bindings = self._bindings
+        return bindings[0] if len(bindings) == 1 else None
+
+    def sole_tracer(self) -> "Tracer | None":
+        tracers = set(self._tracers)
+        return tracers.pop() if len(tracers) == 1 else None
+
+    def open(self, binding: Binding) -> None:
+        with self._changing:
+            self._bindings = (*self._bindings, binding)
+
+    def close(self, binding: Binding) -> None:
+        with self._changing:
+            self._bindings = tuple(other for other in self._bindings if other is not binding)
+
+    def activate(self, tracer: "Tracer") -> None:
+        with self._changing:
+            self._tracers = (*self._tracers, tracer)
+
+    def deactivate(self, tracer: "Tracer") -> None:
+        with self._changing:
+            tracers = list(self._tracers)
+            if tracer in tracers:
+                tracers.remove(tracer)
+            self._tracers = tuple(tracers)
+
+
+@functools.cache
+def observations() -> Observations:
+    """One per process, as OpenTelemetry's provider is: a bare thread has nothing else to go by."""
+    return Observations()
+
+
+current_binding = _BINDING.get
+"""The trace of this context; None outside of all, and in a bare thread."""
+is_unobserved = _IS_UNOBSERVED.get
+
+
+@contextmanager
+def observe(binding: Binding) -> Iterator[Binding]:
+    """Record what happens inside; the binding's tracer is the active one meanwhile."""
+    set_active_tracer(binding.tracer)
+    token = _BINDING.set(binding)
+    observations().open(binding)
+    try:
+        yield binding
+    finally:
+        observations().close(binding)
+        _restore(_BINDING, token)
+        _leave(binding.tracer)
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Spans that begin inside belong to no rollout, even in a bare thread beside the only one that is running.
+
+    For code that shares the process with rollouts but is not part of one, such as an algorithm that calls a model.
+    """
+    binding, mark = _BINDING.set(None), _IS_UNOBSERVED.set(True)
+    try:
+        yield
+    finally:
+        _restore(_IS_UNOBSERVED, mark)
+        _restore(_BINDING, binding)
+
+
+def _restore(variable: ContextVar[_T], token: Token[Any]) -> None:
+    try:
+        variable.reset(token)
+    except ValueError:
+        # Left in another context than it was entered in, as by a fixture that yields: there is nothing to restore here.
+        return
+
+
+# ---------------------------------------------------------------------- the active tracer
+
+
+def set_active_tracer(tracer: "Tracer") -> None:
+    """Make a tracer the one that emitters here speak to; ValueError if there is one already."""
+    active = _TRACER.get()
+    if active is not None:
+        raise ConfigurationError(
+            f"{type(active).__name__} is already the active tracer; traces do not nest, "
+            "so leave its trace_context (or call clear_active_tracer) first."
+        )
+    _TRACER.set(tracer)
+    observations().activate(tracer)
+
+
+def clear_active_tracer() -> None:
+    """Undo `set_active_tracer`; harmless if no tracer is active."""
+    tracer = _TRACER.get()
+    if tracer is not None:
+        _leave(tracer)
+
+
+def _leave(tracer: "Tracer") -> None:
+    if _TRACER.get() is tracer:
+        _TRACER.set(None)
+    observations().deactivate(tracer)
+
+
+def get_active_tracer() -> "Tracer | None":
+    """The tracer that listens here: that of this context or, in a bare thread, the only one of the process."""
+    tracer = _TRACER.get()
+    if tracer is not None or _IS_UNOBSERVED.get():
+        return tracer
+    return observations().sole_tracer()

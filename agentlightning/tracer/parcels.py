@@ -1,0 +1,114 @@
+"""Parcels: finished spans on their way to the store, from OpenTelemetry's form to ours."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from agentlightning.errors import InvalidValue
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.binding import Binding
+from agentlightning.tracer.conversion import SpanConverter, attributes_behind
+from agentlightning.types import Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["Parcel", "store_parcels"]
+
+logger = logging.getLogger(__name__)
+
+BARE_SPAN_BYTES: Final = 1000
+"""About what a span takes that has no attributes."""
+ITEM_BYTES: Final = 40
+"""About what an attribute, or an item of a list, takes besides its text."""
+
+
+class Parcel:
+    """One span and the trace it belongs to. It is settled once: stored or lost."""
+
+    __slots__ = ("binding", "is_settled", "sequence_id", "span", "stored_as", "weight")
+
+    def __init__(self, binding: Binding, span: "ReadableSpan") -> None:
+        self.binding = binding
+        self.span = span
+        self.weight = _weigh(span)
+        self.is_settled = False
+        self.sequence_id: int | None = None
+        self.stored_as: Span | None = None
+
+    def lose(self, reason: str) -> None:
+        """It will not reach the store; its trace remembers why. The first loss of a trace is logged."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        losses = self.binding.recorder.losses
+        losses.add(reason)
+        if losses.count == 1:
+            logger.warning(
+                "Span '%s' of rollout '%s', attempt '%s', is lost (%s); further losses of it are counted only.",
+                self.span.name,
+                self.binding.rollout_id,
+                self.binding.attempt_id,
+                reason,
+            )
+
+
+def _weigh(span: "ReadableSpan") -> int:
+    """Bytes, roughly: enough to keep long prompts from filling the memory."""
+    weight = BARE_SPAN_BYTES + BARE_SPAN_BYTES * len(span.events)
+    for value in tuple(attributes_behind(span).values()):
+        kind = type(value)
+        if kind is str:
+            weight += len(value)
+        elif kind is tuple or kind is list:
+            weight += ITEM_BYTES * len(value) + sum(len(item) for item in value if type(item) is str)
+        weight += ITEM_BYTES
+    return weight
+
+
+async def store_parcels(store: LightningStore, parcels: Sequence[Parcel], converter: SpanConverter) -> None:
+    """Number and store a batch; a span that ended earlier gets the smaller number. May be called again after a failure.
+
+    A second call stores the same spans under the same numbers, and the store keeps one of each.
+    """
+    if not _has_batches(store):
+        await _store_singly(store, parcels)
+        return
+    fresh = sorted((parcel for parcel in parcels if parcel.sequence_id is None), key=_end_time)
+    if fresh:
+        attempts = [(parcel.binding.rollout_id, parcel.binding.attempt_id) for parcel in fresh]
+        for parcel, sequence_id in zip(fresh, await store.get_many_span_sequence_ids(attempts), strict=True):
+            parcel.sequence_id = sequence_id
+            _convert(parcel, sequence_id, converter)
+    sound = [parcel for parcel in parcels if parcel.stored_as is not None]
+    await store.add_many_spans([parcel.stored_as for parcel in sound if parcel.stored_as is not None])
+    for parcel in sound:
+        parcel.is_settled = True
+
+
+def _end_time(parcel: Parcel) -> int:
+    return parcel.span.end_time or 0
+
+
+def _convert(parcel: Parcel, sequence_id: int, converter: SpanConverter) -> None:
+    binding = parcel.binding
+    try:
+        parcel.stored_as = converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, sequence_id)
+    except (ValueError, TypeError) as error:
+        parcel.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
+
+
+def _has_batches(store: LightningStore) -> bool:
+    """Stores that were written for the 0.2 release take spans one by one."""
+    declared = LightningStore.add_many_spans
+    return getattr(type(store), "add_many_spans", declared) is not declared
+
+
+async def _store_singly(store: LightningStore, parcels: Sequence[Parcel]) -> None:
+    for parcel in sorted(parcels, key=_end_time):
+        try:
+            await store.add_otel_span(parcel.binding.rollout_id, parcel.binding.attempt_id, parcel.span)
+        except InvalidValue as error:
+            parcel.lose(f"the store refused it: {error}")
+        else:
+            parcel.is_settled = True

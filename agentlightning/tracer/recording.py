@@ -1,0 +1,149 @@
+"""RecordingTracer: opens and closes traces, whatever records their spans."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.errors import ConfigurationError, TracingError
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.binding import Binding, Losses, Recorder, observe
+from agentlightning.tracer.delivery import Delivery, deliveries
+from agentlightning.types import Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["RecordingTracer"]
+
+_LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
+"""The trace that was opened last in this context; it stays when the trace is closed."""
+
+
+class RecordingTracer(Tracer):
+    """A tracer whose traces are recorded here and delivered to a store.
+
+    Any number of traces may be open at once, one in each task or thread.
+    """
+
+    needs_init_worker: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_ready = False
+        self._last: Binding | None = None
+        self._deliveries: dict[int, Delivery] = {}
+
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+        super().init_worker(worker_id, store)
+        self._is_ready = True
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Let go of the stores; spans that end from now on are lost, and counted."""
+        super().teardown_worker(worker_id)
+        while self._deliveries:
+            deliveries().release(self._deliveries.popitem()[1])
+        self._is_ready = False
+
+    # ------------------------------------------------------------------ traces
+
+    @asynccontextmanager
+    async def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncIterator[Recorder]:
+        binding = self._bind(name, store, rollout_id, attempt_id)
+        try:
+            with observe(binding):
+                self._remember(binding)
+                yield binding.recorder
+        finally:
+            if isinstance(binding.carrier, Delivery):
+                await binding.carrier.flush(binding)
+            self._tell_listeners(lambda: _as_spans(binding))
+
+    @contextmanager
+    def _trace_context_sync(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> Iterator[Recorder]:
+        binding = self._bind(name, store, rollout_id, attempt_id)
+        try:
+            with observe(binding):
+                self._remember(binding)
+                yield binding.recorder
+        finally:
+            if isinstance(binding.carrier, Delivery):
+                binding.carrier.flush_blocking(binding)
+            self._tell_listeners(lambda: _as_spans(binding))
+
+    def get_last_trace(self) -> "list[ReadableSpan]":
+        return self._last_binding().recorder.spans()
+
+    def get_last_losses(self) -> Losses:
+        return self._last_binding().recorder.losses
+
+    # ------------------------------------------------------------------ bindings
+
+    def _bind(
+        self, name: str | None, store: LightningStore | None, rollout_id: str | None, attempt_id: str | None
+    ) -> Binding:
+        if self.needs_init_worker and not self._is_ready:
+            raise TracingError(
+                f"{type(self).__name__} is not initialised in this process; call init_worker(0) first, "
+                "or use `with tracer.lifespan():`."
+            )
+        if rollout_id is None and attempt_id is None and store is None:
+            return Binding(self, Recorder(name))
+        store = store if store is not None else self.store
+        if store is None or rollout_id is None or attempt_id is None:
+            missing = [
+                label
+                for label, value in (("store", store), ("rollout_id", rollout_id), ("attempt_id", attempt_id))
+                if value is None
+            ]
+            raise ConfigurationError(
+                f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing."
+            )
+        return Binding(self, Recorder(name), self._delivery_to(store), rollout_id, attempt_id)
+
+    def _delivery_to(self, store: LightningStore) -> Delivery:
+        delivery = self._deliveries.get(id(store))
+        if delivery is None:
+            delivery = deliveries().acquire(store)
+            if self._deliveries.setdefault(id(store), delivery) is not delivery:
+                deliveries().release(delivery)
+        return self._deliveries[id(store)]
+
+    def _remember(self, binding: Binding) -> None:
+        self._last = binding
+        _LAST.set(binding)
+
+    def _last_binding(self) -> Binding:
+        here = _LAST.get()
+        last = here if here is not None and here.tracer is self else self._last
+        if last is None:
+            raise TracingError(f"{type(self).__name__} has recorded nothing yet; open a trace_context first.")
+        return last
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A tracer travels to another process as it was before `init_worker`."""
+        return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_deliveries": {}}
+
+
+def _as_spans(binding: Binding) -> list[Span]:
+    """The trace as the store would have it, numbered from 1."""
+    return [
+        Span.from_opentelemetry(span, binding.rollout_id, binding.attempt_id, number)
+        for number, span in enumerate(binding.recorder.spans(), start=1)
+    ]

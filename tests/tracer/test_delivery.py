@@ -1,0 +1,304 @@
+"""Spans reach the store, whatever the store does; the agent does not notice, and no loss goes unsaid."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+
+from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.tracer.binding import Binding, Recorder
+from agentlightning.tracer.delivery import Deliveries, Delivery, DeliveryLimits
+from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.types import AttemptedRollout, Span
+from tests.tracer.conftest import Outage, TroubledStore, refuse_the_bad
+
+SOON = DeliveryLimits(linger_seconds=0.01, patience_seconds=0.05)
+OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
+
+
+def finished(name: str = "step", **attributes: object) -> ReadableSpan:
+    span = OTEL.start_span(name, attributes=attributes)  # type: ignore[arg-type] # any value will do
+    span.end()
+    assert isinstance(span, ReadableSpan)
+    return span
+
+
+class Line:
+    """A delivery to a store, and one attempt whose spans it carries."""
+
+    def __init__(self, delivery: Delivery, attempted: AttemptedRollout) -> None:
+        self.delivery = delivery
+        self.binding = self.another(attempted)
+
+    def another(self, attempted: AttemptedRollout) -> Binding:
+        ids = (attempted.rollout_id, attempted.attempt.attempt_id)
+        return Binding(DummyTracer(), Recorder(), self.delivery, *ids)
+
+    def put(self, *names: str) -> None:
+        for name in names:
+            self.delivery.put(self.binding, finished(name))
+
+    async def flush(self, timeout: float = 20.0) -> bool:
+        return await self.delivery.flush(self.binding, timeout)
+
+    async def stored(self) -> list[str]:
+        spans = await self.delivery.store.query_spans(self.binding.rollout_id)
+        return [span.name for span in spans]
+
+    @property
+    def lost(self) -> dict[str, int]:
+        return self.binding.recorder.losses.reasons
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Line]]:
+    opened: list[Line] = []
+    yield opened
+    for line in opened:
+        line.delivery.close(timeout=0.0)
+
+
+async def open_line(lines: list[Line], store: LightningStore, limits: DeliveryLimits = SOON) -> Line:
+    line = Line(Delivery(store, limits), await store.start_rollout("task"))
+    lines.append(line)
+    return line
+
+
+async def test_spans_are_in_the_store_after_a_flush(lines: list[Line], store: InMemoryLightningStore) -> None:
+    line = await open_line(lines, store)
+
+    line.put("one", "two", "three")
+
+    assert await line.flush()
+    assert await line.stored() == ["one", "two", "three"]
+
+
+async def test_what_gathers_is_stored_in_one_batch(lines: list[Line]) -> None:
+    store = TroubledStore(lambda spans: None)
+    line = await open_line(lines, store)
+
+    line.put(*["step"] * 100)
+    await line.flush()
+
+    assert store.calls == 1
+
+
+async def test_a_span_that_ended_earlier_gets_the_smaller_number(
+    lines: list[Line], store: InMemoryLightningStore
+) -> None:
+    line = await open_line(lines, store)
+    spans = [finished(f"step {number}") for number in range(10)]
+
+    for span in reversed(spans):
+        line.delivery.put(line.binding, span)
+    await line.flush()
+
+    assert await line.stored() == [span.name for span in spans]
+
+
+async def test_spans_wait_for_a_store_that_is_down(lines: list[Line]) -> None:
+    outage = Outage()
+    line = await open_line(lines, TroubledStore(outage))
+
+    line.put("one", "two")
+    asyncio.get_running_loop().call_later(0.5, outage.end)
+
+    assert await line.flush()
+    assert await line.stored() == ["one", "two"]
+    assert line.lost == {}
+
+
+async def test_an_outage_is_logged_once(lines: list[Line], caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage()
+    store = TroubledStore(outage)
+    line = await open_line(lines, store)
+
+    line.put("one")
+    asyncio.get_running_loop().call_later(0.2, outage.end)
+    await line.flush()
+
+    assert store.calls > 2
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "Spans wait because the store cannot take them: StoreUnavailable: The store is down.; trying again."
+    ]
+
+
+async def test_what_a_store_does_not_take_in_time_is_counted_as_lost(lines: list[Line]) -> None:
+    line = await open_line(lines, TroubledStore(Outage()))
+
+    line.put("one", "two")
+
+    assert not await line.flush(timeout=0.1)
+    assert line.lost == {"the store did not take it within 0.1 s of the end of its trace": 2}
+
+
+async def test_a_trace_that_was_given_up_does_not_hold_up_others(lines: list[Line]) -> None:
+    outage = Outage()
+    line = await open_line(lines, TroubledStore(outage))
+    other = line.another(await line.delivery.store.start_rollout("other"))
+    line.put("lost")
+    line.delivery.put(other, finished("kept"))
+
+    await line.flush(timeout=0.05)
+    outage.end()
+    await line.delivery.flush(other)
+
+    assert await line.stored() == []
+    assert [span.name for span in await line.delivery.store.query_spans(other.rollout_id)] == ["kept"]
+
+
+async def test_one_refused_span_does_not_take_others_with_it(lines: list[Line]) -> None:
+    line = await open_line(lines, TroubledStore(refuse_the_bad))
+
+    line.put("one", "bad", "two", "three", "bad")
+    await line.flush()
+
+    assert await line.stored() == ["one", "two", "three"]
+    assert line.lost == {"the store refused it: InvalidValue: A span is called 'bad'.": 2}
+
+
+async def test_spans_of_an_unknown_rollout_are_lost_and_say_so(
+    lines: list[Line], store: InMemoryLightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = await open_line(lines, store)
+    stray = Binding(DummyTracer(), Recorder(), line.delivery, "ro-none", "at-none")
+
+    line.put("one")
+    for _ in range(3):
+        line.delivery.put(stray, finished("stray"))
+    await line.delivery.flush(stray)
+
+    assert await line.stored() == ["one"]
+    assert stray.recorder.losses.count == 3
+    assert len([record for record in caplog.records if "ro-none" in record.message]) == 1
+
+
+async def test_an_agent_waits_once_for_room_and_then_loses_at_once(lines: list[Line]) -> None:
+    limits = DeliveryLimits(queued_spans=10, batch_spans=5, linger_seconds=0.01, patience_seconds=0.05)
+    line = await open_line(lines, TroubledStore(Outage()), limits)
+    began = time.perf_counter()
+
+    line.put(*["step"] * 200)
+
+    assert time.perf_counter() - began < 1.0
+    assert line.lost["the queue was full"] >= 180
+    assert len(line.delivery._queue) <= 10
+
+
+async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list[Line]) -> None:
+    outage = Outage()
+    limits = DeliveryLimits(queued_spans=10, linger_seconds=0.01, patience_seconds=0.0)
+    line = await open_line(lines, TroubledStore(outage), limits)
+    line.put(*["early"] * 30)
+
+    outage.end()
+    await line.flush()
+    line.put("late")
+    await line.flush()
+
+    assert (await line.stored())[-1] == "late"
+
+
+async def test_the_queue_is_bounded_by_bytes_too(lines: list[Line]) -> None:
+    limits = DeliveryLimits(queued_bytes=50_000, linger_seconds=0.01, patience_seconds=0.0)
+    line = await open_line(lines, TroubledStore(Outage()), limits)
+
+    for _ in range(20):
+        line.delivery.put(line.binding, finished("long", text="x" * 20_000))
+
+    assert line.lost["the queue was full"] >= 15
+
+
+async def test_a_slow_store_does_not_slow_the_agent(lines: list[Line]) -> None:
+    release = threading.Event()
+
+    async def slowly() -> None:
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+
+    line = await open_line(lines, TroubledStore(lambda spans: slowly()))
+    began = time.perf_counter()
+
+    line.put(*["step"] * 100)
+
+    assert time.perf_counter() - began < 0.5
+    release.set()
+    assert await line.flush()
+    assert len(await line.stored()) == 100
+
+
+async def test_a_failed_batch_is_sent_again_under_the_same_numbers(lines: list[Line]) -> None:
+    numbers: list[list[int]] = []
+
+    def fail_once(spans: Sequence[Span]) -> None:
+        numbers.append([span.sequence_id for span in spans])
+        if len(numbers) == 1:
+            raise ConnectionResetError("gone")
+
+    line = await open_line(lines, TroubledStore(fail_once))
+
+    line.put("one", "two")
+    await line.flush()
+
+    assert numbers == [[1, 2], [1, 2]]
+
+
+async def test_a_store_of_the_0_2_release_gets_spans_one_by_one(lines: list[Line]) -> None:
+    class OldStore(LightningStore):
+        def __init__(self) -> None:
+            self.taken: list[tuple[str, str, str]] = []
+
+        async def add_otel_span(
+            self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+        ) -> None:
+            self.taken.append((rollout_id, attempt_id, readable_span.name))
+
+    store = OldStore()
+    delivery = Delivery(store, SOON)
+    binding = Binding(DummyTracer(), Recorder(), delivery, "ro-1", "at-1")
+
+    delivery.put(binding, finished("one"))
+    delivery.put(binding, finished("two"))
+    await delivery.flush(binding)
+    delivery.close()
+
+    assert store.taken == [("ro-1", "at-1", "one"), ("ro-1", "at-1", "two")]
+
+
+async def test_closing_delivers_what_is_left_and_ends_the_thread(
+    lines: list[Line], store: InMemoryLightningStore
+) -> None:
+    line = await open_line(lines, store)
+    line.put("one")
+
+    line.delivery.close()
+    line.put("late")
+
+    assert await line.stored() == ["one"]
+    assert line.lost == {"it ended after its trace was closed": 1}
+    assert line.delivery._thread is None
+
+
+async def test_closing_never_hangs_however_busy_the_loop_is(store: InMemoryLightningStore) -> None:
+    for _ in range(100):
+        delivery = Delivery(store, SOON)
+        line = Line(delivery, await store.start_rollout("task"))
+        line.put("one")
+        await line.flush()
+        delivery.close()
+        assert await line.stored() == ["one"]
+
+
+def test_tracers_share_the_delivery_to_a_store(store: InMemoryLightningStore) -> None:
+    shared = Deliveries()
+
+    first, second, other = shared.acquire(store), shared.acquire(store), shared.acquire(InMemoryLightningStore())
+
+    assert first is second
+    assert other is not first
+    shared.release(first)
+    assert shared.acquire(store) is second

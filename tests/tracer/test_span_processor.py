@@ -1,0 +1,115 @@
+"""LightningSpanProcessor, as programs of the 0.2 release know it."""
+
+import asyncio
+import logging
+import pickle
+import threading
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Tracer
+
+from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.tracer.agentops import LightningSpanProcessor
+
+
+@pytest.fixture
+def processor() -> Iterator[LightningSpanProcessor]:
+    processor = LightningSpanProcessor()
+    yield processor
+    processor.shutdown()
+
+
+@pytest.fixture
+def otel(processor: LightningSpanProcessor) -> Tracer:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    return provider.get_tracer("tests")
+
+
+def test_a_span_is_stored_before_its_end_returns(
+    processor: LightningSpanProcessor, otel: Tracer, store: InMemoryLightningStore
+) -> None:
+    rollout = asyncio.run(store.start_rollout("task"))
+
+    with processor.with_context(
+        store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id
+    ) as bound:
+        otel.start_span("one").end()
+        stored = asyncio.run(store.query_spans(rollout.rollout_id))
+
+    assert [span.name for span in stored] == ["one"]
+    assert bound is processor
+    assert [span.name for span in processor.spans()] == ["one"]
+
+
+def test_spans_are_kept_until_the_next_entry(processor: LightningSpanProcessor, otel: Tracer) -> None:
+    with processor:
+        otel.start_span("one").end()
+    assert len(processor.spans()) == 1
+
+    with processor:
+        assert processor.spans() == []
+
+
+def test_a_store_that_fails_is_logged(
+    processor: LightningSpanProcessor, otel: Tracer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with processor.with_context(store=LightningStore(), rollout_id="ro-1", attempt_id="at-1"):
+        otel.start_span("one").end()
+
+    assert len(processor.spans()) == 1
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_span_that_is_not_sampled_is_ignored(processor: LightningSpanProcessor) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+
+    provider.get_tracer("tests").start_span("one").end()
+    processor.on_end(ReadableSpan("two"))
+
+    assert processor.spans() == []
+
+
+def test_the_loop_does_not_wait_for_itself(processor: LightningSpanProcessor) -> None:
+    done = threading.Event()
+
+    async def finish() -> None:
+        done.set()
+
+    async def in_loop() -> None:
+        assert processor._await_in_loop(finish(), timeout=1.0) is None
+
+    processor._await_in_loop(in_loop(), timeout=5.0)
+
+    assert done.wait(5.0)
+
+
+def test_the_outcome_of_a_coroutine_comes_back(processor: LightningSpanProcessor) -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    assert processor._await_in_loop(asyncio.sleep(0, result=3)) == 3
+    with pytest.raises(KeyError):
+        processor._await_in_loop(fail())
+
+
+def test_after_shutdown_there_is_no_loop() -> None:
+    processor = LightningSpanProcessor()
+    assert processor._loop_thread.name == "otel-loop"
+
+    processor.shutdown()
+    processor.shutdown()
+
+    assert processor._loop is None
+    assert processor.force_flush()
+    with pytest.raises(RuntimeError, match="Loop is not initialized"):
+        processor._await_in_loop(asyncio.sleep(0))
+
+
+def test_it_cannot_be_pickled(processor: LightningSpanProcessor) -> None:
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(processor)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup test check format demo bench docs clean
+.PHONY: help setup test test-frameworks check format demo bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -20,6 +20,23 @@ setup: $(READY) ## Create .venv with everything the other verbs need
 
 test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions.
+FRAMEWORK_GROUPS := openai2 openai3 agentops
+FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
+.PHONY: $(FRAMEWORK_RUNS)
+.PRECIOUS: .venv-%/.ready
+
+.venv-%/.ready: tests/frameworks/environments/%.txt pyproject.toml
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
+	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks tests/instrumentation $(ARGS)
+
+test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
 
 check: $(READY) ## Format, lint, types, import contract, size budgets
 	$(BIN)/ruff format --check .
@@ -43,4 +60,4 @@ docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) .venv-baseline site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,6 +20,7 @@ def measure(bench: Bench) -> Outcome:
     emit = bench.run(bench.ours, "tracing.py", "emit")
     sustain = bench.run(bench.ours, "tracing.py", "sustain", "--rate", str(RATE), "--seconds", seconds)
     agent = bench.run(bench.ours, "tracing.py", "agent", "--rate", str(AGENT_RATE), "--seconds", seconds)
+    call = bench.run(bench.ours, "model_call.py")
     missing = sustain["spans"] - sustain["stored"]
     figures = [
         Figure("bare SDK span", emit["bare_us"], "us", note=f"best {emit['best_bare_us']} us"),
@@ -43,4 +44,13 @@ def measure(bench: Bench) -> Outcome:
             f"median of {len(agent['slowdowns_percent'])} pairs of half seconds",
         ),
     ]
-    return Outcome(figures, {"emit": emit, "sustain": sustain, "agent": agent})
+    figures.append(
+        Figure(
+            "added to a chat call, 2,000 prompt ids",
+            call["added_us"],
+            "us",
+            Target("below", 150),
+            f"medians: {call['plain_us']:.0f} us without, {call['traced_us']:.0f} us with",
+        )
+    )
+    return Outcome(figures, {"emit": emit, "sustain": sustain, "agent": agent, "call": call})

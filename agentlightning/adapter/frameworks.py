@@ -1,4 +1,4 @@
-"""Which framework an agent was written in, told from its trace, and the adapter that reads it.
+"""Which framework an agent was written in, told from its trace or from what is imported, and the adapter that reads it.
 
 All adapters made here give triplets, so that an algorithm need not know the framework. What a framework writes differs
 in two things only: how it names its agents, which the tree of the trace knows for all of them, and whether its model
@@ -6,11 +6,12 @@ calls were recorded by a tracer or by the LLM proxy.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from agentlightning.adapter.tree import LLM_CALL_MATCH
+from agentlightning.adapter.tree import TRACED_CALL_MATCH
 from agentlightning.adapter.triplet import (
     PROXY_REQUEST,
     RAW_REQUEST,
@@ -18,18 +19,22 @@ from agentlightning.adapter.triplet import (
     TracerTraceToTriplet,
     TraceToTripletBase,
 )
+from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.tracer import SpanLike
 
 __all__ = ["Framework", "auto_adapter", "detect_framework"]
 
 
 class Framework(str, Enum):
-    """Frameworks that leave a mark in a trace."""
+    """Frameworks whose agents we know."""
 
     OPENAI_AGENTS = "openai_agents"
     AUTOGEN = "autogen"
     LANGCHAIN = "langchain"
     CREWAI = "crewai"
+    AG2 = "ag2"
+    PYDANTIC_AI = "pydantic_ai"
+    SMOLAGENTS = "smolagents"
     AGENT_FRAMEWORK = "agent_framework"
     AGENTOPS = "agentops"
     """No framework, but AgentOps' decorators."""
@@ -50,8 +55,29 @@ _MARKS = {
 _MARK = re.compile("|".join(re.escape(mark) for mark in _MARKS))
 
 
-def detect_framework(spans: Sequence[SpanLike]) -> Framework:
-    """The framework that left the most marks; AgentOps only if there is no other."""
+_MODULES = {
+    "crewai": Framework.CREWAI,
+    "autogen_agentchat": Framework.AUTOGEN,
+    "autogen_core": Framework.AUTOGEN,
+    "autogen.agentchat": Framework.AG2,
+    "agents.tool_context": Framework.OPENAI_AGENTS,
+    "pydantic_ai": Framework.PYDANTIC_AI,
+    "smolagents": Framework.SMOLAGENTS,
+    "agent_framework": Framework.AGENT_FRAMEWORK,
+    "langgraph": Framework.LANGCHAIN,
+    "langchain_core": Framework.LANGCHAIN,
+    "agentops": Framework.AGENTOPS,
+}
+"""What is imported where a framework is used; those first that use others."""
+
+
+def detect_framework(spans: Sequence[SpanLike] | None = None) -> Framework:
+    """The framework that left the most marks in a trace; AgentOps only if there is no other.
+
+    Without a trace, the framework that this process has imported.
+    """
+    if spans is None:
+        return next((found for module, found in _MODULES.items() if module in sys.modules), Framework.OTHER)
     marks: Counter[Framework] = Counter()
     has_agentops = False
     for span in spans:
@@ -63,14 +89,16 @@ def detect_framework(spans: Sequence[SpanLike]) -> Framework:
     return Framework.AGENTOPS if has_agentops else Framework.OTHER
 
 
-def auto_adapter(spans: Sequence[SpanLike], *, agent_match: str | None = None) -> TraceToTripletBase:
-    """An adapter that finds the model calls of a trace like this one.
+def auto_adapter(
+    spans: Sequence[SpanLike] = (), *, agent_match: str | AgentMatcher | None = None
+) -> TraceToTripletBase:
+    """An adapter that finds the model calls of a trace like this one or, without one, of any that a tracer records.
 
     The LLM proxy's spans are read where a tracer recorded no calls. They name no agents, so a pattern of agents asks
     for a tracer's.
     """
     names = {span.name for span in spans}
-    is_traced = any(re.search(LLM_CALL_MATCH, name) for name in names)
+    is_traced = any(re.search(TRACED_CALL_MATCH, name) for name in names)
     if names & {PROXY_REQUEST, RAW_REQUEST} and not is_traced and agent_match is None:
         return LlmProxyTraceToTriplet()
-    return TracerTraceToTriplet(agent_match=agent_match)
+    return TracerTraceToTriplet(llm_call_match=TRACED_CALL_MATCH, agent_match=agent_match)

@@ -52,7 +52,10 @@ def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Ite
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """The conversations of a trace, one for each span with `gen_ai.*` attributes."""
+    """The conversations of a trace, one for each span with messages in its `gen_ai.*` attributes.
+
+    The tools a completion called are those of the spans directly beneath it or, if there are none, those it names.
+    """
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[dict[str, Any]]:
         """What the direct children of a completion say about the tools they ran."""
@@ -80,7 +83,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 response=_grouped(span, "gen_ai.response", dict),
                 tools=[],
             )
-            if any(call.values()):
+            if call["prompt"] or call["completion"]:
                 call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
                 calls.append(call)
         return list(convert_to_openai_messages(calls))
@@ -128,6 +131,8 @@ def _completion_message(completion: Mapping[str, Any], tools: Sequence[Mapping[s
         message["tool_calls"] = [
             _tool_call({**tool.get("call", {}), "name": tool.get("name")}, tool.get("parameters")) for tool in tools
         ]
+    elif "tool_calls" in completion:
+        message["tool_calls"] = [_tool_call(call, call.get("arguments")) for call in completion["tool_calls"]]
     return message
 
 

@@ -30,8 +30,9 @@ from agentlightning.adapter.sequences import (
     TokenSequence,
     Trajectory,
 )
-from agentlightning.adapter.tree import ANY_AGENT, CallCandidate, CallScope, TraceTree
+from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, CallCandidate, CallScope, TraceTree
 from agentlightning.adapter.weaving import ModelCall, Weaver
+from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import Span, SpanLike
 
@@ -48,9 +49,6 @@ __all__ = [
     "read_jsonl",
     "write_jsonl",
 ]
-
-ANY_CALL_MATCH = r"openai\.chat\.completion|litellm_request|raw_gen_ai_request"
-"""Names of model calls as tracers and the LLM proxy write them."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,15 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
 
     Args:
         llm_call_match: pattern that the name of a model call matches somewhere.
-        agent_match: pattern of the agents to train; None trains all.
+        agent_match: the agents to train: a regular expression that matches somewhere in their names, or an
+            `AgentMatcher`; None trains all.
         reward_match: where the reward of a call is looked for.
     """
 
     def __init__(
         self,
         llm_call_match: str = ANY_CALL_MATCH,
-        agent_match: str | None = None,
+        agent_match: str | AgentMatcher | None = None,
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
     ) -> None:
         self.llm_call_match = llm_call_match

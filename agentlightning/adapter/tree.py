@@ -28,16 +28,30 @@ from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
 from agentlightning.adapter.picture import draw
 from agentlightning.adapter.repair import closest_enclosing
 from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.types.agent_matcher import AgentMatcher, name_test
 from agentlightning.types.agent_names import agent_name
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span
 
-__all__ = ["ANY_AGENT", "CallCandidate", "CallScope", "LLM_CALL_MATCH", "RejectedBecause", "TraceTree"]
+__all__ = [
+    "ANY_AGENT",
+    "ANY_CALL_MATCH",
+    "CallCandidate",
+    "CallScope",
+    "LLM_CALL_MATCH",
+    "RejectedBecause",
+    "TRACED_CALL_MATCH",
+    "TraceTree",
+]
 
 logger = logging.getLogger(__name__)
 
 LLM_CALL_MATCH = r"openai\.chat\.completion"
+TRACED_CALL_MATCH = r"openai\.(chat\.completion|completion|responses)|anthropic\.messages"
+"""Names of all model calls that a tracer records."""
+ANY_CALL_MATCH = TRACED_CALL_MATCH + "|litellm_request|raw_gen_ai_request"
+"""Names of model calls as tracers and the LLM proxy write them."""
 ANY_AGENT = "*"
 """Label of a call that stands under no named agent."""
 VIRTUAL_ROOT = "virtual-root"
@@ -234,7 +248,7 @@ class TraceTree:
         self,
         *,
         llm_call_match: str,
-        agent_match: str | None,
+        agent_match: str | AgentMatcher | None,
         within_matching_subtree: str | None = None,
         within_reward: bool | None = None,
         within_llm_call: bool | None = None,
@@ -244,7 +258,7 @@ class TraceTree:
 
         Args:
             llm_call_match: pattern that the name of a call matches somewhere.
-            agent_match: pattern of the agents whose calls are wanted; None wants all.
+            agent_match: the agents whose calls are wanted, by a pattern or a matcher; None wants all.
             within_matching_subtree: label at the root; None until a wanted agent begins.
             within_reward: whether the root lies within a reward; None takes calls within rewards as well.
             within_llm_call: whether the root lies within a call; None takes duplicates as well.
@@ -265,14 +279,14 @@ class TraceTree:
         self,
         *,
         llm_call_match: str,
-        agent_match: str | None,
+        agent_match: str | AgentMatcher | None,
         scope: CallScope,
         dedup: bool,
         seen: set[str] | None = None,
     ) -> Iterator[CallCandidate]:
         """Every span whose name matches, taken or rejected, parents before their children."""
         is_call = re.compile(llm_call_match).search
-        is_wanted = None if agent_match is None else re.compile(agent_match).search
+        is_wanted = name_test(agent_match)
         known = set() if seen is None else seen
         first_with: dict[str, TraceTree] = {}
         stack = [(iter([self]), scope)]
@@ -350,7 +364,7 @@ class TraceTree:
     def to_trajectory(
         self,
         llm_call_match: str = LLM_CALL_MATCH,
-        agent_match: str | None = None,
+        agent_match: str | AgentMatcher | None = None,
         exclude_llm_call_in_reward: bool = True,
         dedup_llm_call: bool = True,
         reward_match: str = RewardMatchPolicy.FIRST_OCCURRENCE,

@@ -13,6 +13,7 @@ from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.calls import as_token_ids, prompt_ids_of, response_id_of, response_ids_of
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
+from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span, SpanLike
@@ -73,7 +74,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
     Args:
         repair_hierarchy: move spans that hang directly on the root under the shortest span that encloses them.
         llm_call_match: pattern that the name of a model call matches somewhere.
-        agent_match: pattern of the agents to learn from; None takes every call.
+        agent_match: the agents to learn from: a regular expression that matches somewhere in their names, or an
+            `AgentMatcher`; None takes every call.
         exclude_llm_call_in_reward: leave out calls that were made to judge.
         reward_match: where the reward of a call is looked for.
     """
@@ -82,7 +84,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self,
         repair_hierarchy: bool = True,
         llm_call_match: str = LLM_CALL_MATCH,
-        agent_match: str | None = None,
+        agent_match: str | AgentMatcher | None = None,
         exclude_llm_call_in_reward: bool = True,
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,

@@ -12,15 +12,21 @@ __all__ = ["main"]
 
 COMMANDS = {
     "store": "serve a store, look into it, copy it, move it",
+    "runner": "join a training from this machine",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",
+    "agentops": "stand in for AgentOps' service on this machine",
 }
+
+_MODULES = {"agentops": "agentops_server"}
+"""Of commands whose module has another name."""
 
 EXAMPLES = """\
 examples:
   agl store --backend sqlite --path runs.db
   agl store status runs.db
   agl store export runs.db runs.jsonl
+  agl runner --store http://trainer:4747 my_agent:agent
 """
 
 
@@ -46,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 2
-    module = importlib.import_module(f"agentlightning.cli.{arguments.command}")
+    module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
     try:
         code: int = module.main(arguments.rest)
     except AgentLightningError as error:

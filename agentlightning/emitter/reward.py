@@ -8,7 +8,6 @@ are these, and the output of an AgentOps operation.
 import functools
 import importlib
 import inspect
-import json
 import logging
 import math
 import sys
@@ -19,6 +18,7 @@ from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
 from agentlightning.emitter.utils import get_tracer
 from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes, RewardPydanticModel
 from agentlightning.types import SpanLike
+from agentlightning.types.rewards import reward_payload_of, rewards_of
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = [
@@ -41,7 +41,6 @@ _PRIMARY = "primary"
 _PREFIX = LightningSpanAttributes.REWARD.value
 _NAME, _VALUE = RewardAttributes.REWARD_NAME.value, RewardAttributes.REWARD_VALUE.value
 _FIRST_NAME, _FIRST_VALUE = f"{_PREFIX}.0.{_NAME}", f"{_PREFIX}.0.{_VALUE}"
-_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 # ---------------------------------------------------------------------- writing
 
@@ -121,45 +120,16 @@ def _several(rewards: Mapping[str, float]) -> dict[str, Any]:
 
 def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
     """All rewards of a span, the primary one first; empty if it has none."""
-    attributes = span.attributes or {}
-    rewards: list[RewardPydanticModel] = []
-    while (key := f"{_PREFIX}.{len(rewards)}.{_VALUE}") in attributes:
-        name = attributes.get(f"{_PREFIX}.{len(rewards)}.{_NAME}", _PRIMARY)
-        rewards.append(RewardPydanticModel.model_validate({"name": str(name), "value": attributes[key]}))
-    if rewards:
-        return rewards
-    value = _single_value(span)
-    return [] if value is None else [RewardPydanticModel(name=_PRIMARY, value=value)]
+    return rewards_of(span)
 
 
 def get_reward_value(span: SpanLike) -> float | None:
-    """The reward of a span, the primary one if there are several; None if it has none."""
-    attributes = span.attributes or {}
-    if _FIRST_VALUE in attributes:
-        return _as_recorded(attributes[_FIRST_VALUE], span)
-    return _single_value(span)
+    """The reward of a span, the primary one if there are several; None if it has none.
 
-
-def _single_value(span: SpanLike) -> float | None:
-    attributes: Mapping[str, Any] = span.attributes or {}
-    for key in _AGENTOPS_OUTPUTS:
-        output = _as_mapping(attributes.get(key))
-        if output.get("type") == "reward":
-            return _as_recorded(output.get("value"), span)
-    return _as_recorded(attributes.get(_OLD_VALUE), span) if span.name == AGL_REWARD else None
-
-
-def _as_mapping(output: object) -> Mapping[str, Any]:
-    if isinstance(output, str):
-        try:
-            output = json.loads(output)
-        except ValueError:  # any text may be the output of an operation
-            return {}
-    return output if isinstance(output, Mapping) else {}
-
-
-def _as_recorded(value: Any, span: SpanLike) -> float | None:
-    """What stands on the span; that it is no number is the writer's mistake, and not hidden."""
+    A value that is no number is the writer's mistake: it is logged, and not hidden.
+    """
+    payload = reward_payload_of(span)
+    value: Any = payload.get("value") if payload.get("type") == "reward" else None
     if value is not None and not isinstance(value, (int, float)):
         logger.error("The reward of span '%s' is %r, which is not a number.", span.name, value)
     reward: float | None = value

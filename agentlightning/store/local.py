@@ -22,6 +22,7 @@ from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.detach import detached
+from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.transaction import Answer, Transaction
@@ -249,13 +250,17 @@ class LocalStore(LightningStore):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pending = dict.fromkeys(rollout_ids)
         settled: Settled = {}
-        with self._board.listening(lambda notice: notice.rollout_id in pending) as listener:
+        countdown = _Countdown()
+        with self._board.listening(countdown.is_over_with) as listener:
             while True:
+                countdown.unfinished = set(pending)
                 settled |= await self._read(Call("wait_for_rollouts", finished_rollouts, (list(pending),)))
                 pending = {rollout_id: None for rollout_id in pending if rollout_id not in settled}
                 if not pending or time.monotonic() >= deadline:
                     return [rollout for r in dict.fromkeys(rollout_ids) if (rollout := settled.get(r)) is not None]
-                await self._sleep(listener, deadline)
+                countdown.unfinished.intersection_update(pending)
+                if countdown.unfinished:  # else the last of them finished while we were looking
+                    await self._sleep(listener, deadline)
 
     async def _sleep(self, listener: Listener, deadline: float) -> None:
         """Wait to be woken, until the deadline (monotonic) or the moment the watchdog must look."""
@@ -278,6 +283,18 @@ class LocalStore(LightningStore):
     async def _latest_cursor(self) -> int:
         """The newest cursor there is, also if another process made it."""
         return self._newest_cursor()
+
+
+class _Countdown:
+    """Rollouts that somebody waits for, counted down by notices, so that he is woken once and not for each of them."""
+
+    def __init__(self) -> None:
+        self.unfinished: set[str] = set()
+
+    def is_over_with(self, notice: Notice) -> bool:
+        if notice.kind == "rollout" and notice.status in FINAL_ROLLOUT_STATUSES and notice.rollout_id is not None:
+            self.unfinished.discard(notice.rollout_id)
+        return not self.unfinished
 
 
 class Subscription(AsyncIterator[Notice]):

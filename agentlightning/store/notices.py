@@ -115,7 +115,11 @@ class NoticeBoard:
 
     @contextmanager
     def listening(self, wants: Callable[[Notice], bool]) -> Iterator[Listener]:
-        """Be woken by notices one wants, for the length of the block."""
+        """Be woken by notices one wants, for the length of the block.
+
+        Args:
+            wants: Asked under the board's lock, about every notice that is published while nothing has woken it yet.
+        """
         listener = Listener(wants)
         with self._lock:
             self._listeners.append(listener)
@@ -144,7 +148,8 @@ class NoticeBoard:
         queued = sum(notice.kind == "rollout" and notice.status in QUEUE_STATUSES for notice in notices)
         self._call_waiters(queued)
         for listener in self._listeners:
-            if not listener.is_woken and any(map(listener.wants, notices)):
+            # Each is asked about every notice, because it may count them.
+            if not listener.is_woken and any([listener.wants(notice) for notice in notices]):  # noqa: C419
                 listener.wake()
 
     def _call_waiters(self, count: int) -> None:

@@ -1,32 +1,32 @@
 """AgentOpsTracer, and the span processor of the 0.2 release.
 
-AgentOps brings instrumentation of its own for many frameworks. Where the package is installed, its spans are written
-to the provider of this process and so recorded like any other; its service is never contacted. Where it is not, the
-tracer does what `OtelTracer` does.
+AgentOps brings decorators, and instrumentation of its own for many frameworks. Where the package is installed, what
+they write goes to the provider of this process and so is recorded like any other span; its service is never contacted.
+Where it is not, the tracer does what `OtelTracer` does.
 """
 
 import asyncio
-import importlib
-import importlib.util
 import logging
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import Span
 from typing_extensions import Self
 
 from agentlightning.errors import TracingError
+from agentlightning.instrumentation.agentops_adoption import agentops_instrumentors, agentops_management
+from agentlightning.instrumentation.agentops_langchain import langchain_handler
+from agentlightning.instrumentation.imports import is_installed
+from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.tracer.processor import provider_of_this_process
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
@@ -128,69 +128,58 @@ async def _store_quietly(store: LightningStore, rollout_id: str, attempt_id: str
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records what AgentOps' instrumentation sees, where the package is installed, and all that `OtelTracer` does."""
+    """Records what AgentOps' decorators and instrumentors write, where the package is in use, and all that
+    `OtelTracer` does."""
 
     def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
         """Nothing is installed yet.
 
         Args:
-            agentops_managed: Set AgentOps up for this process, without its service. False leaves it to the program,
-                which must have called `agentops.init` before `init_worker`.
-            instrument_managed: Apply the instrumentation, ours and that of AgentOps, in each worker.
+            agentops_managed: Set AgentOps up for this process, as soon as the program imports it, without its service;
+                of a program that has started AgentOps itself, withhold what would reach the service (see
+                `instrumentation.agentops.enable_agentops_service`). False leaves AgentOps to the program, service
+                included: it must have called `agentops.init` before `init_worker`.
+            instrument_managed: Apply the instrumentation in each worker: ours, and AgentOps' for the libraries that
+                only it knows, so that a call is one span.
             daemon: Accepted for scripts of the 0.2 release, which ran a local server.
         """
         super().__init__(instrument=instrument_managed)
         self.agentops_managed = agentops_managed
         self.instrument_managed = instrument_managed
         self.daemon = daemon
-        self._adopted: ModuleType | None = None
+        self._held: tuple[Instrumentation, ...] = ()
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, store)
-        if not self.agentops_managed:
+        if not self.agentops_managed or self._held:
             return
-        if importlib.util.find_spec("agentops") is None:
+        if not is_installed("agentops"):
             logger.info("AgentOps is not installed; recording with OpenTelemetry alone.")
             return
-        if _adopt(provider_of_this_process()):
-            self._adopted = importlib.import_module("agentops.instrumentation")
-            if self.instrument_managed:
-                self._adopted.instrument_all()
+        instrumentors = (agentops_instrumentors(),) if self.instrument_managed else ()
+        for held in (agentops_management(), *instrumentors):
+            held.acquire()
+            self._held = (*self._held, held)
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        if self._adopted is not None and self.instrument_managed:
-            self._adopted.uninstrument_all()
-        self._adopted = None
+        while self._held:
+            *others, last = self._held
+            self._held = tuple(others)
+            last.release()
         super().teardown_worker(worker_id)
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any:
-        """AgentOps' callback handler for LangChain; None, with a warning, where either is not installed."""
+        """AgentOps' callback handler for LangChain; None, with a warning, where either is not installed.
+
+        With `instrument_managed` LangChain is recorded anyway: then the handler may be passed as ever, and records
+        nothing a second time.
+        """
         try:
-            module = importlib.import_module("agentops.integration.callbacks.langchain")
+            return langchain_handler(tags or [], is_quiet=self.instrument_managed)
         except ImportError:
             return super().get_langchain_handler()
-        api_key = importlib.import_module("agentops").get_client().config.api_key
-        return module.LangchainCallbackHandler(api_key=api_key or "dummy", tags=tags or [])
 
     get_langchain_callback_handler = get_langchain_handler
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_adopted": None}
-
-
-def _adopt(provider: TracerProvider) -> bool:
-    """Have AgentOps write to our provider instead of setting up one that exports to its service.
-
-    `agentops.init` would fetch a token and start exporters. All that its decorators and instrumentors need is a tracing
-    core with a provider, so the core gets that and nothing else. False if the program has started AgentOps itself:
-    then the provider is AgentOps' own, and it is already listened to.
-    """
-    core = importlib.import_module("agentops.sdk.core").tracer
-    client = importlib.import_module("agentops").get_client()
-    if core.initialized and core.provider is not provider:
-        return False
-    core.provider = provider
-    core._config = core._config or {"service_name": "agentlightning", "api_key": None, "project_id": None}
-    core._initialized = True
-    client.initialized = True
-    return True
+        return {**super().__getstate__(), "_held": ()}

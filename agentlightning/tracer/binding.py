@@ -1,9 +1,10 @@
 """To whom a span belongs: the rollout that is being observed where the span begins.
 
 `observe` opens a *binding* in a context variable; a span that begins inside belongs to it, whichever task, thread or
-provider finishes it. Tasks and `asyncio.to_thread` inherit context variables. Bare threads and thread pools do not:
-there a span belongs to the one rollout that is running in the process, and if several are, to none, because a span on
-the wrong rollout is worse than one that is missing.
+provider finishes it, and so do the spans beneath it. Tasks inherit context variables, and so do threads and what is
+handed to thread pools, while `instrumentation.threads` is applied. In a thread that inherited nothing a span belongs to
+the one rollout that is running in the process, and if several are, to none, because a span on the wrong rollout is
+worse than one that is missing.
 """
 
 import functools
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agentlightning.tracer.base import Tracer
 
 __all__ = [
+    "CARRIED",
     "Binding",
     "Carrier",
     "Losses",
@@ -91,6 +93,10 @@ class Binding:
 _BINDING: ContextVar["Binding | None"] = ContextVar("agentlightning_binding", default=None)
 _TRACER: ContextVar["Tracer | None"] = ContextVar("agentlightning_tracer", default=None)
 _IS_UNOBSERVED: ContextVar[bool] = ContextVar("agentlightning_unobserved", default=False)
+
+
+CARRIED: tuple[ContextVar[Any], ...] = (_BINDING, _TRACER, _IS_UNOBSERVED)
+"""What a thread must inherit to belong to the rollout that started it."""
 
 
 class Observations:
@@ -173,11 +179,12 @@ def unobserved() -> Iterator[None]:
 
     For code that shares the process with rollouts but is not part of one, such as an algorithm that calls a model.
     """
-    binding, mark = _BINDING.set(None), _IS_UNOBSERVED.set(True)
+    binding, tracer, mark = _BINDING.set(None), _TRACER.set(None), _IS_UNOBSERVED.set(True)
     try:
         yield
     finally:
         _restore(_IS_UNOBSERVED, mark)
+        _restore(_TRACER, tracer)
         _restore(_BINDING, binding)
 
 

@@ -1,10 +1,11 @@
 """Taking finished spans to the store, in batches, off the agent's thread.
 
 `put` leaves a span in a queue and returns; a loop in a thread of its own numbers and stores what has gathered, with two
-store operations a batch. While the store cannot be reached the batch waits and is tried again; what the store refuses
-is sought out, so that one bad span does not take others with it. `flush` waits until all that was put before has been
-settled, or gives up the rest of its trace at the deadline. A span that could not be brought to the store is counted on
-its trace, with the reason, and logged: none is dropped in silence.
+store operations a batch. The end of a short trace takes what is left of it to the store itself, which is quicker than
+to wake the loop and wait for it. While the store cannot be reached the batch waits and is tried again; what the store
+refuses is sought out, so that one bad span does not take others with it. `flush` waits until all that was put before
+has been settled, or gives up the rest of its trace at the deadline. A span that could not be brought to the store is
+counted on its trace, with the reason, and logged: none is dropped in silence.
 
 The queue is bounded. An agent that finds it full waits for a moment, once; while the store makes no progress, further
 spans are lost at once instead of making the agent wait again.
@@ -32,6 +33,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.conversion import SpanConverter
 from agentlightning.tracer.parcels import Parcel, store_parcels
+from agentlightning.utils.deadline import within
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ FLUSH_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
+MOST_SEARCHED: Final = 100
+"""In a longer queue than this the end of a trace does not look for its spans."""
 IDLE_ROUNDS: Final = 10
 """Looks at an empty queue before the loop sleeps until it is woken."""
 
@@ -81,11 +85,13 @@ class Delivery:
         self._thread: LoopThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread_id: int | None = None
+        self._taking = threading.Lock()  # protects the queue's head and `_in_flight` from two who take at once
+        self._carried: list[Parcel] = []  # by those who end their trace
+        self._converters = threading.local()
         self._queue: deque[Parcel | Future[None]] = deque()
         self._queued_bytes = 0  # an estimate; put right whenever the queue is empty
         self._room = threading.Condition()  # notified when a batch has left the queue
         self._in_flight: Sequence[Parcel] = ()
-        self._converter = SpanConverter()
         self._is_awake = True  # until the loop first finds nothing to do
         self._is_hurried = False  # somebody waits, or the queue is half full
         self._is_stalled = False
@@ -124,11 +130,61 @@ class Delivery:
 
     async def flush(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until what was put before is settled; False if that took too long and spans of the trace were lost."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        if await self._carry(binding, timeout):
+            return True
         marker = self._mark()
         if marker is not None:
             # Not wait_for, which would cancel the marker, and before Python 3.12 could lose a cancellation of ours.
-            await asyncio.wait([asyncio.wrap_future(marker)], timeout=timeout)
+            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait([asyncio.wrap_future(marker)], timeout=remaining)
         return self._give_up(binding, timeout) if marker is not None and not marker.done() else True
+
+    async def _carry(self, binding: Binding, timeout: float) -> bool:
+        """Take what is left of a trace to the store, in the caller's own loop; False if that is the loop's business."""
+        parcels = self._take_own(binding)
+        if parcels is None:
+            return False
+        if not parcels:
+            return True
+        attached = otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
+        try:
+            with unobserved():
+                await within(timeout, store_parcels(self.store, parcels, self._converter()))
+        except Exception as error:  # noqa: BLE001 # the loop knows what to do about it
+            logger.debug("The end of a trace is left to the delivery loop: %s: %s", type(error).__name__, error)
+            return False
+        finally:
+            otel_context.detach(attached)
+            self._put_back(parcels)
+        return True
+
+    def _take_own(self, binding: Binding) -> list[Parcel] | None:
+        """What waits of a trace, out of the queue; None if there is too much, or some of it is on its way."""
+        with self._taking:
+            if len(self._queue) > MOST_SEARCHED or any(parcel.binding is binding for parcel in self._in_flight):
+                return None
+            waiting = [item for item in self._queue.copy() if isinstance(item, Parcel) and item.binding is binding]
+            for parcel in waiting:
+                self._queue.remove(parcel)
+                self._queued_bytes -= parcel.weight
+            self._carried += waiting
+        return waiting
+
+    def _put_back(self, parcels: Sequence[Parcel]) -> None:
+        """Those that did not arrive wait again, before all others."""
+        with self._taking:
+            self._carried = [parcel for parcel in self._carried if parcel not in parcels]
+            left = [parcel for parcel in parcels if not parcel.is_settled]
+            self._queue.extendleft(reversed(left))
+            self._queued_bytes += sum(parcel.weight for parcel in left)
+
+    def _converter(self) -> SpanConverter:
+        """One for each thread that stores spans."""
+        converter: SpanConverter | None = getattr(self._converters, "kept", None)
+        if converter is None:
+            converter = self._converters.kept = SpanConverter()
+        return converter
 
     def flush_blocking(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
         """As `flush`, for code without an event loop."""
@@ -172,7 +228,7 @@ class Delivery:
         while True:
             with suppress(RuntimeError):  # the queue changed while it was copied
                 waiting = [item for item in self._queue.copy() if isinstance(item, Parcel)]
-                return [parcel for parcel in (*self._in_flight, *waiting) if not parcel.is_settled]
+                return [parcel for parcel in (*self._in_flight, *self._carried, *waiting) if not parcel.is_settled]
 
     # ------------------------------------------------------------------ the loop's side
 
@@ -245,18 +301,19 @@ class Delivery:
         parcels: list[Parcel] = []
         markers: list[Future[None]] = []
         weight = 0
-        while self._queue and len(parcels) < self._limits.batch_spans and weight < self._limits.batch_bytes:
-            item = self._queue[0]
-            if isinstance(item, Parcel):
-                if markers:
-                    break
-                weight += item.weight
-                parcels.append(item)
-                self._in_flight = parcels
-            else:
-                markers.append(item)
-            self._queue.popleft()
-        self._queued_bytes -= weight
+        with self._taking:
+            while self._queue and len(parcels) < self._limits.batch_spans and weight < self._limits.batch_bytes:
+                item = self._queue[0]
+                if isinstance(item, Parcel):
+                    if markers:
+                        break
+                    weight += item.weight
+                    parcels.append(item)
+                    self._in_flight = parcels
+                else:
+                    markers.append(item)
+                self._queue.popleft()
+            self._queued_bytes -= weight
         return parcels, markers
 
     async def _deliver(self, parcels: Sequence[Parcel]) -> None:
@@ -264,7 +321,7 @@ class Delivery:
         pause = FIRST_PAUSE_SECONDS
         while parcels := [parcel for parcel in parcels if not parcel.is_settled]:
             try:
-                await store_parcels(self.store, parcels, self._converter)
+                await store_parcels(self.store, parcels, self._converter())
             except Exception as error:  # noqa: BLE001 # whatever a store raises must not end the delivery
                 if _is_refusal(error):
                     await self._sort_out(parcels, error)

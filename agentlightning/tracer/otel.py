@@ -4,12 +4,14 @@ It needs no service and no network. The process has one provider: ours, unless t
 then gets our processor besides those it has.
 """
 
-import importlib
-import importlib.util
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
+from agentlightning.instrumentation.registry import Instrumentation, instrumentation
+from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.store.base import LightningStore
+from agentlightning.tracer.binding import CARRIED
 from agentlightning.tracer.processor import processor_on, provider_of_this_process
 from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.tracer.writing import operation, write_span
@@ -17,8 +19,6 @@ from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContex
 from agentlightning.utils.otel import get_tracer
 
 __all__ = ["OtelTracer"]
-
-_INSTRUMENTATION = "agentlightning.instrumentation"
 
 
 class OtelTracer(RecordingTracer):
@@ -34,19 +34,32 @@ class OtelTracer(RecordingTracer):
         """
         super().__init__()
         self.instrument = instrument
+        self._applied: tuple[Instrumentation, ...] = ()
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Load what workers will need, so that those that are forked share it."""
+        super().init(*args, **kwargs)
+        if self.instrument:
+            instrumentation()
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
         """Find or install the provider, and listen to it; a second time is harmless."""
         super().init_worker(worker_id, store)
         processor_on(provider_of_this_process())
-        if self.instrument:
-            _instrumentation("instrument_all")
+        if not self._applied:
+            self._applied = (_thread_context(), instrumentation()) if self.instrument else (_thread_context(),)
+            for patches in self._applied:
+                patches.acquire()
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """The provider stays, because OpenTelemetry never lets go of one, and without a trace records nothing."""
         super().teardown_worker(worker_id)
-        if self.instrument:
-            _instrumentation("uninstrument_all")
+        while self._applied:
+            self._applied[-1].release()
+            self._applied = self._applied[:-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_applied": ()}
 
     def create_span(
         self,
@@ -67,7 +80,7 @@ class OtelTracer(RecordingTracer):
         return operation(get_tracer(), name, attributes, start_time=start_time, end_time=end_time)
 
 
-def _instrumentation(function: str) -> None:
-    """Call a function of the instrumentation room, which is optional: by name, and only if it is there."""
-    if importlib.util.find_spec(_INSTRUMENTATION) is not None:
-        getattr(importlib.import_module(_INSTRUMENTATION), function)()
+@functools.cache
+def _thread_context() -> Instrumentation:
+    """One per process: every tracer wants the same."""
+    return Instrumentation((ThreadContextPatch(CARRIED),))

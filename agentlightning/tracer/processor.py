@@ -30,14 +30,14 @@ _INSTALLING = threading.Lock()  # makes looking for a provider and installing on
 
 
 class RolloutSpanProcessor(SpanProcessor):
-    """Reads the binding where a span begins, and hands the span to it when it ends, wherever that is."""
+    """Finds the binding where a span begins, and hands the span to it when it ends, wherever that is."""
 
     def __init__(self) -> None:
         self._binding_by_span: dict[int, Binding] = {}
         self._has_warned = False
 
     def on_start(self, span: trace.Span, parent_context: Context | None = None) -> None:
-        binding = current_binding()
+        binding = self._binding_of_parent(span) or current_binding()
         if binding is None:
             binding = self._binding_without_context(span)
             if binding is None:
@@ -57,13 +57,18 @@ class RolloutSpanProcessor(SpanProcessor):
         if binding.carrier is not None:
             binding.carrier.put(binding, span)
 
+    def _binding_of_parent(self, span: trace.Span) -> Binding | None:
+        """That of an open parent: what a rollout asks of a loop or thread that another one started is still its own."""
+        parent = getattr(span, "parent", None)
+        if parent is None or is_unobserved():
+            return None
+        return self._binding_by_span.get(parent.span_id)
+
     def _binding_without_context(self, span: trace.Span) -> Binding | None:
-        """That of its parent, if that is still open; else of the only rollout there is."""
+        """That of the only rollout there is."""
         if is_unobserved():
             return None
-        parent = getattr(span, "parent", None)
-        binding = None if parent is None else self._binding_by_span.get(parent.span_id)
-        binding = binding or observations().sole_binding()
+        binding = observations().sole_binding()
         if binding is None:
             self._warn_of_strays(span, observations().count)
         return binding

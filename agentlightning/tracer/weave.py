@@ -1,16 +1,21 @@
 """WeaveTracer: for programs that use W&B Weave."""
 
 import importlib.util
+from typing import Any
 
+from agentlightning.instrumentation.weave import weave_management
+from agentlightning.store.base import LightningStore
 from agentlightning.tracer.otel import OtelTracer
 
 __all__ = ["WeaveTracer"]
 
 
 class WeaveTracer(OtelTracer):
-    """Records what is emitted and what is written with OpenTelemetry, in a program that uses Weave.
+    """Records the calls of Weave's ops, what is emitted, and what is written with OpenTelemetry.
 
-    Calls that only Weave sees become spans when `agentlightning.instrumentation` knows Weave.
+    Weave's service is not used: ops are recorded without a login, and `weave.init` asks for none. A program that has
+    called `weave.init` before `init_worker` keeps its client, and its service; its ops are recorded besides if
+    `instrument` is true.
     """
 
     def __init__(self, *, instrument: bool = True) -> None:
@@ -22,3 +27,19 @@ class WeaveTracer(OtelTracer):
         if importlib.util.find_spec("weave") is None:
             raise ImportError("WeaveTracer needs the package weave: pip install weave, or use OtelTracer.")
         super().__init__(instrument=instrument)
+        self._is_managing = False
+
+    def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
+        super().init_worker(worker_id, store)
+        if not self._is_managing:
+            weave_management().acquire()
+            self._is_managing = True
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        if self._is_managing:
+            self._is_managing = False
+            weave_management().release()
+        super().teardown_worker(worker_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_is_managing": False}

@@ -1,5 +1,6 @@
 """DATA — what flows through Agent Lightning: rollouts, attempts, spans, resources, runs, pages and notices."""
 
+from agentlightning.types.agent_matcher import *
 from agentlightning.types.core import *
 from agentlightning.types.notice import *
 from agentlightning.types.paging import *
@@ -8,6 +9,8 @@ from agentlightning.types.run import *
 from agentlightning.types.tracer import *
 
 __all__ = [
+    "AgentMatcher",
+    "AgentRule",
     "Triplet",
     "RolloutLegacy",
     "Task",

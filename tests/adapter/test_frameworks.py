@@ -1,5 +1,7 @@
 """The framework is told from the trace, and every framework is read through one interface."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from agentlightning.adapter import (
     auto_adapter,
     detect_framework,
 )
+from agentlightning.adapter.frameworks import _MODULES
 from tests.adapter.spans import CHAT, span
 
 
@@ -47,3 +50,23 @@ def test_a_pattern_of_agents_is_passed_on() -> None:
 
     assert isinstance(adapter, TracerTraceToTriplet)
     assert adapter.agent_match == "solver"
+
+
+@pytest.mark.parametrize("module", ["crewai", "smolagents", "pydantic_ai"])
+def test_without_a_trace_the_framework_is_told_from_what_is_imported(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known in _MODULES:
+        monkeypatch.delitem(sys.modules, known, raising=False)
+    assert detect_framework() is Framework.OTHER
+
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+
+    assert detect_framework() is Framework(module)
+
+
+def test_calls_of_every_model_api_are_read() -> None:
+    names = (CHAT, "openai.responses", "openai.completion", "anthropic.messages")
+    spans = [span(f"c{number}", name=name) for number, name in enumerate(names)]
+
+    assert len(auto_adapter(spans).adapt(spans)) == len(names)

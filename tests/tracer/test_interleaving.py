@@ -1,5 +1,6 @@
 """Many rollouts at once in one process: every span lands on its own rollout, and on no other."""
 
+import _thread
 import asyncio
 import contextvars
 import threading
@@ -128,15 +129,16 @@ async def test_a_span_belongs_to_the_rollout_of_its_open_parent(tracer: OtelTrac
 
 
 def beside_another_rollout(parent: trace.Span) -> None:
-    """In a bare thread while two rollouts are running, so that the parent is the only thing to go by."""
+    """In a thread that inherited nothing, while two rollouts run, so that the parent is the only thing to go by."""
+    is_done = threading.Event()
 
     def work() -> None:
         trace.get_tracer("agent").start_span("child", context=trace.set_span_in_context(parent)).end()
+        is_done.set()
 
     with OtelTracer(instrument=False).lifespan() as other, other._trace_context_sync() as recorder:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        _thread.start_new_thread(work, ())
+        assert is_done.wait(10)
     assert recorder.spans() == []
 
 

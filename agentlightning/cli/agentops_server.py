@@ -1,0 +1,94 @@
+"""`agl agentops`: a stand-in for AgentOps' service on this machine."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.instrumentation.agentops_service import HOST, listen, serve
+from agentlightning.logging import setup
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8002
+
+EXAMPLES = """\
+examples:
+  agl agentops                            serve at http://127.0.0.1:8002 until Ctrl-C
+  agl agentops --port 9000 --daemon       serve in the background; its process id is printed
+
+  AGENTOPS_API_KEY=dummy AGENTOPS_API_ENDPOINT=http://127.0.0.1:8002 \\
+  AGENTOPS_EXPORTER_ENDPOINT=http://127.0.0.1:8002/traces python agent.py
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl agentops",
+        description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
+        "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    listening = listen(arguments.port)
+    address = f"http://{HOST}:{listening.getsockname()[1]}"
+    if arguments.daemon:
+        return _serve_in_background(listening, address)
+    setup("INFO")
+    _tell(f"Standing in for AgentOps at {address}. Ctrl-C stops it.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    try:
+        serve(listening)
+    except KeyboardInterrupt:
+        logger.info("stopped")
+    return 0
+
+
+def _tell(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, soft_wrap=True)
+
+
+def _serve_in_background(listening: "socket.socket", address: str) -> int:
+    """The socket is bound by now, so whoever is told the address can connect."""
+    if not hasattr(os, "fork"):
+        raise ConfigurationError("--daemon needs a system that can fork; run `agl agentops` without it.")
+    process_id = os.fork()
+    if process_id == 0:
+        _detach_and_serve(listening)
+    listening.close()
+    _tell(f"Standing in for AgentOps at {address} in process {process_id}; `kill {process_id}` stops it.")
+    print(process_id)  # noqa: T201 # the command's own output, for scripts
+    return 0
+
+
+def _detach_and_serve(listening: "socket.socket") -> NoReturn:
+    """Serve apart from the terminal; the default of SIGTERM ends it."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            os.dup2(nothing, stream.fileno())
+        serve(listening)
+        code = 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,327 @@
+"""AutoGen (`autogen_core`, `autogen_agentchat`, `autogen_ext`): its native spans, made whole.
+
+AutoGen writes OpenTelemetry spans itself, with whatever provider the process has: messages between agents, the work of
+an agent (`invoke_agent`), the work of a tool (`execute_tool`). We add what they lack: a span around each run of a team,
+with the messages it causes beneath, which would be as many traces otherwise; the arguments and the result of tools; the
+agent's span where the agent is asked directly; hand-offs. And we keep the current span of a stream from the code that
+reads the stream.
+"""
+
+import importlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode
+from typing_extensions import Self
+
+from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.spans import Step, as_json
+
+__all__ = ["AutoGenPatch"]
+
+_AUTOGEN: Final = "AutoGen"
+_Stream = AsyncGenerator[Any, None]
+
+
+class AutoGenPatch(Patch):
+    """Tools here, and what else of AutoGen the program uses in the parts, which wait for packages of their own."""
+
+    name = _AUTOGEN
+    module = "autogen_core.tools"
+    distribution = "autogen-core"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts = (_RuntimePatch(), _AgentsPatch(), _TeamsPatch(), _McpPatch())
+
+    def apply(self) -> None:
+        super().apply()
+        for part in self._parts:
+            part.apply()
+
+    def undo(self) -> None:
+        for part in reversed(self._parts):
+            part.undo()
+        super().undo()
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(importlib.import_module(module.BaseTool.__module__), "trace_tool_span", _tool_span)
+        self.replace(module.BaseTool, "run_json", _run_tool)
+        self.replace(module.BaseStreamTool, "run_json_stream", _apart(_stream_tool))
+
+
+class _RuntimePatch(Patch):
+    name = _AUTOGEN
+    module = "autogen_core"
+    distribution = "autogen-core"
+
+    def change(self, module: ModuleType) -> None:
+        runtime = importlib.import_module(module.SingleThreadedAgentRuntime.__module__)
+        self.replace(runtime.TraceHelper, "trace_block", _trace_message)
+        self.replace(runtime, "get_telemetry_envelope_metadata", _address)
+
+
+class _McpPatch(Patch):
+    name = _AUTOGEN
+    module = "autogen_ext.tools.mcp"
+    distribution = "autogen-ext"
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(importlib.import_module(module.McpWorkbench.__module__), "trace_tool_span", _tool_span)
+        self.replace(module.McpWorkbench, "call_tool", _call_mcp_tool)
+
+
+class _AgentsPatch(Patch):
+    name = _AUTOGEN
+    module = "autogen_agentchat.agents"
+    distribution = "autogen-agentchat"
+
+    def change(self, module: ModuleType) -> None:
+        invoke = importlib.import_module("autogen_core").trace_invoke_agent_span
+        self.replace(module.BaseChatAgent, "run_stream", _apart(_unchanged))
+        for kind in (module.BaseChatAgent, module.AssistantAgent, module.CodeExecutorAgent, module.SocietyOfMindAgent):
+            self.replace(kind, "on_messages_stream", _apart(_invoked(invoke)))
+
+
+class _TeamsPatch(Patch):
+    name = _AUTOGEN
+    module = "autogen_agentchat.teams"
+    distribution = "autogen-agentchat"
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(module.BaseGroupChat, "run_stream", _apart(_run_team))
+
+
+# ---------------------------------------------------------------------- messages
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where the conversation began that a message is part of: outside of the runtime that delivers it.
+
+    The runtime works in the context it was started in, which may be that of another team, or of none.
+    """
+
+    runtime: Any
+    """Known by what traces for it, of which each runtime has one."""
+    context: otel_context.Context
+
+
+_ORIGIN: Final = otel_context.create_key("agentlightning-autogen-origin")
+
+
+@contextmanager
+def _trace_message(
+    original: Callable[..., AbstractContextManager[Span]],
+    runtime: Any,
+    /,
+    operation: str,
+    destination: Any,
+    parent: Any,
+    **kwargs: Any,
+) -> Iterator[Span]:
+    """Trace a step of a message: sent where the sender is, delivered where the conversation began."""
+    outside = otel_context.get_current()
+    with guarded(_AUTOGEN):
+        otel_context.attach(_context_of(runtime, operation, parent))
+    try:
+        with original(runtime, operation, destination, parent, **kwargs) as span:
+            yield span
+    finally:
+        otel_context.attach(outside)
+
+
+def _context_of(runtime: Any, operation: str, metadata: Any) -> otel_context.Context:
+    here = otel_context.get_current()
+    origin: Any = here.get(_ORIGIN)
+    if operation == "create":
+        is_within = isinstance(origin, _Origin) and origin.runtime is runtime
+        return here if is_within else otel_context.set_value(_ORIGIN, _Origin(runtime, here), here)
+    origin = vars(metadata).get(_ORIGIN) if hasattr(metadata, "__dict__") else None
+    if operation == "process" or origin is None:  # the first is within the delivery, which is where it belongs
+        return here
+    return otel_context.set_value(_ORIGIN, origin, origin.context)
+
+
+def _address(original: Callable[[], Any], /) -> Any:
+    """Note on the envelope of a message what conversation it is part of."""
+    metadata = original()
+    with guarded(_AUTOGEN):
+        vars(metadata)[_ORIGIN] = otel_context.get_value(_ORIGIN)
+    return metadata
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def _apart(wrapper: Callable[..., _Stream]) -> Callable[..., _Stream]:
+    """Let what a stream makes current be so while the stream works, and not while its reader does."""
+
+    def streaming(original: Callable[..., _Stream], owner: Any, /, *args: Any, **kwargs: Any) -> _Stream:
+        return _kept_apart(wrapper(original(owner, *args, **kwargs), owner, *args, **kwargs))
+
+    return streaming
+
+
+async def _kept_apart(stream: _Stream) -> _Stream:
+    inside = otel_context.get_current()
+    try:
+        while True:
+            outside = otel_context.get_current()
+            otel_context.attach(inside)
+            try:
+                item = await anext(stream)
+            except StopAsyncIteration:
+                return
+            finally:
+                inside = otel_context.get_current()
+                otel_context.attach(outside)
+            yield item
+    finally:
+        outside = otel_context.get_current()
+        otel_context.attach(inside)
+        try:
+            await stream.aclose()
+        finally:
+            otel_context.attach(outside)
+
+
+def _unchanged(stream: _Stream, /, *_args: Any, **_kwargs: Any) -> _Stream:
+    return stream
+
+
+# ---------------------------------------------------------------------- teams and agents
+
+
+async def _run_team(messages: _Stream, team: Any, /, *_args: Any, **_kwargs: Any) -> _Stream:
+    step: Step | None = None
+    error: BaseException | None = None
+    with guarded(_AUTOGEN):
+        otel_context.attach(otel_context.set_value(_ORIGIN, None))  # a team within a team has its own conversation
+        step = Step(f"{team.name}.team", {"autogen.team.name": team.name}).enter()
+    try:
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
+    except GeneratorExit:  # the reader has seen enough
+        raise
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if step is not None:
+            step.end(error=error)
+
+
+def _invoked(invoke: Callable[..., AbstractContextManager[Span]]) -> Callable[..., _Stream]:
+    """Give an agent its span where neither its `run` nor a team has, and note to whom it hands over."""
+
+    async def on_messages_stream(messages: _Stream, agent: Any, /, *_args: Any, **_kwargs: Any) -> _Stream:
+        is_invoked = getattr(trace.get_current_span(), "name", None) == f"invoke_agent {agent.name}"
+        with ExitStack() as span:
+            if not is_invoked:
+                span.enter_context(invoke(agent_name=agent.name, agent_description=agent.description))
+            async with aclosing(messages):
+                async for message in messages:
+                    if hasattr(message, "chat_message"):  # the response, after which most readers read no more
+                        _note_handoff(message.chat_message)
+                        span.close()
+                    yield message
+
+    return on_messages_stream
+
+
+def _note_handoff(message: Any) -> None:
+    with guarded(_AUTOGEN):
+        if getattr(message, "type", None) == "HandoffMessage":
+            between = {"handoff.from_agent": message.source, "handoff.to_agent": message.target}
+            Step(f"{message.source}.handoff", between).end()
+
+
+# ---------------------------------------------------------------------- tools
+
+
+class _ToolCall:
+    """A call of a tool, whose native span is kept open until the result is known."""
+
+    def __init__(self, tool: str, arguments: Any, call_id: str | None) -> None:
+        self._tool, self._arguments, self._call_id = tool, arguments, call_id
+        self._native: AbstractContextManager[Span] = nullcontext(trace.INVALID_SPAN)
+        self._span: Span = trace.INVALID_SPAN
+
+    def open(self, native: AbstractContextManager[Span]) -> AbstractContextManager[Span]:
+        """Begin the span, and give AutoGen a context that does not end it."""
+        self._span = native.__enter__()
+        self._native = native
+        with guarded(_AUTOGEN):
+            self._span.set_attributes({"tool.name": self._tool, "tool.call.type": "function"})
+            self._span.set_attribute("tool.parameters", as_json(self._arguments))
+            if self._call_id is not None:
+                self._span.set_attribute("tool.call.id", self._call_id)
+        return nullcontext(self._span)
+
+    def tell_result(self, text: Callable[[], str], *, is_error: bool = False) -> None:
+        with guarded(_AUTOGEN):
+            self._span.set_attribute("tool.result", text())
+            if is_error:
+                self._span.set_status(StatusCode.ERROR, text())
+
+    def __enter__(self) -> Self:
+        _BEGINNING.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        _BEGINNING.set(None)
+        self._native.__exit__(kind, error, traceback)
+
+
+_BEGINNING: ContextVar[_ToolCall | None] = ContextVar("agentlightning_autogen_tool", default=None)
+"""The call whose native span AutoGen is about to open."""
+
+
+def _tool_span(
+    original: Callable[..., AbstractContextManager[Span]], /, *args: Any, **kwargs: Any
+) -> AbstractContextManager[Span]:
+    native, call = original(*args, **kwargs), _BEGINNING.get()
+    if call is None:
+        return native
+    _BEGINNING.set(None)
+    return call.open(native)
+
+
+async def _run_tool(original: Callable[..., Any], tool: Any, /, args: Any, *rest: Any, **kwargs: Any) -> Any:
+    with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
+        result = await original(tool, args, *rest, **kwargs)
+        call.tell_result(lambda: tool.return_value_as_string(result))
+        return result
+
+
+async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: Any, **kwargs: Any) -> _Stream:
+    result = None
+    with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
+        async with aclosing(results):
+            async for result in results:
+                yield result
+        call.tell_result(lambda: tool.return_value_as_string(result))
+
+
+async def _call_mcp_tool(
+    original: Callable[..., Any], workbench: Any, /, name: str, arguments: Any = None, *rest: Any, **kwargs: Any
+) -> Any:
+    with _ToolCall(name, arguments or {}, _call_id(rest, kwargs)) as call:
+        result = await original(workbench, name, arguments, *rest, **kwargs)
+        call.tell_result(result.to_text, is_error=result.is_error)
+        return result
+
+
+def _call_id(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The id the model gave to a call, which follows the cancellation token."""
+    call_id: str | None = kwargs.get("call_id", rest[1] if len(rest) > 1 else None)
+    return call_id

@@ -1,0 +1,454 @@
+"""Every HTTP call a program makes, seen in the libraries that make it: http.client (and so urllib, urllib3 and
+requests), aiohttp, httpx and httpx2.
+
+Each hop of a redirect is a call of its own, and so is each attempt that a library makes again. Who wants to know gives
+a function that finds the log of the context a call is made in; where it finds none, nothing is kept.
+"""
+
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.patch import Patch
+
+__all__ = ["FindLog", "HttpCall", "HttpLog", "http_patches"]
+
+
+@dataclass(eq=False)
+class HttpCall:
+    """One request and what became of it; it grows until the program has read the response."""
+
+    method: str
+    url: str
+    keeps_bodies: bool = False
+    started_ns: int = field(default_factory=time.time_ns)
+    last_seen_ns: int = field(default_factory=time.time_ns)
+    """When something of it was last sent or read."""
+    request_headers: list[tuple[str, str]] = field(default_factory=list)
+    request_chunks: list[bytes] = field(default_factory=list)
+    status_code: int = 0
+    """0 while, or if, there is no response."""
+    response_headers: list[tuple[str, str]] = field(default_factory=list)
+    response_chunks: list[bytes] = field(default_factory=list)
+    error: str | None = None
+
+    def send(self, data: Any) -> None:
+        """A part of the body is sent."""
+        self.last_seen_ns = time.time_ns()
+        if self.keeps_bodies and isinstance(data, (bytes, bytearray, memoryview)):
+            self.request_chunks.append(bytes(data))
+
+    def answer(self, status_code: int, headers: Any) -> None:
+        """The head of the response has come."""
+        self.last_seen_ns = time.time_ns()
+        self.status_code = status_code
+        self.response_headers = _pairs(headers)
+
+    def read(self, data: Any) -> None:
+        """The program has read a part of the response's body."""
+        self.last_seen_ns = time.time_ns()
+        if self.keeps_bodies and data:
+            self.response_chunks.append(bytes(data))
+
+    def fail(self, error: BaseException) -> None:
+        self.last_seen_ns = time.time_ns()
+        self.error = f"{type(error).__name__}: {error}"
+
+
+class HttpLog(Protocol):
+    """Where calls are written down."""
+
+    @property
+    def keeps_bodies(self) -> bool: ...
+
+    def record_call(self, call: HttpCall) -> None:
+        """Called once for each call, when it begins."""
+
+
+FindLog = Callable[[], "HttpLog | None"]
+"""Finds the log of the context it is called in."""
+
+
+def http_patches(find_log: FindLog) -> tuple[Patch, ...]:
+    """One patch for each library, none of which is imported for it."""
+    return (HttpClientPatch(find_log), AiohttpPatch(find_log), HttpxPatch(find_log), Httpx2Patch(find_log))
+
+
+class _HttpPatch(Patch):
+    def __init__(self, find_log: FindLog) -> None:
+        super().__init__()
+        self._find_log = find_log
+
+    def begin(self, method: str, url: str, headers: Any = ()) -> HttpCall | None:
+        """A call that is made here; None if nobody wants to know."""
+        with guarded(self.name):
+            log = self._find_log()
+            if log is not None:
+                call = HttpCall(method, url, log.keeps_bodies, request_headers=_pairs(headers))
+                log.record_call(call)
+                return call
+        return None
+
+
+def _pairs(headers: Any) -> list[tuple[str, str]]:
+    """Headers in any of the forms that libraries have."""
+    items = headers.items() if hasattr(headers, "items") else headers
+    return [(_text(name), _text(value)) for name, value in items]
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+# ---------------------------------------------------------------------- http.client, urllib, urllib3, requests
+
+
+@dataclass
+class _Exchange:
+    """A request that is being written to a connection."""
+
+    call: HttpCall
+    has_sent_head: bool = False
+    is_sending: bool = False
+    """Sending may open the connection first, which may send something of its own to a proxy."""
+
+
+class HttpClientPatch(_HttpPatch):
+    """http.client, on whose connections urllib, urllib3 and requests build."""
+
+    name = "http.client"
+    module = "http.client"
+
+    def __init__(self, find_log: FindLog) -> None:
+        super().__init__(find_log)
+        self._exchanges: weakref.WeakKeyDictionary[Any, _Exchange] = weakref.WeakKeyDictionary()
+
+    def change(self, module: ModuleType) -> None:
+        connection = module.HTTPConnection
+        self.replace(connection, "putrequest", self._putrequest)
+        self.replace(connection, "putheader", self._putheader)
+        self.replace(connection, "send", self._send)
+        self.replace(connection, "getresponse", self._getresponse)
+
+    def _putrequest(self, original: Any, connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        self._exchanges.pop(connection, None)
+        call = self.begin(method, _full_url(connection, url))
+        if call is not None:
+            self._exchanges[connection] = _Exchange(call)
+        return _failing(call, original, connection, method, url, *args, **kwargs)
+
+    def _putheader(self, original: Any, connection: Any, header: Any, *values: Any) -> Any:
+        exchange = self._exchanges.get(connection)
+        if exchange is not None:
+            exchange.call.request_headers.append((_text(header), ", ".join(map(_text, values))))
+        return original(connection, header, *values)
+
+    def _send(self, original: Any, connection: Any, data: Any) -> Any:
+        exchange = self._exchanges.get(connection)
+        if exchange is None or exchange.is_sending:
+            return original(connection, data)
+        exchange.is_sending = True
+        try:
+            sent = _failing(exchange.call, original, connection, data)
+        finally:
+            exchange.is_sending = False
+        if exchange.has_sent_head:
+            exchange.call.send(data)
+        exchange.has_sent_head = True
+        return sent
+
+    def _getresponse(self, original: Any, connection: Any, *args: Any, **kwargs: Any) -> Any:
+        exchange = self._exchanges.pop(connection, None)
+        response = _failing(None if exchange is None else exchange.call, original, connection, *args, **kwargs)
+        if exchange is not None:
+            with guarded(self.name):
+                exchange.call.answer(response.status, response.getheaders())
+                if response.fp is not None:
+                    response.fp = _ReadFile(response.fp, exchange.call)
+        return response
+
+
+def _failing(call: HttpCall | None, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of the library, and note what it raises."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if call is not None:
+            call.fail(error)
+        raise
+
+
+def _full_url(connection: Any, target: str) -> str:
+    if target.startswith(("http://", "https://")):  # a proxy is told the whole address
+        return target
+    default_port = connection.default_port
+    host = getattr(connection, "_tunnel_host", None) or connection.host
+    port = (getattr(connection, "_tunnel_port", None) or connection.port) if host else None
+    scheme = "https" if default_port == 443 else "http"
+    shown = f"[{host}]" if ":" in str(host) else host
+    return f"{scheme}://{shown}{'' if port in (None, default_port) else f':{port}'}{target}"
+
+
+class _ReadFile:
+    """The file from which a response is read; what is read is told to the call."""
+
+    def __init__(self, file: Any, call: HttpCall) -> None:
+        self._file = file
+        self._call = call
+
+    def read(self, *args: Any) -> Any:
+        return self._told(self._file.read, *args)
+
+    def read1(self, *args: Any) -> Any:
+        return self._told(self._file.read1, *args)
+
+    def readline(self, *args: Any) -> Any:
+        return self._told(self._file.readline, *args)
+
+    def readinto(self, buffer: Any) -> Any:
+        count = _failing(self._call, self._file.readinto, buffer)
+        self._call.read(memoryview(buffer)[: count or 0])
+        return count
+
+    def _told(self, function: Any, *args: Any) -> Any:
+        data = _failing(self._call, function, *args)
+        self._call.read(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+# ---------------------------------------------------------------------- httpx, httpx2
+
+
+class HttpxPatch(_HttpPatch):
+    """httpx, in the transports that reach a network; what a program answers itself is no HTTP call."""
+
+    name = "httpx"
+    module = "httpx"
+
+    def change(self, module: ModuleType) -> None:
+        if (
+            module.__name__ != self.module
+        ):  # httpx2 can be told to stand in for httpx: then it is seen under its own name
+            return
+        self._read_stream, self._read_stream_async = _stream_kinds(module)
+        self._not_read = module.RequestNotRead
+        self.replace(module.HTTPTransport, "handle_request", self._handle)
+        self.replace(module.AsyncHTTPTransport, "handle_async_request", self._handle_async)
+
+    def _handle(self, original: Any, transport: Any, request: Any) -> Any:
+        call = self._begun(request, self._read_stream_async if _is_async(request) else self._read_stream)
+        response = _failing(call, original, transport, request)
+        self._follow(call, response, self._read_stream)
+        return response
+
+    async def _handle_async(self, original: Any, transport: Any, request: Any) -> Any:
+        call = self._begun(request, self._read_stream_async)
+        try:
+            response = await original(transport, request)
+        except BaseException as error:
+            if call is not None:
+                call.fail(error)
+            raise
+        self._follow(call, response, self._read_stream_async)
+        return response
+
+    def _begun(self, request: Any, stream_kind: Any) -> HttpCall | None:
+        call = self.begin(request.method, str(request.url), request.headers.multi_items())
+        if call is None or not call.keeps_bodies:
+            return call
+        with guarded(self.name):
+            try:
+                call.send(request.content)
+            except self._not_read:
+                request.stream = stream_kind(request.stream, call.send)
+        return call
+
+    def _follow(self, call: HttpCall | None, response: Any, stream_kind: Any) -> None:
+        if call is None:
+            return
+        with guarded(self.name):
+            call.answer(response.status_code, response.headers.multi_items())
+            response.stream = stream_kind(response.stream, call.read)
+
+
+class Httpx2Patch(HttpxPatch):
+    """httpx2, which has the interface of httpx."""
+
+    name = "httpx2"
+    module = "httpx2"
+
+
+def _is_async(request: Any) -> bool:
+    return not hasattr(request.stream, "__iter__")
+
+
+def _stream_kinds(module: Any) -> tuple[type, type]:
+    """Kinds of streams that tell what is read from another one."""
+
+    class ReadStream(module.SyncByteStream):  # type: ignore[misc] # the base is known at run time only
+        def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
+            self._stream = stream
+            self._tell = tell
+
+        def __iter__(self) -> Iterator[bytes]:
+            for part in self._stream:
+                self._tell(part)
+                yield part
+
+        def close(self) -> None:
+            self._stream.close()
+
+    class ReadStreamAsync(module.AsyncByteStream):  # type: ignore[misc] # as above
+        def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
+            self._stream = stream
+            self._tell = tell
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for part in self._stream:
+                self._tell(part)
+                yield part
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    return ReadStream, ReadStreamAsync
+
+
+# ---------------------------------------------------------------------- aiohttp
+
+
+class AiohttpPatch(_HttpPatch):
+    """aiohttp, through its own signals, which every session gets with its next request."""
+
+    name = "aiohttp"
+    module = "aiohttp"
+
+    def change(self, module: ModuleType) -> None:
+        self._config = self._signals(module)
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.when_undone(self._leave_sessions)
+        self.replace(module.ClientSession, "_request", self._request)
+
+    async def _request(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+        if session not in self._sessions:
+            with guarded(self.name):
+                session.trace_configs.append(self._config)
+                self._sessions.add(session)
+        return await original(session, *args, **kwargs)
+
+    def _leave_sessions(self) -> None:
+        for session in list(self._sessions):
+            with suppress(ValueError):  # the program took it away
+                session.trace_configs.remove(self._config)
+
+    def _signals(self, module: Any) -> Any:
+        config = module.TraceConfig()
+        config.on_request_start.append(self._on_start)
+        config.on_request_headers_sent.append(self._on_headers)
+        config.on_request_chunk_sent.append(self._on_chunk)
+        config.on_request_redirect.append(self._on_redirect)
+        config.on_request_end.append(self._on_end)
+        config.on_request_exception.append(self._on_exception)
+        config.freeze()
+        return config
+
+    async def _on_start(self, _session: Any, context: Any, params: Any) -> None:
+        context.is_redirected = False
+        context.call = self.begin(params.method, str(params.url), params.headers)
+
+    async def _on_headers(self, _session: Any, context: Any, params: Any) -> None:
+        if context.is_redirected and context.call is not None:
+            context.is_redirected = False
+            context.call = self.begin(params.method, str(params.url))
+        if context.call is not None:  # of a request that is made again, these are the last
+            context.call.method, context.call.url = params.method, str(params.url)
+            context.call.request_headers = _pairs(params.headers)
+            context.call.request_chunks.clear()
+
+    async def _on_chunk(self, _session: Any, context: Any, params: Any) -> None:
+        if context.call is not None:
+            context.call.send(params.chunk)
+
+    async def _on_redirect(self, _session: Any, context: Any, params: Any) -> None:
+        context.is_redirected = True
+        self._answered(context.call, params.response)
+
+    async def _on_end(self, _session: Any, context: Any, params: Any) -> None:
+        self._answered(context.call, params.response)
+
+    async def _on_exception(self, _session: Any, context: Any, params: Any) -> None:
+        if context.call is not None:
+            context.call.fail(params.exception)
+
+    def _answered(self, call: HttpCall | None, response: Any) -> None:
+        if call is not None:
+            with guarded(self.name):
+                call.answer(response.status, response.headers)
+                response.content = _ReadContent(response.content, call)
+
+
+class _ReadContent:
+    """The content of a response; what is read from it is told to the call."""
+
+    def __init__(self, content: Any, call: HttpCall) -> None:
+        self._content = content
+        self._call = call
+
+    async def read(self, *args: Any) -> Any:
+        return await self._told(self._content.read(*args))
+
+    async def readany(self) -> Any:
+        return await self._told(self._content.readany())
+
+    async def readline(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._told(self._content.readline(*args, **kwargs))
+
+    async def readuntil(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._told(self._content.readuntil(*args, **kwargs))
+
+    async def readexactly(self, *args: Any) -> Any:
+        return await self._told(self._content.readexactly(*args))
+
+    async def readchunk(self) -> Any:
+        return await self._told(self._content.readchunk())
+
+    def read_nowait(self, *args: Any) -> Any:
+        data = _failing(self._call, self._content.read_nowait, *args)
+        self._call.read(data)
+        return data
+
+    async def _told(self, reading: Any) -> Any:
+        try:
+            data = await reading
+        except BaseException as error:
+            self._call.fail(error)
+            raise
+        self._call.read(data[0] if isinstance(data, tuple) else data)
+        return data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while line := await self.readline():
+            yield line
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while data := await self.readany():
+            yield data
+
+    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
+        while data := await self.read(n):
+            yield data
+
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while (chunk := await self.readchunk()) != (b"", False):
+            yield chunk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)

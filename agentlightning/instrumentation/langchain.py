@@ -1,0 +1,192 @@
+"""LangChain and LangGraph, observed through LangChain's own callbacks.
+
+Whenever something begins to run, LangChain asks its configure hooks for handlers, so ours needs no place in the user's
+code. The other changes see to it that a handler's change to the context reaches the work it is meant for, and only
+that: asynchronous runs tell of their end in tasks of their own, and of several model calls that begin at once each is
+made in its turn.
+"""
+
+import copy
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
+from agentlightning.instrumentation.patch import Patch
+
+__all__ = ["LangChainPatch"]
+
+
+class LangChainPatch(Patch):
+    """Records what LangChain and LangGraph run."""
+
+    name = LANGCHAIN
+    module = "langchain_core.tracers.context"  # imported before the first run begins
+    distribution = "langchain-core"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._models = (_ChatModelsPatch(self), _TextModelsPatch(self))
+        self.recorder: Any = None
+        """The handler; None until LangChain is imported."""
+
+    def apply(self) -> None:
+        for models in self._models:
+            models.apply()
+        super().apply()
+
+    def undo(self) -> None:
+        super().undo()
+        for models in self._models:
+            models.undo()
+
+    def change(self, module: ModuleType) -> None:
+        base = importlib.import_module("langchain_core.callbacks.base")
+        # A config that is copied, or sent to another process, takes a handler along that does nothing.
+        as_nothing = {"__reduce__": lambda _: (base.BaseCallbackHandler, ())}
+        self.recorder = type("AgentLightningHandler", (Recorder, base.BaseCallbackHandler), as_nothing)()
+        self.when_undone(self._switch_off)
+        self._change_managers(importlib.import_module("langchain_core.callbacks.manager"))
+        config = importlib.import_module("langchain_core.runnables.config")
+        if hasattr(config, "_set_config_context"):  # else what a lone function does lies beside it, not beneath
+            self.replace(config, "_set_config_context", self._work_begins)
+        everywhere = ContextVar("agentlightning_langchain", default=self.recorder)
+        module.register_configure_hook(everywhere, inheritable=True)
+        hook = next(hook for hook in module._configure_hooks if hook[0] is everywhere)
+        self.when_undone(lambda: module._configure_hooks.remove(hook))
+
+    def _switch_off(self) -> None:
+        self.recorder.is_on = False
+
+    def _change_managers(self, manager: ModuleType) -> None:
+        self.replace(manager.AsyncCallbackManager, "on_llm_start", self._llm_starts)
+        for kind in ("LLM", "Chain", "Tool", "Retriever"):
+            owner = getattr(manager, f"AsyncCallbackManagerFor{kind}Run")
+            for ending in ("end", "error"):
+                self.replace(owner, f"on_{kind.lower()}_{ending}", self._ends)
+
+    async def _llm_starts(
+        self, original: Any, manager: Any, serialized: Any, prompts: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """LangChain tells only inline handlers, such as ours, if there is one: so the others are told without it."""
+        others = [handler for handler in manager.handlers if handler is not self.recorder]
+        if len(others) == len(manager.handlers) or any(handler.run_inline for handler in others):
+            return await original(manager, serialized, prompts, *args, **kwargs)
+        of_others = copy.copy(manager)
+        of_others.handlers = others
+        started = await original(of_others, serialized, prompts, *args, **kwargs)
+        told = {"tags": manager.tags, "metadata": manager.metadata, "parent_run_id": manager.parent_run_id, **kwargs}
+        with guarded(LANGCHAIN):
+            for run_manager, prompt in zip(started, prompts, strict=True):
+                run_manager.handlers = manager.handlers
+                self.recorder.on_llm_start(serialized, [prompt], **{**told, "run_id": run_manager.run_id})
+        return started
+
+    async def _ends(self, original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        """Some callbacks are called in a task of their own, which cannot leave the context of the run."""
+        run = self.recorder.run_of(manager.run_id)
+        try:
+            return await original(manager, *args, **kwargs)
+        finally:
+            if run is not None and run.id == manager.run_id:
+                leave(run)
+
+    def _work_begins(self, original: Any, config: Any, *args: Any) -> Any:
+        """Called in the copy of the context in which a chain's work is done."""
+        result = original(config, *args)
+        with guarded(LANGCHAIN):
+            run = self.recorder.run_of(getattr(config.get("callbacks"), "parent_run_id", None))
+            if run is not None:
+                enter(run)
+        return result
+
+
+class _ModelsPatch(Patch):
+    """Has each model call made in the context of its own run."""
+
+    distribution = "langchain-core"
+
+    def __init__(self, langchain: LangChainPatch) -> None:
+        super().__init__()
+        self._langchain = langchain
+
+    def _change_model(self, model: Any, made_by: str) -> None:
+        """Change a class of models.
+
+        Args:
+            made_by: The method that makes the calls of runs that have begun; it is not public, and without it several
+                calls that begin at once lie beneath the last.
+        """
+        self.replace(model, "generate", _generate)
+        self.replace(model, "agenerate", _generate_async)
+        if hasattr(model, f"_{made_by}") and hasattr(model, f"_a{made_by}"):
+            self.replace(model, f"_{made_by}", self._calls)
+            self.replace(model, f"_a{made_by}", self._calls_async)
+
+    def _calls(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._at_work(args, kwargs):
+            return original(*args, **kwargs)
+
+    async def _calls_async(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._at_work(args, kwargs):
+            return await original(*args, **kwargs)
+
+    @contextmanager
+    def _at_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+        with place_kept():
+            with guarded(LANGCHAIN):
+                self._enter_first([run for run in map(self._run_of, self._managers(args, kwargs)) if run is not None])
+            yield
+
+    def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Of the runs whose calls are made."""
+        raise NotImplementedError
+
+    def _run_of(self, manager: Any) -> Run | None:
+        recorder = self._langchain.recorder
+        return None if recorder is None or manager is None else recorder.run_of(manager.run_id)
+
+    def _enter_first(self, runs: Sequence[Run]) -> None:
+        """Several prompts of one call lie beneath the first run; what is seen there is seen for all."""
+        for run in runs:
+            if run.call is not None and runs[0].call is not None:
+                run.call.watch = runs[0].call.watch
+        if runs:
+            enter(runs[0])
+
+
+class _ChatModelsPatch(_ModelsPatch):
+    name = "LangChain's chat models"
+    module = "langchain_core.language_models.chat_models"
+
+    def change(self, module: ModuleType) -> None:
+        self._change_model(module.BaseChatModel, "generate_with_cache")
+
+    def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        return [kwargs.get("run_manager")]
+
+
+class _TextModelsPatch(_ModelsPatch):
+    name = "LangChain's text models"
+    module = "langchain_core.language_models.llms"
+
+    def change(self, module: ModuleType) -> None:
+        self._change_model(module.BaseLLM, "generate_helper")
+
+    def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        _model, _prompts, _stop, managers, *_others = args
+        return managers or ()
+
+
+def _generate(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with place_kept():
+        return original(*args, **kwargs)
+
+
+async def _generate_async(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with place_kept():
+        return await original(*args, **kwargs)

@@ -1,0 +1,363 @@
+"""The runs of LangChain and LangGraph, as callbacks tell of them, become steps.
+
+Which run lies beneath which, their ids say. What is done without LangChain inside a run finds its parent in the
+context, which a run therefore changes: a node, a tool, a retriever and a model call from their beginning to their end,
+other chains only in the copies of the context that LangChain makes for their work. Nothing is left in the context of
+whoever reads a stream.
+
+A model call is a plain step above the call that the model's SDK makes. Where none is seen, the step says itself what
+was asked and answered.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.util.types import AttributeValue
+from typing_extensions import Self
+
+from agentlightning.instrumentation.dialects import langchain as dialect
+from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCH, CallWatch
+from agentlightning.instrumentation.spans import Step, as_json, is_suppressed, set_tool_result, tool_step
+
+__all__ = ["LANGCHAIN", "Recorder", "Run", "enter", "leave", "place_kept"]
+
+LANGCHAIN: Final = "LangChain"
+_AGENT: Final = "langchain.chain.type"
+_HIDDEN: Final = "langsmith:hidden"
+_PART_TAGS: Final = ("seq:step:", "map:key:", "branch:", "condition:")
+"""How tags begin of runs that are parts of another."""
+_PLUMBING_KINDS: Final = ("prompt", "parser")
+_GRAPHS: Final = ("langgraph", "langchain_create_agent")
+_UNNAMED_GRAPH: Final = "LangGraph"
+_NO_FAILURES: Final = frozenset({"GeneratorExit", "GraphBubbleUp"})
+"""A reader who leaves a stream, and how LangGraph passes interrupts and commands upwards."""
+
+
+# ---------------------------------------------------------------------- runs, and where they are worked on
+
+
+@dataclass
+class _Call:
+    """What a run that is a model call was asked."""
+
+    asked: Sequence[Any]
+    params: Mapping[str, Any]
+    watch: CallWatch = field(default_factory=CallWatch)
+    began: float = field(default_factory=time.perf_counter)
+    first_token_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What is told of a run when it begins."""
+
+    name: str
+    kind: str = "chain"
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    parent_run_id: UUID | None = None
+
+    @classmethod
+    def of(cls, serialized: Any, told: Mapping[str, Any]) -> Self:
+        """Named as the program or, if it did not, as the class."""
+        given = serialized or {}
+        name = told.get("name") or given.get("name") or (given.get("id") or ["unnamed"])[-1]
+        kind, tags, metadata = told.get("run_type") or "chain", told.get("tags") or (), told.get("metadata") or {}
+        return cls(str(name), kind, tags, metadata, told.get("parent_run_id"))
+
+    @property
+    def agent(self) -> str | None:
+        """The name that `create_agent` was given; what lies beneath the agent's graph inherits it."""
+        agent = self.metadata.get("lc_agent_name")
+        return agent if isinstance(agent, str) else None
+
+    @property
+    def node(self) -> Any:
+        """Which node of a graph is at work, and for which time; what lies beneath the node inherits it."""
+        return self.metadata.get("langgraph_node"), self.metadata.get("langgraph_checkpoint_ns")
+
+    @property
+    def is_named_graph(self) -> bool:
+        return self.metadata.get("ls_integration") in _GRAPHS and self.name != _UNNAMED_GRAPH
+
+    @property
+    def is_hidden(self) -> bool:
+        return _HIDDEN in self.tags or self.kind in _PLUMBING_KINDS
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it only joins other things together."""
+        return self.name.startswith("Runnable") or any(tag.startswith(_PART_TAGS) for tag in self.tags)
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that has a step of its own."""
+
+    id: UUID
+    step: Step
+    beginning: _Beginning
+    is_agent: bool = False
+    """Whether it is the graph of an agent that has a name."""
+    call: _Call | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A run that is worked on in a context, and what that context held before."""
+
+    run: Run
+    before: otel_context.Context
+    outer: "_Place | None"
+
+
+_here: ContextVar[_Place | None] = ContextVar("agentlightning_langchain_place", default=None)
+
+
+def _place_of(run: Run) -> _Place | None:
+    """Where a run is worked on, if that is here."""
+    place = _here.get()
+    while place is not None and place.run is not run:
+        place = place.outer
+    return place
+
+
+def enter(run: Run) -> None:
+    """What begins in this context from now on lies beneath this run; harmless where it does already."""
+    if _place_of(run) is not None:
+        return
+    _here.set(_Place(run, otel_context.get_current(), _here.get()))
+    otel_context.attach(trace.set_span_in_context(run.step.span))
+    if run.call is not None:
+        run.call.watch.open()
+
+
+def leave(run: Run) -> None:
+    """Make current what was current before; harmless where the run is not worked on."""
+    place = _place_of(run)
+    if place is not None:
+        _here.set(place.outer)
+        otel_context.attach(place.before)
+    if run.call is not None:
+        run.call.watch.close()
+
+
+def _leave_what_is_over() -> None:
+    """Leave runs whose end was told in another context than their beginning."""
+    place = _here.get()
+    while place is not None and place.run.is_over and trace.get_current_span() is place.run.step.span:
+        leave(place.run)
+        place = place.outer
+
+
+@contextmanager
+def place_kept() -> Iterator[None]:
+    """Leave whatever is entered inside: callbacks that tell of an end may be called in other tasks."""
+    place, before, watch = _here.get(), otel_context.get_current(), WATCH.get()
+    try:
+        yield
+    finally:
+        if _here.get() is not place:
+            _here.set(place)
+            otel_context.attach(before)
+            WATCH.set(watch)
+
+
+# ---------------------------------------------------------------------- callbacks become steps
+
+
+class Recorder:
+    """Follows the runs of the process; to be mixed with LangChain's class of handlers."""
+
+    run_inline = True  # asynchronous code calls others in threads or tasks, where no context can be changed
+    raise_error = False
+
+    def __init__(self) -> None:
+        self.is_on = True
+        """Runs that began before it was switched off are followed to their end."""
+        self._runs: dict[UUID, Run | None] = {}
+        """Open runs by id; the run above, for those that have no step of their own."""
+
+    def run_of(self, run_id: UUID | None) -> Run | None:
+        return None if run_id is None else self._runs.get(run_id)
+
+    def _above(self, beginning: _Beginning) -> tuple[Run | None, Step | None]:
+        """The run above a new one, and its step where the context does not say it already."""
+        _leave_what_is_over()
+        run, place = self.run_of(beginning.parent_run_id), _here.get()
+        if run is None or _place_of(run) is not None:
+            return None if place is None else place.run, None
+        return run, run.step
+
+    def _begin(self, run: Run, *, is_current: bool = True) -> None:
+        self._runs[run.id] = run
+        if is_current:
+            enter(run)
+
+    def _end(self, run_id: UUID, error: BaseException | str | None = None) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None and run.id == run_id:
+            run.is_over = True
+            leave(run)
+            run.step.end(error=None if isinstance(error, BaseException) and not _is_failure(error) else error)
+
+    # ------------------------------------------------------------------ chains
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            if self.is_on:
+                self._begin_chain(run_id, _Beginning.of(serialized, told))
+
+    def _begin_chain(self, run_id: UUID, chain: _Beginning) -> None:
+        above, parent = self._above(chain)
+        is_root = chain.parent_run_id not in self._runs
+        is_agent = chain.agent is not None and (above is None or above.beginning.agent != chain.agent)
+        is_node = chain.node[0] == chain.name and (above is None or above.beginning.node != chain.node)
+        is_unit = is_root or is_agent or is_node or not chain.is_part
+        if chain.is_hidden or not is_unit or is_suppressed():
+            self._runs[run_id] = above
+            return
+        attributes: dict[str, AttributeValue] = {"langchain.chain.name": chain.name}
+        if is_agent:
+            attributes[_AGENT] = str(chain.agent)
+        elif (is_node and not (above is not None and above.is_agent)) or (is_root and chain.is_named_graph):
+            attributes[_AGENT] = chain.name
+        step = Step(f"{chain.name}.chain", attributes, parent=parent)
+        self._begin(Run(run_id, step, chain, is_agent), is_current=is_node)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._end(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._end(run_id, error)
+
+    def on_agent_action(self, action: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._name_agent(run_id)
+
+    def on_agent_finish(self, finish: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._name_agent(run_id)
+
+    def _name_agent(self, run_id: UUID) -> None:
+        """Only an agent acts and finishes: the chain that does is one."""
+        run = self.run_of(run_id)
+        if run is not None and run.id == run_id:
+            run.step.set({_AGENT: run.beginning.name})
+
+    # ------------------------------------------------------------------ models
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._begin_call(serialized, messages[0], run_id, told)
+
+    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._begin_call(serialized, prompts, run_id, told)
+
+    def _begin_call(self, serialized: Any, asked: Sequence[Any], run_id: UUID, told: Mapping[str, Any]) -> None:
+        if not self.is_on or is_suppressed():
+            return
+        beginning = _Beginning.of(serialized, told)
+        above, parent = self._above(beginning)
+        if above is not None and above.call is not None:  # a model made of another, which tells of the call
+            above.call.watch.has_seen = True
+        step = Step("chat_model.llm", {"langchain.llm.name": beginning.name}, parent=parent)
+        run = Run(run_id, step, beginning, call=_Call(asked, told.get("invocation_params") or {}))
+        # Of several that begin at once, each becomes current when its own turn comes.
+        self._begin(run, is_current=told.get("batch_size", 1) == 1)
+
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **told: Any) -> None:
+        run = self._runs.get(run_id)
+        if run is not None and run.call is not None and run.call.first_token_seconds is None:
+            with guarded(LANGCHAIN):
+                run.call.first_token_seconds = time.perf_counter() - run.call.began
+                leave(run)  # before the first part of the answer is handed to its reader
+
+    def on_stream_event(self, event: Any, *, run_id: UUID, **told: Any) -> None:
+        self.on_llm_new_token(event, run_id=run_id)
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **told: Any) -> None:
+        self._end_call(run_id, response)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+        self._end_call(run_id, told.get("response"), error)
+
+    def _end_call(self, run_id: UUID, response: Any, error: BaseException | None = None) -> None:
+        run = self.run_of(run_id)
+        with guarded(LANGCHAIN):
+            if run is not None and run.call is not None and not run.call.watch.has_seen:
+                run.step.set(_told_by_itself(run, run.call, response))
+        with guarded(LANGCHAIN):
+            self._end(run_id, error)
+
+    # ------------------------------------------------------------------ tools and retrievers
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            if not self.is_on or is_suppressed():
+                return
+            beginning = _Beginning.of(serialized, told)
+            _, parent = self._above(beginning)
+            name = (serialized or {}).get("name") or beginning.name
+            given = told.get("inputs")
+            arguments = input_str if given is None else given
+            step = tool_step(name, arguments, call_id=told.get("tool_call_id"), name="tool.tool", parent=parent)
+            self._begin(Run(run_id, step, beginning))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **told: Any) -> None:
+        run, result = self.run_of(run_id), getattr(output, "content", output)
+        with guarded(LANGCHAIN):
+            if run is not None:
+                set_tool_result(run.step, result)
+        with guarded(LANGCHAIN):  # a tool may say in its answer to the model that it failed
+            self._end(run_id, as_json(result) if getattr(output, "status", None) == "error" else None)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._end(run_id, error)
+
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            if not self.is_on or is_suppressed():
+                return
+            beginning = _Beginning.of(serialized, told)
+            _, parent = self._above(beginning)
+            attributes = {"langchain.retriever.name": beginning.name, "langchain.retriever.query": query}
+            self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **told: Any) -> None:
+        run = self.run_of(run_id)
+        with guarded(LANGCHAIN):
+            if run is not None:
+                run.step.set({"langchain.retriever.documents": as_json(documents)})
+        with guarded(LANGCHAIN):
+            self._end(run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+        with guarded(LANGCHAIN):
+            self._end(run_id, error)
+
+
+def _is_failure(error: BaseException) -> bool:
+    return not any(kind.__name__ in _NO_FAILURES for kind in type(error).__mro__)
+
+
+def _told_by_itself(run: Run, call: _Call, response: Any) -> dict[str, AttributeValue]:
+    """A call that nobody else tells of."""
+    attributes = dialect.request_attributes(call.asked, call.params, run.beginning.metadata)
+    attributes |= dialect.response_attributes(response)
+    if call.first_token_seconds is not None:
+        attributes[TIME_TO_FIRST_TOKEN] = call.first_token_seconds
+    return attributes

@@ -1,0 +1,364 @@
+"""LiteLLM as a library: model calls that do not go through a model's SDK.
+
+Calls of many providers leave through LiteLLM's own HTTP handlers. There they are recorded as they were sent and
+answered, in the dialects we know: what LiteLLM makes of an answer lacks some token ids. Other dialects are recorded
+one layer above, from what LiteLLM translated: the functions behind `completion`, `embedding` and `responses`, which its
+public functions look up in their closures, so that it does not matter who imported them, and when. LiteLLM's callbacks
+would come too late, and on other threads.
+
+Whatever the provider, a chat is one span `openai.chat.completion`, with the provider as `gen_ai.system`. A call that a
+layer below has recorded, an SDK or the HTTP handlers, is not recorded again.
+
+`instrument_litellm` is for the spans that LiteLLM itself exports: it adds token ids to them.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from types import CellType, ModuleType
+from typing import Any, Final
+
+import orjson
+from opentelemetry.trace import SpanKind
+
+from agentlightning.instrumentation.bodies import read_along, read_whole
+from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Assembler, Dialect, dialect_of
+from agentlightning.instrumentation.dialects.fields import field, items
+from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.model_calls import IS_CUT, TIME_TO_FIRST_TOKEN, WATCH, CallWatch, ModelCall
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.spans import Step, is_suppressed
+
+__all__ = ["LiteLLMPatch", "instrument_litellm", "uninstrument_litellm"]
+
+_CHAT: Final = OPENAI_DIALECTS["/chat/completions"]
+_FUNCTIONS: Final = (
+    ("litellm.main", "completion", _CHAT),
+    ("litellm.main", "embedding", OPENAI_DIALECTS["/embeddings"]),
+    ("litellm.responses.main", "responses", OPENAI_DIALECTS["/responses"]),
+)
+"""Through which all calls go, also those of asynchronous functions and of routers, and what they speak."""
+_SENT_DIALECTS: Final = OPENAI_DIALECTS | {
+    path: dataclasses.replace(dialect, span_name=_CHAT.span_name) for path, dialect in ANTHROPIC_DIALECTS.items()
+}
+_CALL: Final = "_agentlightning_call"
+"""Under which name a stream keeps its call."""
+
+
+class LiteLLMPatch(Patch):
+    """Records model calls made with LiteLLM."""
+
+    name = "LiteLLM"
+    module = "litellm"
+
+    def change(self, module: ModuleType) -> None:
+        handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        self.replace(handlers.HTTPHandler, "post", _post)
+        self.replace(handlers.AsyncHTTPHandler, "post", _post_async)
+        self.replace(module.CustomStreamWrapper, "__next__", _next_chunk)
+        self.replace(module.CustomStreamWrapper, "__anext__", _next_chunk_async)
+        for name, function, dialect in _FUNCTIONS:
+            self._replace_within(getattr(importlib.import_module(name), function), dialect)
+
+    def _replace_within(self, decorated: Any, dialect: Dialect) -> None:
+        """Have the function that a decorator of LiteLLM's holds on to called by us."""
+        cell = _cell_of(decorated, "original_function")
+        original = cell.cell_contents
+        names = tuple(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return _watched(original, _Asked(dialect, {**dict(zip(names, args, strict=False)), **kwargs}), args, kwargs)
+
+        def undo() -> None:
+            if cell.cell_contents is replaced:
+                cell.cell_contents = original
+
+        cell.cell_contents = replaced
+        self.when_undone(undo)
+
+
+def _cell_of(function: Any, name: str) -> CellType:
+    """Where a closure keeps a variable."""
+    found: CellType = function.__closure__[function.__code__.co_freevars.index(name)]
+    return found
+
+
+def _provider(logging: Any) -> str:
+    """Who is asked, as LiteLLM's own record of the call has it."""
+    details = field(logging, "model_call_details")
+    return str(field(details, "custom_llm_provider") or "litellm")
+
+
+# ---------------------------------------------------------------------- requests as they are sent
+
+
+def _post(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+    call = _sent(url, args, kwargs)
+    if call is None:
+        return original(handler, url, *args, **kwargs)
+    try:
+        response = original(handler, url, *args, **kwargs)
+    except BaseException as error:
+        call.finish(error=error)
+        raise
+    _follow(call, response)
+    return response
+
+
+async def _post_async(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+    call = _sent(url, args, kwargs)
+    if call is None:
+        return await original(handler, url, *args, **kwargs)
+    try:
+        response = await original(handler, url, *args, **kwargs)
+    except BaseException as error:
+        call.finish(error=error)
+        raise
+    _follow(call, response)
+    return response
+
+
+def _sent(url: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+    """A call that is about to be sent; None if it is none, or none in a dialect we know."""
+    dialect = dialect_of(str(url), _SENT_DIALECTS)
+    if dialect is None or is_suppressed():
+        return None
+    with guarded(LiteLLMPatch.name):
+        body = kwargs.get("json") or kwargs.get("data") or (args[0] if args else None)
+        if isinstance(body, (str, bytes)):
+            body = orjson.loads(body)
+        if isinstance(body, Mapping):
+            watch = WATCH.get()
+            logging = kwargs.get("logging_obj") or getattr(watch, "logging", None)
+            call = ModelCall(
+                dialect, body, attributes={"gen_ai.system": _provider(logging), "server.address": str(url)}
+            )
+            if isinstance(watch, _Watch):
+                watch.last_sent = call
+            return call
+    return None
+
+
+def _follow(call: ModelCall, response: Any) -> None:
+    with guarded(LiteLLMPatch.name):
+        if response.is_closed:
+            read_whole(call, response)
+        else:
+            read_along(call, response)
+
+
+# ---------------------------------------------------------------------- calls as LiteLLM translates them
+
+
+class _Watch(CallWatch):
+    """Also knows LiteLLM's own record of the call, and which of the calls it saw was sent last."""
+
+    def __init__(self, asked: "_Asked") -> None:
+        super().__init__()
+        self.logging = asked.body.get("litellm_logging_obj")
+        self.last_sent: ModelCall | None = None
+
+
+class _Asked:
+    """A call that has begun, of which it is not known yet whether a layer below will record it."""
+
+    def __init__(self, dialect: Dialect, body: Mapping[str, Any]) -> None:
+        self.dialect = dialect
+        # Lists are copied because some providers take messages out of theirs.
+        self.body = {name: list(value) if isinstance(value, list) else value for name, value in body.items()}
+        self.began_ns = time.time_ns()
+        self.began = time.perf_counter()
+
+
+class _Sent:
+    """A call whose body is recorded as it is read, which LiteLLM does not always do to the end."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+
+    def add_chunk(self, chunk: Any) -> None:
+        """It is known already."""
+
+    def finish_stream(self, *, error: BaseException | None = None, is_cut: bool = False) -> None:
+        self._call.finish(error=error, is_cut=is_cut)
+
+
+class _Translated:
+    """The span of a call that no layer below has recorded, made when it returns; a stream goes on from there."""
+
+    def __init__(self, asked: _Asked) -> None:
+        CallWatch.notice()
+        self._dialect, self._began = asked.dialect, asked.began  # the request itself may know the stream
+        self._assembler: Assembler | None = None if asked.dialect.assembler is None else asked.dialect.assembler()
+        self._first_token_seconds: float | None = None
+        self._is_ended = False
+        attributes = asked.dialect.request_attributes(asked.body)
+        attributes["gen_ai.system"] = _provider(asked.body.get("litellm_logging_obj"))
+        self._step = Step(asked.dialect.span_name, attributes, kind=SpanKind.CLIENT, start_time=asked.began_ns)
+
+    def add_chunk(self, chunk: Any) -> None:
+        with guarded(LiteLLMPatch.name):
+            if self._assembler is not None and self._assembler.add(_plain(chunk)) and self._first_token_seconds is None:
+                self._first_token_seconds = time.perf_counter() - self._began
+
+    def finish_stream(self, *, error: BaseException | None = None, is_cut: bool = False) -> None:
+        """With what the chunks gave; harmless the second time."""
+        if self._is_ended:
+            return
+        if self._first_token_seconds is not None:
+            self._step.set({TIME_TO_FIRST_TOKEN: self._first_token_seconds})
+        if is_cut:
+            self._step.set({IS_CUT: True})
+        self.finish(None if self._assembler is None else self._assembler.response(), error=error)
+
+    def finish(self, response: Any = None, *, error: BaseException | None = None) -> None:
+        """Harmless the second time."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        with guarded(LiteLLMPatch.name):
+            if response is not None:
+                self._step.set(self._dialect.response_attributes(response))
+        self._step.end(error=error)
+
+
+def _watched(original: Callable[..., Any], asked: _Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_suppressed():
+        return original(*args, **kwargs)
+    with _Watch(asked) as watch:
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            _record(watch, asked, error=error)
+            raise
+    if inspect.iscoroutine(result):
+        return _awaited(result, asked, watch)
+    _record(watch, asked, result)
+    return result
+
+
+async def _awaited(pending: Coroutine[Any, Any, Any], asked: _Asked, sent: CallWatch) -> Any:
+    """What an asynchronous call returns; its request may have been recorded when it was prepared."""
+    with _Watch(asked) as watch:
+        watch.has_seen = sent.has_seen
+        try:
+            result = await pending
+        except BaseException as error:
+            _record(watch, asked, error=error)
+            raise
+    _record(watch, asked, result)
+    return result
+
+
+def _record(watch: _Watch, asked: _Asked, result: Any = None, *, error: BaseException | None = None) -> None:
+    with guarded(LiteLLMPatch.name):
+        is_stream = error is None and (hasattr(result, "__next__") or hasattr(result, "__anext__"))
+        if not watch.has_seen:
+            call = _Translated(asked)
+            if is_stream:
+                _attach(result, call)
+            else:
+                call.finish(result, error=error)
+        elif is_stream and watch.last_sent is not None:
+            _attach(result, _Sent(watch.last_sent))
+
+
+def _attach(stream: Any, call: "_Sent | _Translated") -> None:
+    """Have a call finished when its stream ends, or is thrown away."""
+    vars(stream)[_CALL] = call
+    weakref.finalize(stream, call.finish_stream, is_cut=True).atexit = False
+
+
+def _next_chunk(original: Callable[..., Any], stream: Any) -> Any:
+    call: _Sent | _Translated | None = vars(stream).get(_CALL)
+    if call is None:
+        return original(stream)
+    try:
+        chunk = original(stream)
+    except StopIteration:
+        call.finish_stream()
+        raise
+    except BaseException as error:
+        call.finish_stream(error=error)
+        raise
+    call.add_chunk(chunk)
+    return chunk
+
+
+async def _next_chunk_async(original: Callable[..., Any], stream: Any) -> Any:
+    call: _Sent | _Translated | None = vars(stream).get(_CALL)
+    if call is None:
+        return await original(stream)
+    try:
+        chunk = await original(stream)
+    except StopAsyncIteration:
+        call.finish_stream()
+        raise
+    except BaseException as error:
+        call.finish_stream(error=error)
+        raise
+    call.add_chunk(chunk)
+    return chunk
+
+
+def _plain(value: Any) -> Any:
+    """Objects of LiteLLM as JSON; their own `model_dump` fails on some chunks."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if hasattr(value, "model_fields_set"):
+        return {name: _plain(item) for name, item in value}
+    return value
+
+
+# ---------------------------------------------------------------------- spans that LiteLLM exports
+
+
+class _ExportPatch(Patch):
+    """Token ids on the spans of LiteLLM's own OpenTelemetry integration."""
+
+    name = "LiteLLM's OpenTelemetry integration"
+    module = "litellm.integrations.opentelemetry"
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(module.OpenTelemetry, "set_attributes", _set_attributes)
+
+
+def _set_attributes(original: Callable[..., Any], integration: Any, span: Any, kwargs: Any, response_obj: Any) -> Any:
+    result = original(integration, span, kwargs, response_obj)
+    with guarded(_ExportPatch.name):
+        prompt_ids, response_ids = field(response_obj, "prompt_token_ids"), _response_ids(response_obj)
+        if prompt_ids:
+            span.set_attribute("prompt_token_ids", list(prompt_ids))
+        if response_ids:
+            span.set_attribute("response_token_ids", list(response_ids))
+    return result
+
+
+def _response_ids(response: Any) -> Any:
+    """Those of the first choice."""
+    for ids in items(field(response, "response_token_ids")):
+        return ids
+    for choice in items(field(response, "choices")):
+        return field(choice, "token_ids") or field(field(choice, "provider_specific_fields"), "token_ids")
+    return None
+
+
+@functools.cache
+def _export_patch() -> _ExportPatch:
+    """One for the process, as the integration is."""
+    return _ExportPatch()
+
+
+def instrument_litellm() -> None:
+    """Have the spans that LiteLLM exports carry `prompt_token_ids` and `response_token_ids`, from its import on."""
+    _export_patch().apply()
+
+
+def uninstrument_litellm() -> None:
+    """Undo `instrument_litellm`; harmless if it was not called."""
+    _export_patch().undo()

@@ -1,0 +1,160 @@
+"""The SDKs of OpenAI and Anthropic, seen in the one method through which every request of theirs goes.
+
+Both are generated from one template, in every version since the first with a base client: `request(cast_to, options)`
+takes the path and the body, makes all retries, and returns an object, a stream or a raw response.
+"""
+
+import logging
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
+from agentlightning.instrumentation.bodies import read_along, read_whole
+from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
+from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
+from agentlightning.instrumentation.spans import is_suppressed
+
+__all__ = ["AnthropicPatch", "OpenAIPatch"]
+
+logger = logging.getLogger(__name__)
+
+
+class _BaseClientPatch(Patch):
+    """Records the requests of one SDK, and sends them where the router of their context says."""
+
+    sdk: ClassVar[Literal["openai", "anthropic"]]
+    dialects: ClassVar[dict[str, Dialect]]
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(module.SyncAPIClient, "request", self._request)
+        self.replace(module.AsyncAPIClient, "request", self._request_async)
+
+    def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        options, call = self._begun(client, options)
+        if call is None:
+            return original(client, cast_to, options, **kwargs)
+        try:
+            answer = original(client, cast_to, options, **kwargs)
+        except BaseException as error:
+            call.finish(error=error)
+            raise
+        _follow(call, answer)
+        return answer
+
+    async def _request_async(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        options, call = self._begun(client, options)
+        if call is None:
+            return await original(client, cast_to, options, **kwargs)
+        try:
+            answer = await original(client, cast_to, options, **kwargs)
+        except BaseException as error:
+            call.finish(error=error)
+            raise
+        _follow(call, answer)
+        return answer
+
+    def _begun(self, client: Any, options: Any) -> tuple[Any, ModelCall | None]:
+        """The options to call with, and the call that was begun; None where there is none to record."""
+        if options.method.lower() != "post":
+            return options, None
+        path = str(options.url)
+        dialect = dialect_of(path, self.dialects)
+        if dialect is None:
+            return options, None
+        body = _body_of(options)
+        attributes: dict[str, Any] = {"server.address": str(getattr(client, "base_url", ""))}
+        router = current_router()
+        target = None if router is None else router(ModelRequest(self.sdk, client, path, body.get("model")))
+        if target is not None:
+            attributes |= {"server.address": target.base_url, "agentlightning.requested_model": str(body.get("model"))}
+            options = self._redirected(client, options, target)
+            body = _body_of(options)
+        if is_suppressed():
+            return options, None
+        if is_recorded_by_agentops(dialect.span_name):
+            CallWatch.notice()
+            return options, None
+        if getattr(options, "span_name", None):  # newer SDKs would write a span of their own, which says less
+            options = _copy_of(options)
+            options.span_name = None
+        return options, ModelCall(dialect, body, attributes=attributes)
+
+    def _redirected(self, client: Any, options: Any, target: Target) -> Any:
+        options, path = _copy_of(options), str(options.url)
+        if "://" in path:  # a program may give a whole address
+            address = path.partition("?")[0].rstrip("/")
+            path = next(ending for ending in self.dialects if address.endswith(ending))
+        options.url = target.base_url.rstrip("/") + "/" + path.lstrip("/")
+        if target.model is not None:
+            for name in ("json_data", "extra_json"):
+                sent = getattr(options, name)
+                if isinstance(sent, Mapping) and (name == "json_data" or "model" in sent):
+                    setattr(options, name, {**sent, "model": target.model})
+        headers = dict(options.headers) if isinstance(options.headers, Mapping) else {}
+        if target.api_key is not None:
+            headers |= self._key_headers(client, target.api_key)
+        options.headers = headers | dict(target.headers)
+        return options
+
+    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+        raise NotImplementedError
+
+
+class OpenAIPatch(_BaseClientPatch):
+    """OpenAI's SDK."""
+
+    name = "openai"
+    module = "openai._base_client"
+    sdk = "openai"
+    dialects = OPENAI_DIALECTS
+
+    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        if hasattr(client, "_azure_ad_token"):  # a client of Azure, which would send its own key besides
+            headers["api-key"] = api_key
+        return headers
+
+
+class AnthropicPatch(_BaseClientPatch):
+    """Anthropic's SDK."""
+
+    name = "anthropic"
+    module = "anthropic._base_client"
+    sdk = "anthropic"
+    dialects = ANTHROPIC_DIALECTS
+
+    def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+        return {"X-Api-Key": api_key}
+
+
+def _copy_of(options: Any) -> Any:
+    """Because whoever made the options may use them again."""
+    return options.model_copy() if hasattr(options, "model_copy") else options.copy()
+
+
+def _body_of(options: Any) -> dict[str, Any]:
+    """The request as it will be sent."""
+    body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
+    return body | dict(options.extra_json) if isinstance(options.extra_json, Mapping) else body
+
+
+def _follow(call: ModelCall, answer: Any) -> None:
+    """Finish a call with its answer: now, or when that has been read."""
+    try:
+        response = getattr(answer, "http_response", None)  # of a raw response
+        if response is None and hasattr(answer, "__stream__"):
+            response = answer.response
+        elif response is None and hasattr(answer, "iter_bytes"):
+            response = answer
+        if response is None:
+            call.finish(answer)
+        elif response.is_closed:
+            read_whole(call, response)
+        else:
+            read_along(call, response)
+    except Exception as error:  # the caller gets its answer all the same
+        logger.exception("The answer of a model could not be followed.")
+        call.finish(error=f"not recorded: {error}")

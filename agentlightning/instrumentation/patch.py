@@ -1,0 +1,171 @@
+"""Patch: a change to third-party code that is made on entry and undone on exit.
+
+A patch names the module it changes and waits until that is imported. What it cannot change, because the library is
+newer than we know, it leaves as it was, and says so: its model calls are still seen where they reach a model's SDK.
+"""
+
+import functools
+import importlib.metadata
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ClassVar, Final
+
+from typing_extensions import Self
+
+from agentlightning.instrumentation.imports import ImportWatch, is_installed
+
+__all__ = ["Patch"]
+
+logger = logging.getLogger(__name__)
+
+_ABSENT: Final = object()
+Wrapper = Callable[..., Any]
+"""Called with the original function, then with its arguments."""
+
+
+@functools.cache
+def _watch() -> ImportWatch:
+    """One for the process, as the import system is."""
+    return ImportWatch()
+
+
+class Patch:
+    """Changes to one library, undone in reverse order. Used as a context, or with `apply` and `undo`."""
+
+    name: ClassVar[str] = ""
+    """What the library is called in messages."""
+    module: ClassVar[str] = ""
+    """The module whose import is waited for."""
+    distribution: ClassVar[str] = ""
+    """What the package index calls it, for the version in messages; the module's first part, if empty."""
+
+    def __init__(self) -> None:
+        self.is_applied = False
+        """Whether the library was found and changed."""
+        self._changing = threading.RLock()  # protects the steps between applied and undone
+        self._undoings: list[Callable[[], object]] = []
+
+    # ------------------------------------------------------------------ for the kinds of patches
+
+    def change(self, module: ModuleType) -> None:
+        """Make the changes; called once, with the imported module."""
+        raise NotImplementedError
+
+    def replace(self, owner: Any, attribute: str, wrapper: Wrapper) -> None:
+        """Have calls of a function, or of a method of a class, made by `wrapper(original, *args, **kwargs)`.
+
+        A coroutine function stays one; its wrapper must be one too.
+        """
+        replacement = _Replacement(owner, attribute, wrapper)
+        self.when_undone(replacement.undo)
+
+    def when_undone(self, undo: Callable[[], object]) -> None:
+        """Call this when the patch is undone; the last that was given is called first."""
+        self._undoings.append(undo)
+
+    # ------------------------------------------------------------------ for those who apply them
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the library could be imported."""
+        return is_installed(self.module.partition(".")[0])
+
+    def apply(self) -> None:
+        """Change the library now or, if it is not imported yet, when it is; harmless the second time."""
+        with self._changing:
+            if self._undoings:
+                return
+            self._undoings.append(self._mark_undone)
+        # This waits for whoever is importing the module, and that one may be waiting to change it.
+        cancel = _watch().when_imported(self.module, self._change_or_degrade)
+        with self._changing:
+            if self._undoings:
+                self._undoings.insert(0, cancel)
+                return
+        cancel()
+
+    def undo(self) -> None:
+        """Leave the library as it was found; harmless if it was not changed."""
+        with self._changing:
+            while self._undoings:
+                self._undo_one()
+
+    def __enter__(self) -> Self:
+        self.apply()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.undo()
+
+    def _change_or_degrade(self, module: ModuleType) -> None:
+        with self._changing:
+            if self.is_applied or not self._undoings:  # undone while the module was being imported
+                return
+            done_before = len(self._undoings)
+            try:
+                self.change(module)
+                self.is_applied = True
+            except Exception as error:  # noqa: BLE001 # an unknown library must work as if we were not there
+                while len(self._undoings) > done_before:
+                    self._undo_one()
+                logger.warning(
+                    "%s %s is not as expected (%s: %s), so its own steps are not recorded; "
+                    "model calls it makes with a known SDK still are.",
+                    self.name,
+                    self._version(),
+                    type(error).__name__,
+                    error,
+                )
+
+    def _undo_one(self) -> None:
+        undo = self._undoings.pop()
+        try:
+            undo()
+        except Exception:  # the other changes are undone all the same
+            logger.exception("A change to %s could not be undone.", self.name)
+
+    def _mark_undone(self) -> None:
+        self.is_applied = False
+
+    def _version(self) -> str:
+        try:
+            return importlib.metadata.version(self.distribution or self.module.partition(".")[0])
+        except importlib.metadata.PackageNotFoundError:
+            return "(of unknown version)"
+
+
+class _Replacement:
+    """One attribute that holds our function instead of its own."""
+
+    def __init__(self, owner: Any, attribute: str, wrapper: Wrapper) -> None:
+        self._owner = owner
+        self._attribute = attribute
+        self._found = vars(owner).get(attribute, _ABSENT)
+        original = getattr(owner, attribute)
+        if isinstance(self._found, (staticmethod, classmethod, property)):
+            raise TypeError(f"{owner!r}.{attribute} is a {type(self._found).__name__}, not a plain function")
+
+        # Someone may wrap our function in turn: then it stays in place when it is undone, and does nothing.
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if self._is_undone else wrapper(original, *args, **kwargs)
+
+        @functools.wraps(original)
+        async def replaced_async(*args: Any, **kwargs: Any) -> Any:
+            return await (original(*args, **kwargs) if self._is_undone else wrapper(original, *args, **kwargs))
+
+        self._is_undone = False
+        self._replaced = replaced_async if inspect.iscoroutinefunction(original) else replaced
+        setattr(owner, attribute, self._replaced)
+
+    def undo(self) -> None:
+        self._is_undone = True
+        if vars(self._owner).get(self._attribute) is not self._replaced:
+            return
+        if self._found is _ABSENT:
+            delattr(self._owner, self._attribute)
+        else:
+            setattr(self._owner, self._attribute, self._found)

@@ -1,0 +1,87 @@
+"""All patches, applied and undone together, for as many users as there are.
+
+`instrument_all` and `uninstrument_all` may be called by several tracers of a process, one in each worker thread: the
+first applies the patches, the last undoes them.
+"""
+
+import functools
+import importlib
+import threading
+
+from agentlightning.instrumentation.patch import Patch
+
+__all__ = ["Instrumentation", "instrument_all", "instrumentation", "uninstrument_all"]
+
+_PATCHES = (
+    "model_sdks:OpenAIPatch",
+    "model_sdks:AnthropicPatch",
+    "autogen:AutoGenPatch",
+    "ag2:AG2Patch",
+    "openai_agents:OpenAIAgentsPatch",
+    "pydantic_ai:PydanticAIPatch",
+    "smolagents:SmolagentsPatch",
+    "litellm:LiteLLMPatch",
+    "crewai:CrewAIPatch",
+    "langchain:LangChainPatch",
+    "weave:WeavePatch",
+    "agentops:AgentOpsPatch",
+    "agentops_langchain:AgentOpsLangchainPatch",
+)
+"""Module in this room, and class; model SDKs first, because frameworks rely on them."""
+
+
+class Instrumentation:
+    """The patches of this process and how many want them."""
+
+    def __init__(self, patches: tuple[Patch, ...]) -> None:
+        self.patches = patches
+        self._changing = threading.RLock()  # protects the number of users and the step it causes
+        self._users = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._users > 0
+
+    def acquire(self) -> None:
+        """One more user; the first applies the patches."""
+        with self._changing:
+            self._users += 1
+            if self._users == 1:
+                for patch in self.patches:
+                    patch.apply()
+
+    def release(self) -> None:
+        """One user less; the last undoes the patches. Harmless if there is none."""
+        with self._changing:
+            if self._users == 0:
+                return
+            self._users -= 1
+            if self._users == 0:
+                for patch in reversed(self.patches):
+                    patch.undo()
+
+    def found(self) -> tuple[str, ...]:
+        """Names of the libraries that are imported and changed, in the order of the patches."""
+        return tuple(patch.name for patch in self.patches if patch.is_applied)
+
+
+@functools.cache
+def instrumentation() -> Instrumentation:
+    """One per process, as the libraries it changes are."""
+    return Instrumentation(tuple(_made(address) for address in _PATCHES))
+
+
+def _made(address: str) -> Patch:
+    module, _, name = address.partition(":")
+    patch: Patch = getattr(importlib.import_module(f"agentlightning.instrumentation.{module}"), name)()
+    return patch
+
+
+def instrument_all() -> None:
+    """Have every library we know recorded: those that are imported now, and others as soon as they are."""
+    instrumentation().acquire()
+
+
+def uninstrument_all() -> None:
+    """Undo one `instrument_all`; the last one leaves the libraries as they were."""
+    instrumentation().release()

@@ -1,0 +1,169 @@
+"""Spans of steps that are told in two halves: a callback says that something began, another that it ended.
+
+While a step is *entered*, spans that begin in its context are its children. Leaving never touches a context in which
+something else is current by now: frameworks close steps in other tasks and threads than they opened them in.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.util.types import AttributeValue
+from pydantic import BaseModel
+from typing_extensions import Self
+
+from agentlightning.utils.otel import SCOPE_NAME
+
+__all__ = ["Step", "agent_step", "as_json", "is_suppressed", "set_if_any", "set_tool_result", "tool_step"]
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+_TOOL_NAME: Final = "tool.name"
+_TOOL_ARGUMENTS: Final = "tool.parameters"
+_TOOL_CALL_ID: Final = "tool.call.id"
+_TOOL_CALL_TYPE: Final = "tool.call.type"
+_TOOL_RESULT: Final = "tool.result"
+
+
+def is_suppressed() -> bool:
+    """Whether the program asked OpenTelemetry not to instrument what it does here."""
+    return bool(otel_context.get_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY))
+
+
+def as_json(value: Any) -> str:
+    """A value as text: a text as it is, anything else as JSON, and what JSON does not know as Python shows it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value, default=_as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError, RecursionError):  # such as a number of more than 64 bits
+        try:
+            return json.dumps(value, ensure_ascii=False, default=_as_plain)
+        except (TypeError, ValueError, RecursionError):
+            return _shown(value)
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):  # its fields, and what came besides them
+        return {**vars(value), **(value.model_extra or {})}
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 # of the program: it may not be able to show itself
+        return object.__repr__(value)
+
+
+def set_if_any(attributes: dict[str, AttributeValue], name: str, value: AttributeValue | None) -> None:
+    """Set an attribute that has a value."""
+    if value is not None:
+        attributes[name] = value
+
+
+@functools.lru_cache(maxsize=1)
+def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+    return provider.get_tracer(SCOPE_NAME)
+
+
+class Step:
+    """A span that is open."""
+
+    def __init__(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        *,
+        parent: "Step | None" = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        start_time: int | None = None,
+    ) -> None:
+        """Begin now, or at `start_time` in nanoseconds; beneath what is current, unless a parent is given."""
+        self.span: Span = _tracer_of(trace.get_tracer_provider()).start_span(
+            name,
+            None if parent is None else trace.set_span_in_context(parent.span),
+            kind=kind,
+            attributes=attributes,
+            start_time=start_time,
+        )
+        self._context_before: otel_context.Context | None = None
+
+    def enter(self) -> Self:
+        """Spans that begin in this context from now on are children of this one."""
+        self._context_before = otel_context.get_current()
+        otel_context.attach(trace.set_span_in_context(self.span))
+        return self
+
+    def leave(self) -> None:
+        """Make current what was current before, where this step still is."""
+        if self._context_before is not None and trace.get_current_span() is self.span:
+            otel_context.attach(self._context_before)
+        self._context_before = None
+
+    def set(self, attributes: Mapping[str, AttributeValue]) -> None:
+        self.span.set_attributes(attributes)
+
+    def end(self, *, error: BaseException | str | None = None, end_time: int | None = None) -> None:
+        """Leave, note the error if there was one, and end; harmless the second time."""
+        self.leave()
+        if isinstance(error, BaseException):
+            self.span.record_exception(error)
+            error = f"{type(error).__name__}: {error}"
+        if error is not None:
+            self.span.set_status(StatusCode.ERROR, error)
+        self.span.end(end_time)
+
+    def __enter__(self) -> Self:
+        return self.enter()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self.end(error=error)
+
+
+def agent_step(
+    agent: str,
+    *,
+    key: str = AGENT_NAME,
+    name: str | None = None,
+    parent: Step | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Step:
+    """The work of an agent, which gives its name to all that is beneath.
+
+    Args:
+        key: The attribute that holds the agent's name; `types.agent_names` must know it.
+        name: Of the span; after the agent, if left out.
+    """
+    return Step(name or f"{agent}.agent", {key: agent, **(attributes or {})}, parent=parent)
+
+
+def tool_step(
+    tool: str,
+    arguments: Any = None,
+    *,
+    call_id: str | None = None,
+    name: str | None = None,
+    parent: Step | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Step:
+    """The work of a tool.
+
+    Args:
+        call_id: The id that the model gave to the call.
+        name: Of the span; after the tool, if left out.
+    """
+    known: dict[str, AttributeValue] = {_TOOL_NAME: tool, _TOOL_CALL_TYPE: "function", **(attributes or {})}
+    if arguments is not None:
+        known[_TOOL_ARGUMENTS] = as_json(arguments)
+    set_if_any(known, _TOOL_CALL_ID, call_id)
+    return Step(name or f"{tool}.tool", known, parent=parent)
+
+
+def set_tool_result(step: Step, result: Any) -> None:
+    """What the tool gave back."""
+    step.set({_TOOL_RESULT: as_json(result)})

@@ -1,0 +1,117 @@
+"""Which agents are meant, by their names: regular expressions, wildcards, and rules with priorities.
+
+A plain string is a regular expression that matches anywhere in the name; where more is needed, an `AgentMatcher` takes
+its place:
+
+    AgentMatcher.regex(r"^(solver|critic)$")
+    AgentMatcher.glob("writer*")
+    AgentMatcher([AgentRule("writer_draft", include=False, priority=10), AgentRule("writer*")])
+
+In a list of rules, the one of highest priority that matches decides, the earlier one among equals; an agent that no
+rule matches is not meant. Matchers are values: they compare, hash and pickle, and pydantic reads and writes them as
+JSON.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from typing_extensions import Self
+
+from agentlightning.errors import ConfigurationError
+
+__all__ = ["AgentMatcher", "AgentRule"]
+
+
+@dataclass(frozen=True)
+class AgentRule:
+    """Agents of these names are meant or, with `include=False`, are not."""
+
+    pattern: str
+    syntax: Literal["glob", "regex"] = "glob"
+    """A wildcard pattern covers the whole name, in its case; a regular expression matches anywhere in it."""
+    priority: int = 0
+    """Of the rules that match a name, the highest decides."""
+    include: bool = True
+
+    def __post_init__(self) -> None:
+        if self.syntax == "regex":
+            _compiled(self.pattern)
+        elif self.syntax != "glob":
+            raise ConfigurationError(
+                f"The syntax of the agent pattern {self.pattern!r} cannot be {self.syntax!r}; it is 'glob' or 'regex'."
+            )
+
+    def matches(self, name: str) -> bool:
+        """Whether the rule has anything to say about the agent."""
+        if self.syntax == "glob":
+            return fnmatchcase(name, self.pattern)
+        return re.search(self.pattern, name) is not None
+
+
+@dataclass(frozen=True)
+class AgentMatcher:
+    """The agents that some rules mean."""
+
+    rules: Sequence[AgentRule]
+    """Kept in the order in which they are asked: highest priority first."""
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            if not isinstance(rule, AgentRule):
+                raise ConfigurationError(
+                    f"An AgentMatcher is made of AgentRules, not of {rule!r} ({type(rule).__name__}); "
+                    "for one pattern use AgentMatcher.glob or AgentMatcher.regex."
+                )
+        if not any(rule.include for rule in self.rules):
+            raise ConfigurationError(
+                f"The rules {self.rules!r} match no agent at all; add one that includes, such as AgentRule('*')."
+            )
+        in_order = tuple(sorted(self.rules, key=lambda rule: rule.priority, reverse=True))
+        object.__setattr__(self, "rules", in_order)  # a frozen dataclass offers no other way
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Agents in whose name the regular expression matches somewhere."""
+        return cls([AgentRule(pattern, "regex")])
+
+    @classmethod
+    def glob(cls, pattern: str) -> Self:
+        """Agents whose whole name fits the wildcards: `*` any text, `?` one character, `[ab]` one of these."""
+        return cls([AgentRule(pattern, "glob")])
+
+    def matches(self, name: str) -> bool:
+        """Whether the agent of this name is meant."""
+        return next((rule.include for rule in self.rules if rule.matches(name)), False)
+
+
+def agent_matcher(value: str | AgentMatcher | None) -> AgentMatcher | None:
+    """What a user gave as `agent_match`, as a matcher; a string is a regular expression, and None remains."""
+    if value is None or isinstance(value, AgentMatcher):
+        return value
+    if isinstance(value, str):
+        return AgentMatcher.regex(value)
+    raise ConfigurationError(
+        f"agent_match cannot be {value!r} ({type(value).__name__}); "
+        "it is a regular expression, an AgentMatcher, or None for all agents."
+    )
+
+
+def name_test(agent_match: str | AgentMatcher | None) -> Callable[[str], object] | None:
+    """What to ask about many names: true for agents that are meant. A string is compiled once; None means all."""
+    if isinstance(agent_match, str):
+        return _compiled(agent_match).search
+    matcher = agent_matcher(agent_match)
+    return None if matcher is None else matcher.matches
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(
+            f"The agent pattern {pattern!r} is no regular expression: {error}; "
+            "for wildcards such as 'writer*' use AgentMatcher.glob."
+        ) from error

@@ -1,0 +1,94 @@
+"""`agl agentops` as a process of its own."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from agentlightning.cli import main
+
+COMMAND = [sys.executable, "-m", "agentlightning.cli", "agentops", "--port", "0"]
+
+
+@pytest.fixture
+def foreground() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        yield process, address_in(process.stderr.readline())
+        process.kill()
+
+
+def address_in(line: str) -> str:
+    found = re.search(r" at (http://127\.0\.0\.1:\d+)", line)
+    assert found is not None, line
+    return found[1]
+
+
+def ask(url: str, data: bytes | None = None) -> Any:
+    with urllib.request.urlopen(url, data=data, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked for its exit code yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_stop(foreground: tuple[subprocess.Popen[str], str], number: int) -> None:
+    process, address = foreground
+    assert ask(f"{address}/v3/auth/token", b"{}") == {"token": "dummy", "project_id": "dummy"}
+    assert ask(f"{address}/traces", b"spans") == {"path": "traces"}
+
+    process.send_signal(number)
+
+    assert process.wait(10) == 0
+
+
+def test_a_daemon_serves_in_the_background_and_says_its_process_id() -> None:
+    done = subprocess.run([*COMMAND, "--daemon"], capture_output=True, text=True, timeout=20, check=True)
+    daemon = psutil.Process(int(done.stdout))
+
+    try:
+        assert ask(f"{address_in(done.stderr)}/x") == {"path": "x"}
+        assert os.getsid(daemon.pid) == daemon.pid
+    finally:
+        daemon.terminate()
+
+    gone_by = time.monotonic() + 10
+    while not has_ended(daemon):
+        assert time.monotonic() < gone_by
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("options", [[], ["--daemon"]], ids=["foreground", "daemon"])
+def test_a_busy_port_is_named(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["agentops", "--port", port, *options]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"agl agentops: Cannot listen on 127.0.0.1:{port}")
+    assert "Another process may already be using this port" in said
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["agentops", "--help"])
+
+    shown = capsys.readouterr().out
+    assert "examples:" in shown
+    assert "8002" in shown

@@ -1,0 +1,60 @@
+"""Models, tools and questions that the tests of LangChain and LangGraph share."""
+
+from typing import Any
+
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+from tests.instrumentation.observing import Trace
+from tests.stub_model.script import Answer, Request, Turn
+from tests.stub_model.server import StubModel
+from tests.stub_model.words import ToolCall
+
+CALL = ["chat_model.llm", ["openai.chat.completion"]]
+"""A model call, as it looks in the shape of a trace."""
+
+
+def chat(stub_model: StubModel, **options: Any) -> ChatOpenAI:
+    """A model that speaks to the stub; a connection that is kept would outlive the event loop of its test."""
+    return ChatOpenAI(
+        model="stub-model",
+        base_url=stub_model.openai_url,
+        api_key="any",
+        max_retries=0,
+        default_headers={"Connection": "close"},
+        extra_body={"return_token_ids": True},
+        **options,
+    )
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather of a city."""
+    if city == "Atlantis":
+        raise LookupError("no such city")
+    return f"rain in {city}"
+
+
+def forecast(request: Request) -> Turn:
+    """Looks up the city that was asked for, and says what it found."""
+    if request.messages[-1].role == "tool":
+        return f"I found {request.text}."
+    return Answer("", (ToolCall.of("weather", city=request.text),))
+
+
+def question(city: str = "Oslo") -> Any:
+    """What an agent or a graph of messages is asked."""
+    return {"messages": [("user", city)]}
+
+
+def assert_ids_are_those_of(trace: Trace, stub_model: StubModel) -> None:
+    """The triplets hold the token ids of the requests, in order; each turn continues the one before it."""
+    triplets = trace.triplets()
+    prompts = [tuple(triplet.prompt["token_ids"]) for triplet in triplets]
+    assert prompts == [request.prompt_token_ids for request in stub_model.requests]
+    assert all(triplet.response["token_ids"] for triplet in triplets)
+
+
+def agents_of(trace: Trace) -> list[str]:
+    """Whose each model call is, in order."""
+    return [triplet.metadata["agent_name"] for triplet in trace.triplets()]

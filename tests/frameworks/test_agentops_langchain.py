@@ -1,0 +1,96 @@
+"""AgentOps' callback handler for LangChain, and LangChain agents beside AgentOps."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import agentops
+import pytest
+from agentops.integration.callbacks.langchain import LangchainCallbackHandler
+from langchain.agents import create_agent
+from langchain_core.runnables import RunnableLambda
+from langchain_openai import ChatOpenAI
+
+from agentlightning.instrumentation.agentops_langchain import (
+    instrument_agentops_langchain,
+    uninstrument_agentops_langchain,
+)
+from agentlightning.tracer import AgentOpsTracer
+from agentlightning.types import Span
+from tests.instrumentation.observing import Trace
+from tests.stub_model.script import Answer, Script
+from tests.stub_model.server import StubModel
+from tests.stub_model.words import ToolCall
+
+
+@pytest.fixture
+def instrumented() -> Iterator[None]:
+    assert instrument_agentops_langchain()
+    yield
+    uninstrument_agentops_langchain()
+
+
+def trace_of(tracer: AgentOpsTracer) -> Trace:
+    spans = [Span.from_opentelemetry(span, "ro", "at", n) for n, span in enumerate(tracer.get_last_trace(), start=1)]
+    return Trace(spans)
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"Sunny in {city}."
+
+
+def run_agent(tracer: AgentOpsTracer, model: StubModel) -> Trace:
+    model.script = Script([Answer(tool_calls=(ToolCall.of("weather", city="Oslo"),)), "It is sunny."])
+    chat: Any = ChatOpenAI(model="stub-model", base_url=model.openai_url, extra_body={"return_token_ids": True})
+    agent: Any = create_agent(chat, tools=[weather], name="forecaster")
+    with tracer._trace_context_sync():
+        handler = tracer.get_langchain_handler(tags=["mine"])
+        agent.invoke({"messages": [("user", "Weather?")]}, config={"callbacks": [handler]})
+    return trace_of(tracer)
+
+
+def test_an_agent_with_the_handler_is_recorded_once(stub_model: StubModel) -> None:
+    with AgentOpsTracer().lifespan() as tracer:
+        assert isinstance(tracer.get_langchain_handler(), LangchainCallbackHandler)
+        with_handler = run_agent(tracer, stub_model)
+
+    assert [span.name for span in with_handler.model_calls] == ["openai.chat.completion"] * 2
+    assert [span.attributes["tool.name"] for span in with_handler.tools] == ["weather"]
+    assert not [span.name for span in with_handler.spans if span.name.startswith("session")]
+    assert {len(triplet.prompt["token_ids"]) > 0 for triplet in with_handler.triplets()} == {True}
+
+
+def test_without_our_instrumentation_the_handler_is_agentops_own(stub_model: StubModel) -> None:
+    with AgentOpsTracer(instrument_managed=False).lifespan() as tracer:
+        handler = tracer.get_langchain_handler(tags=["mine"])
+        with tracer._trace_context_sync():
+            RunnableLambda(str, name="chained").invoke(1, config={"callbacks": [handler]})
+
+    (chain,) = trace_of(tracer).spans
+    assert (type(handler), chain.name) == (LangchainCallbackHandler, "chain.chain")
+
+
+def test_chains_are_recorded_by_name(instrumented: None) -> None:
+    with AgentOpsTracer(instrument_managed=False).lifespan() as tracer, tracer._trace_context_sync():
+        handler = LangchainCallbackHandler(api_key="dummy", auto_session=False)
+        RunnableLambda(str, name="chained").invoke(1, config={"callbacks": [handler]})
+
+    (chain,) = trace_of(tracer).spans
+    assert chain.attributes["langchain.chain.type"] == "chained"
+    assert len(str(chain.attributes["langchain.chain.name"])) == len("3f0c3d8e-0000-0000-0000-000000000000")
+
+
+def test_undoing_leaves_agentops_as_it_was() -> None:
+    tables = importlib.import_module("agentops.instrumentation")
+    before = (tables.AGENTIC_LIBRARIES, LangchainCallbackHandler.on_chain_start)
+
+    instrument_agentops_langchain()
+    assert "langgraph" not in tables.AGENTIC_LIBRARIES
+    with pytest.warns(UserWarning, match="already"):
+        instrument_agentops_langchain()
+    uninstrument_agentops_langchain()
+
+    assert tables.AGENTIC_LIBRARIES is before[0]
+    assert LangchainCallbackHandler.on_chain_start is before[1]
+    assert agentops.get_client() is not None

@@ -1,0 +1,499 @@
+"""Agents, teams and tools of AutoGen 0.7, run unmodified against the stub model."""
+
+import asyncio
+import importlib
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent
+from autogen_agentchat.base import TaskResult
+from autogen_agentchat.conditions import TextMentionTermination
+from autogen_agentchat.messages import TextMessage
+from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
+from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_core import AgentId, CancellationToken, SingleThreadedAgentRuntime
+from autogen_ext.models.openai import OpenAIChatCompletionClient as Client
+from opentelemetry import trace as otel_trace
+
+from agentlightning.adapter import Framework, TraceToMessages, detect_framework
+from agentlightning.instrumentation.autogen import AutoGenPatch
+from agentlightning.tracer import OtelTracer
+from tests.frameworks.autogen_teams import (
+    ASK_WEATHER,
+    MCP_SERVER,
+    TOOL_RUN,
+    Poet,
+    approve_second,
+    assert_each_trace_has_one_task,
+    called_by,
+    client_of,
+    pair,
+    process_of,
+    speaks_mcp,
+    tasks_of,
+    team_shape,
+    weather,
+    without_messages,
+)
+from tests.frameworks.autogen_teams import client as client
+from tests.frameworks.autogen_teams import helper as helper
+from tests.frameworks.fresh_process import told_by
+from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.stub_model.script import Answer, Failure, Script
+from tests.stub_model.server import StubModel
+from tests.stub_model.words import ToolCall, encode
+
+# ---------------------------------------------------------------------- one agent
+
+
+async def test_run_of_an_agent_is_a_tree_of_calls_and_tools_under_its_name(helper: AssistantAgent) -> None:
+    trace = await observed_async(helper.run, task="Weather in Oslo?")
+
+    assert trace.shape == [*TOOL_RUN, ["openai.chat.completion"]]
+    assert called_by(trace) == ["helper", "helper"]
+    assert trace.result.messages[-1].content == "It rains."
+
+
+async def test_calls_carry_the_token_ids_of_the_model(helper: AssistantAgent, stub_model: StubModel) -> None:
+    trace = await observed_async(helper.run, task="Weather in Oslo?")
+
+    first, second = trace.triplets()
+    assert first.prompt["token_ids"] == list(stub_model.requests[0].prompt_token_ids)
+    assert second.prompt["token_ids"] == list(stub_model.requests[1].prompt_token_ids)
+    assert second.response["token_ids"][:-1] == encode("It rains.")
+
+
+async def test_tool_span_says_what_was_asked_and_answered(helper: AssistantAgent) -> None:
+    trace = await observed_async(helper.run, task="Weather in Oslo?")
+
+    (tool,) = trace.tools
+    told = {name: value for name, value in tool.attributes.items() if name.startswith("tool.")}
+    assert told == {
+        "tool.name": "weather",
+        "tool.parameters": '{"city":"Oslo"}',
+        "tool.call.type": "function",
+        "tool.call.id": "call_1_0_0",
+        "tool.result": "rain in Oslo",
+    }
+    assert tool.attributes["gen_ai.tool.name"] == "weather"
+
+
+async def test_native_spans_are_no_model_calls(helper: AssistantAgent) -> None:
+    trace = await observed_async(helper.run, task="Weather in Oslo?")
+
+    assert len(TraceToMessages().adapt(trace.spans)) == len(trace.triplets()) == 2
+    told = [span.name for span in trace.spans if "gen_ai.response.id" in span.attributes]
+    assert told == ["openai.chat.completion"] * 2
+
+
+@pytest.mark.parametrize("model_client_stream", [False, True], ids=["whole", "in-chunks"])
+async def test_streamed_run_gives_the_same_tree(
+    client: Client, stub_model: StubModel, model_client_stream: bool
+) -> None:
+    stub_model.script = Script([ASK_WEATHER, "It rains."])
+    how: Any = {"reflect_on_tool_use": True, "model_client_stream": model_client_stream}
+    agent = AssistantAgent("helper", client, tools=[weather], **how)
+
+    async def run() -> None:
+        assert [type(item) async for item in agent.run_stream(task="Weather in Oslo?")][-1] is TaskResult
+
+    trace = await observed_async(run)
+
+    assert trace.shape == [*TOOL_RUN, ["openai.chat.completion"]]
+    assert [len(triplet.response["token_ids"]) > 0 for triplet in trace.triplets()] == [True, True]
+    assert stub_model.requests[0].is_streaming == model_client_stream
+
+
+async def test_reader_of_a_stream_is_not_beneath_the_agent(helper: AssistantAgent) -> None:
+    async def run() -> None:
+        async for message in helper.run_stream(task="Weather in Oslo?"):
+            _span(f"read {type(message).__name__}")
+
+    trace = await observed_async(run)
+
+    read_spans = [span for span in trace.spans if span.name.startswith("read ")]
+    assert len(read_spans) == 5
+    assert {span.parent_id for span in read_spans} == {None}
+
+
+async def test_reader_who_stops_early_is_not_left_beneath_the_agent(helper: AssistantAgent) -> None:
+    async def run() -> None:
+        stream = helper.run_stream(task="Weather in Oslo?")
+        async for _message in stream:
+            break
+        _span("afterwards")
+        await stream.aclose()
+
+    trace = await observed_async(run)
+
+    assert trace.named("afterwards").parent_id is None
+    assert trace.named("invoke_agent helper").status.status_code == "UNSET"
+
+
+def _span(name: str) -> None:
+    otel_trace.get_tracer("test").start_span(name).end()
+
+
+async def test_agent_that_is_asked_directly_is_named_too(helper: AssistantAgent) -> None:
+    async def ask() -> Any:
+        return await helper.on_messages([TextMessage(content="Weather?", source="user")], CancellationToken())
+
+    trace = await observed_async(ask)
+
+    assert trace.shape == [*TOOL_RUN, ["openai.chat.completion"]]
+    assert trace.result.chat_message.content == "It rains."
+
+
+async def test_agents_made_during_the_trace_are_noted_and_make_no_call(client: Client) -> None:
+    async def run() -> TaskResult:
+        return await AssistantAgent("helper", client).run(task="Hello")
+
+    trace = await observed_async(run)
+
+    assert trace.shape == [
+        "virtual-root",
+        ["create_agent helper [helper]"],
+        ["invoke_agent helper [helper]", ["openai.chat.completion"]],
+    ]
+    assert called_by(trace) == ["helper"]
+
+
+# ---------------------------------------------------------------------- teams
+
+
+async def test_team_gives_four_calls_of_its_two_agents(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", "Shorter.", "Done.", "APPROVE"])
+
+    trace = await observed_async(pair(client).run, task="Write.")
+
+    assert without_messages(trace.shape) == team_shape("primary", "critic", "primary", "critic")
+    assert called_by(trace) == ["primary", "critic", "primary", "critic"]
+    critic = trace.triplets(agent_match="^critic$")
+    assert [triplet.response["token_ids"][:-1] for triplet in critic] == [encode("Shorter."), encode("APPROVE")]
+    assert detect_framework(trace.spans) is Framework.AUTOGEN
+
+
+async def test_all_messages_of_a_team_belong_to_its_run(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", "APPROVE"])
+
+    trace = await observed_async(pair(client).run, task="Write.")
+
+    counts = Counter(span.name.split()[1] for span in trace.spans if span.name.startswith("autogen "))
+    assert counts == {"create": 10, "send": 1, "publish": 9, "process": 11, "ack": 1}
+    assert len({span.trace_id for span in trace.spans}) == 1
+    assert [span.name for span in trace.spans if span.parent_id is None] == ["RoundRobinGroupChat.team"]
+
+
+async def test_streamed_team_gives_the_same_calls(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", "APPROVE"])
+
+    async def run() -> None:
+        async for message in pair(client).run_stream(task="Write."):
+            _span(f"read {type(message).__name__}")
+
+    trace = await observed_async(run)
+
+    assert called_by(trace) == ["primary", "critic"]
+    assert {span.parent_id for span in trace.spans if span.name.startswith("read ")} == {None}
+
+
+async def test_selector_makes_its_own_calls_under_the_name_of_the_manager(
+    client: Client, stub_model: StubModel
+) -> None:
+    stub_model.script = Script(["second", "Draft.", "third", "APPROVE"])
+    members: Any = [AssistantAgent(name, client) for name in ("first", "second", "third")]
+    team = SelectorGroupChat(members, client, termination_condition=TextMentionTermination("APPROVE"))
+
+    trace = await observed_async(team.run, task="Write.")
+
+    manager = "SelectorGroupChatManager"
+    assert called_by(trace) == [manager, "second", manager, "third"]
+    assert without_messages(trace.shape)[1] == [process_of(manager), ["openai.chat.completion"]]
+
+
+async def test_swarm_notes_who_hands_over_to_whom(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("", (ToolCall.of("transfer_to_bob"),)), "APPROVE"])
+    alice, bob = AssistantAgent("alice", client, handoffs=["bob"]), AssistantAgent("bob", client)
+    team = Swarm([alice, bob], termination_condition=TextMentionTermination("APPROVE"))
+
+    trace = await observed_async(team.run, task="Help.")
+
+    assert without_messages(trace.shape)[1][1] == [
+        "invoke_agent alice [alice]",
+        ["openai.chat.completion"],
+        ["execute_tool transfer_to_bob"],
+        ["alice.handoff"],
+    ]
+    between = {"handoff.from_agent": "alice", "handoff.to_agent": "bob"}
+    assert trace.named("alice.handoff").attributes == between
+    assert called_by(trace) == ["alice", "bob"]
+
+
+async def test_agent_as_a_tool_works_beneath_the_tool(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("", (ToolCall.of("writer", task="A poem."),)), "Roses.", "Here it is."])
+    writer = AgentTool(AssistantAgent("writer", client), return_value_as_last_message=True)
+    boss = AssistantAgent("boss", client, tools=[writer], reflect_on_tool_use=True)
+
+    trace = await observed_async(boss.run, task="A poem, please.")
+
+    assert trace.shape == [
+        "invoke_agent boss [boss]",
+        ["openai.chat.completion"],
+        ["execute_tool writer", ["invoke_agent writer [writer]", ["openai.chat.completion"]]],
+        ["openai.chat.completion"],
+    ]
+    assert called_by(trace) == ["boss", "writer", "boss"]
+    assert trace.tools[0].attributes["tool.result"] == "Roses."
+
+
+async def test_team_as_a_tool_works_beneath_the_tool(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("", (ToolCall.of("pair", task="Go."),)), "Draft.", "APPROVE", "Here it is."])
+    tool = TeamTool(pair(client), name="pair", description="Writes", return_value_as_last_message=True)
+    boss = AssistantAgent("boss", client, tools=[tool], reflect_on_tool_use=True)
+
+    trace = await observed_async(boss.run, task="A poem, please.")
+
+    _boss, _ask, (tool_name, (team_name, *_turns)), _answer = without_messages(trace.shape)
+    assert (tool_name, team_name) == ("execute_tool pair", "RoundRobinGroupChat.team")
+    assert called_by(trace) == ["boss", "primary", "critic", "boss"]
+
+
+async def test_society_of_mind_answers_in_its_own_name_and_is_reset(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", "APPROVE", "We agree.", "Draft.", "APPROVE", "We agree."])
+    society = SocietyOfMindAgent("society", pair(client), client)
+
+    trace = await observed_async(society.run, task="Discuss.")
+    again = await observed_async(society.run, task="Discuss again.")
+
+    assert called_by(trace) == called_by(again) == ["primary", "critic", "society"]
+    assert again.result.messages[-1].content == "We agree."
+
+
+# ---------------------------------------------------------------------- errors
+
+
+async def test_failing_model_marks_the_agent_and_raises_what_the_framework_raises(
+    helper: AssistantAgent, stub_model: StubModel
+) -> None:
+    stub_model.script = Script([Failure(400, "no such thing")])
+
+    trace = await observed_async(helper.run, task="Weather?")
+
+    assert type(trace.error).__name__ == "BadRequestError"
+    assert trace.shape == ["invoke_agent helper [helper]", ["openai.chat.completion"]]
+    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
+
+
+async def test_failing_model_marks_the_team(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", Failure(400, "no such thing")])
+
+    trace = await observed_async(pair(client).run, task="Write.")
+
+    assert isinstance(trace.error, RuntimeError)
+    assert trace.named("RoundRobinGroupChat.team").status.status_code == "ERROR"
+    assert trace.named("invoke_agent critic").status.status_code == "ERROR"
+    assert trace.named("invoke_agent primary").status.status_code == "UNSET"
+
+
+async def test_failing_tool_is_marked_and_the_agent_goes_on(client: Client, stub_model: StubModel) -> None:
+    async def weather(city: str) -> str:
+        """The weather of a city."""
+        raise LookupError(f"no {city}")
+
+    stub_model.script = Script([ASK_WEATHER, "No idea."])
+    agent = AssistantAgent("helper", client, tools=[weather], reflect_on_tool_use=True)
+
+    trace = await observed_async(agent.run, task="Weather in Oslo?")
+
+    (tool,) = trace.tools
+    assert (tool.status.status_code, tool.status.description) == ("ERROR", "LookupError: no Oslo")
+    assert "tool.result" not in tool.attributes
+    assert trace.result.messages[-1].content == "No idea."
+
+
+# ---------------------------------------------------------------------- at the same time
+
+
+async def test_two_teams_at_once_keep_their_calls_apart(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(approve_second)
+
+    async def run() -> Any:
+        return await asyncio.gather(*(pair(client).run(task=task) for task in ("one", "two")))
+
+    trace = await observed_async(run)
+
+    assert_each_trace_has_one_task(trace)
+    assert Counter(called_by(trace)) == {"primary": 2, "critic": 2}
+
+
+async def test_two_traces_at_once_keep_their_spans_apart(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(approve_second)
+    first, second = pair(client), pair(client)
+
+    traces = await asyncio.gather(observed_async(first.run, task="one"), observed_async(second.run, task="two"))
+
+    assert [tasks_of(trace) for trace in traces] == [{"one"}, {"two"}]
+    assert [without_messages(trace.shape) for trace in traces] == [team_shape("primary", "critic")] * 2
+
+
+def test_two_threads_keep_their_spans_apart(stub_model: StubModel) -> None:
+    stub_model.script = Script(approve_second)
+    traces: dict[str, Trace] = {}
+
+    def work(task: str) -> None:
+        traces[task] = observed(lambda: asyncio.run(run(task)))
+
+    async def run(task: str) -> None:
+        client = client_of(stub_model)
+        await pair(client).run(task=task)
+        await client.close()
+
+    threads = [threading.Thread(target=work, args=(task,)) for task in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {task: tasks_of(trace) for task, trace in traces.items()} == {"one": {"one"}, "two": {"two"}}
+    assert [called_by(trace) for trace in traces.values()] == [["primary", "critic"]] * 2
+
+
+# ---------------------------------------------------------------------- runtimes and MCP
+
+
+async def test_agent_of_the_core_api_is_named_by_its_type(client: Client) -> None:
+    runtime = SingleThreadedAgentRuntime()
+    await Poet.register(runtime, "poet", lambda: Poet(client))
+
+    async def run() -> Any:
+        runtime.start()
+        answer = await runtime.send_message(TextMessage(content="Roses", source="user"), AgentId("poet", "default"))
+        await runtime.stop_when_idle()
+        return answer
+
+    trace = await observed_async(run)
+
+    assert trace.result.content == "Roses"
+    assert called_by(trace) == ["poet"]
+
+
+async def test_teams_that_share_a_runtime_have_their_messages_beneath_them(
+    client: Client, stub_model: StubModel
+) -> None:
+    stub_model.script = Script(approve_second)
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+
+    async def run() -> Any:
+        return await asyncio.gather(*(pair(client, runtime=runtime).run(task=task) for task in ("one", "two")))
+
+    trace = await observed_async(run)
+    await runtime.stop_when_idle()
+
+    teams = [shape for shape in without_messages(trace.shape)[1:] if "team" in shape[0]]
+    assert teams == [team_shape("primary", "critic")] * 2
+    assert_each_trace_has_one_task(trace)
+
+
+async def test_traces_that_share_a_runtime_keep_their_spans_apart(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(approve_second)
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    first, second = pair(client, runtime=runtime), pair(client, runtime=runtime)
+
+    traces = await asyncio.gather(observed_async(first.run, task="one"), observed_async(second.run, task="two"))
+    await runtime.stop_when_idle()
+
+    assert [tasks_of(trace) for trace in traces] == [{"one"}, {"two"}]
+    assert [without_messages(trace.shape) for trace in traces] == [team_shape("primary", "critic")] * 2
+
+
+async def test_team_within_a_team_is_beneath_it(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["Draft.", "APPROVE", "DONE"])
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    members: Any = [pair(client, runtime=runtime, name="inner"), AssistantAgent("boss", client)]
+    outer = RoundRobinGroupChat(members, name="outer", runtime=runtime, max_turns=2)
+
+    trace = await observed_async(outer.run, task="Write.")
+    await runtime.stop_when_idle()
+
+    within = [process_of("inner"), team_shape("primary", "critic", team="inner")]
+    assert without_messages(trace.shape) == [*team_shape(team="outer"), within, *team_shape("boss")[1:]]
+    assert called_by(trace) == ["primary", "critic", "boss"]
+
+
+@pytest.mark.skipif(not speaks_mcp(), reason="AutoGen 0.7 needs mcp below 2")
+async def test_tool_of_an_mcp_server_is_a_tool(client: Client, stub_model: StubModel) -> None:
+    mcp = importlib.import_module("autogen_ext.tools.mcp")
+    stub_model.script = Script([ASK_WEATHER])
+    server = mcp.StdioServerParams(command=sys.executable, args=["-c", MCP_SERVER])
+    async with mcp.McpWorkbench(server) as workbench:
+        agent = AssistantAgent("helper", client, workbench=workbench)
+
+        trace = await observed_async(agent.run, task="Weather in Oslo?")
+
+    assert trace.shape == TOOL_RUN
+    assert trace.tools[0].attributes["tool.parameters"] == '{"city":"Oslo"}'
+    assert trace.tools[0].attributes["tool.result"] == "rain in Oslo"
+    assert called_by(trace) == ["helper"]
+
+
+# ---------------------------------------------------------------------- applying and undoing
+
+
+def test_undoing_leaves_the_framework_as_it_was() -> None:
+    modules = [module for name, module in sys.modules.items() if name.startswith("autogen_")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    owners: list[Any] = [*modules, *(kind for kind in kinds if kind.__module__.startswith("autogen_"))]
+    before = [dict(vars(owner)) for owner in owners]
+
+    with AutoGenPatch() as patch:
+        assert patch.is_applied
+        assert [dict(vars(owner)) for owner in owners] != before
+
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+async def test_run_after_undoing_leaves_only_native_spans(helper: AssistantAgent, stub_model: StubModel) -> None:
+    await observed_async(helper.run, task="Weather in Oslo?")
+    stub_model.script = Script([ASK_WEATHER, "It rains."])
+    tracer = OtelTracer(instrument=False)
+
+    with tracer.lifespan():
+        async with tracer.trace_context():
+            await helper.run(task="Weather in Oslo?")
+
+    spans = tracer.get_last_trace()
+    assert [span.name for span in spans] == ["execute_tool weather", "invoke_agent helper"]
+    assert not [name for span in spans for name in span.attributes or () if name.startswith("tool.")]
+
+
+PROGRAM = """
+    import asyncio, json, sys
+    from tests.instrumentation.observing import observed_async
+    from tests.stub_model.script import Script
+    from tests.stub_model.server import running
+
+    def made():
+        from tests.frameworks.autogen_teams import client_of, pair
+        return pair(client_of(model))
+
+    async def main(is_early):
+        team = made() if is_early else None
+        assert is_early == ("autogen_core" in sys.modules)
+        trace = await observed_async(lambda: (team or made()).run(task="Write."))
+        roots = [span.name for span in trace.spans if span.parent_id is None and "create_agent" not in span.name]
+        print(json.dumps([roots, [triplet.metadata["agent_name"] for triplet in trace.triplets()]]))
+
+    with running(Script(["Draft.", "APPROVE"])) as model:
+        asyncio.run(main(sys.argv[1] == "early"))
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_team_may_be_made_before_the_provider_or_imported_after_the_patch(when: str) -> None:
+    assert told_by(PROGRAM, when) == [["RoundRobinGroupChat.team"], ["primary", "critic"]]

@@ -1,0 +1,479 @@
+"""Crews of CrewAI: `agentlightning.instrumentation.crewai`."""
+
+import asyncio
+import json
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"  # read when it is imported, too
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # CrewAI warns of itself when it is imported
+    from crewai import LLM, Agent, Crew, Flow, Process, Task
+    from crewai.agents import step_executor
+    from crewai.agents.agent_executor import AgentExecutor
+    from crewai.events import crewai_event_bus
+    from crewai.events.types.task_events import TaskCompletedEvent
+    from crewai.flow.flow import listen, start
+    from crewai.tools import tool
+
+from agentlightning.instrumentation.crewai import CrewAIPatch
+from agentlightning.tracer import OtelTracer
+from tests.frameworks.fresh_process import told_by
+from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.stub_model.script import Answer, Failure, Request, Script, Turn
+from tests.stub_model.server import StubModel
+from tests.stub_model.words import ToolCall
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(.* is )?deprecated:DeprecationWarning",  # CrewAI uses fields it has deprecated
+    "ignore:Item 'summary' on TypedDict class:UserWarning",  # of LiteLLM
+    "ignore:unclosed:ResourceWarning",  # neither closes its clients
+)
+
+CALL = ["openai.chat.completion"]
+LOOK_UP = Answer("", (ToolCall.of("weather", city="Oslo"),))
+FORECAST = [LOOK_UP, "It is sunny.", "Take a hat."]
+"""The three answers that a crew of two needs."""
+FORECASTER = ["Forecaster.agent [Forecaster]", CALL, ["weather.tool"], CALL]
+WRITER = ["Writer.agent [Writer]", CALL]
+CREW = ["crew.crew", ["look.task", FORECASTER], ["write.task", WRITER]]
+
+
+@pytest.fixture(autouse=True)
+def at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CrewAI keeps files in the user's home, and asks on the terminal whether it may trace."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
+
+
+@tool("weather")
+def weather(city: str) -> str:
+    """The weather of a city."""
+    if city == "Atlantis":
+        raise LookupError("no such city")
+    return f"Sunny in {city}"
+
+
+class Team:
+    """Makes agents that share a model."""
+
+    def __init__(self, stub_model: StubModel, model: str = "openai/stub-model", **options: Any) -> None:
+        asked_for = {"extra_body": {"return_token_ids": True}, "max_retries": 0, **options}
+        self.llm = LLM(model=model, base_url=stub_model.openai_url, api_key="any", **asked_for)
+
+    def agent(self, role: str, *tools: Any, **options: Any) -> Agent:
+        return Agent(role=role, goal="to help", backstory="long", llm=self.llm, tools=list(tools), **options)
+
+    def crew(self, **options: Any) -> Crew:
+        """Two agents and two tasks, the second of which writes about what the first found."""
+        forecaster, writer = self.agent("Forecaster", weather), self.agent("Writer")
+        look = Task(name="look", description="Look at {city}.", expected_output="the weather", agent=forecaster)
+        write = Task(name="write", description="Write.", expected_output="advice", agent=writer)
+        return Crew(agents=[forecaster, writer], tasks=[look, write], **options)
+
+    def crew_of_one(self, *tools: Any, role: str = "Forecaster", **options: Any) -> Crew:
+        agent = self.agent(role, *tools)
+        task = Task(name="look", description="Look.", expected_output="the weather", agent=agent, **options)
+        return Crew(agents=[agent], tasks=[task])
+
+
+@pytest.fixture
+def team(stub_model: StubModel) -> Team:
+    stub_model.script = Script(FORECAST)
+    return Team(stub_model)
+
+
+INPUTS = {"city": "Oslo"}
+
+
+def agents_of(trace: Trace) -> list[str]:
+    return [triplet.metadata["agent_name"] for triplet in trace.triplets()]
+
+
+def run(crew: Crew, method: str) -> Trace:
+    """Runs a crew from a program that has no event loop, or one."""
+    return asyncio.run(observed_async(crew.akickoff)) if method == "akickoff" else observed(crew.kickoff)
+
+
+def check_token_ids(trace: Trace, stub_model: StubModel) -> None:
+    """Every call has the ids of its prompt as the model read it, and those of its answer."""
+    triplets = trace.triplets()
+    assert [t.prompt["token_ids"] for t in triplets] == [list(r.prompt_token_ids) for r in stub_model.requests]
+    assert all(triplet.response["token_ids"] for triplet in triplets)
+
+
+# ---------------------------------------------------------------------- ways of running a crew
+
+
+def test_a_crew_gives_a_tree_of_tasks_agents_tools_and_calls(team: Team, stub_model: StubModel) -> None:
+    trace = observed(team.crew().kickoff, inputs=INPUTS)
+
+    assert trace.result.raw == "Take a hat."
+    assert trace.shape == CREW
+    assert agents_of(trace) == ["Forecaster", "Forecaster", "Writer"]
+    check_token_ids(trace, stub_model)
+
+
+@pytest.mark.parametrize("method", ["kickoff_async", "akickoff"])
+async def test_an_asynchronous_crew_gives_the_same_tree(team: Team, stub_model: StubModel, method: str) -> None:
+    trace = await observed_async(getattr(team.crew(), method), inputs=INPUTS)
+
+    assert trace.shape == CREW
+    assert agents_of(trace) == ["Forecaster", "Forecaster", "Writer"]
+    check_token_ids(trace, stub_model)
+
+
+def test_a_streaming_crew_gives_the_same_tree(team: Team, stub_model: StubModel) -> None:
+    trace = observed(lambda: list(team.crew(stream=True).kickoff(inputs=INPUTS)))
+
+    assert trace.shape == CREW
+    assert all(call.attributes["gen_ai.request.streaming"] for call in trace.model_calls)
+    check_token_ids(trace, stub_model)
+
+
+async def test_an_asynchronous_streaming_crew_gives_the_same_tree(team: Team, stub_model: StubModel) -> None:
+    async def read() -> list[Any]:
+        return [chunk async for chunk in await team.crew(stream=True).akickoff(inputs=INPUTS)]
+
+    trace = await observed_async(read)
+
+    assert trace.shape == CREW
+    check_token_ids(trace, stub_model)
+
+
+def test_tasks_say_what_they_are_and_what_came_out(team: Team) -> None:
+    trace = observed(team.crew().kickoff, inputs=INPUTS)
+
+    crew, task = trace.named("crew.crew").attributes, trace.named("look.task").attributes
+    assert (crew["crewai.crew.tasks"], crew["crewai.crew.process"], crew["crewai.crew.output"]) == (
+        2,
+        "sequential",
+        "Take a hat.",
+    )
+    assert (task["crewai.task.name"], task["crewai.task.description"]) == ("look", "Look at Oslo.")
+    assert (task["crewai.task.expected_output"], task["crewai.task.output"]) == ("the weather", "It is sunny.")
+    assert task["crewai.task.agent_role"] == "Forecaster"
+    assert trace.named("write.task").attributes["crewai.task.context"] == "It is sunny."
+
+
+def test_tools_say_what_they_were_called_with_and_what_they_gave(team: Team) -> None:
+    trace = observed(team.crew().kickoff, inputs=INPUTS)
+
+    (used,) = trace.tools
+    assert used.attributes["tool.name"] == "weather"
+    assert json.loads(str(used.attributes["tool.parameters"])) == {"city": "Oslo"}
+    assert used.attributes["tool.result"] == "Sunny in Oslo"
+    assert used.attributes["tool.call.id"] == trace.model_calls[0].attributes["gen_ai.completion.0.tool_calls.0.id"]
+
+
+def test_roles_written_in_yaml_are_stripped(team: Team) -> None:
+    trace = observed(team.crew_of_one(weather, role="Forecaster of {city}\n").kickoff, inputs=INPUTS)
+
+    assert agents_of(trace) == ["Forecaster of Oslo"] * 2
+
+
+@pytest.mark.parametrize("method", ["kickoff", "akickoff"])
+def test_tasks_at_the_same_time_stand_beside_each_other(stub_model: StubModel, method: str) -> None:
+    team = Team(stub_model)
+    agents = [team.agent("Forecaster"), team.agent("Writer")]
+    tasks = [
+        Task(name=a.role, description=a.role, expected_output="all", agent=a, async_execution=True) for a in agents
+    ]
+    last = Task(name="last", description="last", expected_output="all", agent=agents[0])
+    crew = Crew(agents=agents, tasks=[*tasks, last])
+
+    trace = run(crew, method)
+
+    one, two = ["Forecaster.agent [Forecaster]", CALL], ["Writer.agent [Writer]", CALL]
+    name, *found = trace.shape
+    assert (name, sorted(found)) == ("crew.crew", [["Forecaster.task", one], ["Writer.task", two], ["last.task", one]])
+
+
+# ---------------------------------------------------------------------- several agents
+
+
+HAND_OVER = Answer("", (ToolCall.of("delegate_work_to_coworker", task="look", context="now", coworker="Forecaster"),))
+
+
+def boss(name: str) -> list[Any]:
+    return [f"{name}.agent [{name}]", CALL, ["delegate_work_to_coworker.tool", FORECASTER], CALL]
+
+
+def test_an_agent_who_is_given_work_stands_beneath_the_delegation(team: Team, stub_model: StubModel) -> None:
+    stub_model.script = Script([HAND_OVER, *FORECAST])
+    agents = [team.agent("Boss", allow_delegation=True), team.agent("Forecaster", weather)]
+    crew = Crew(agents=agents, tasks=[Task(name="t", description="d", expected_output="e", agent=agents[0])])
+
+    trace = observed(crew.kickoff)
+
+    assert trace.shape == ["crew.crew", ["t.task", boss("Boss")]]
+    assert agents_of(trace) == ["Boss", "Forecaster", "Forecaster", "Boss"]
+    check_token_ids(trace, stub_model)
+
+
+@pytest.mark.parametrize("method", ["kickoff", "akickoff"])
+def test_a_hierarchical_crew_has_a_manager(team: Team, stub_model: StubModel, method: str) -> None:
+    stub_model.script = Script([HAND_OVER, *FORECAST])
+    task = Task(name="t", description="d", expected_output="e")
+    agents = [team.agent("Forecaster", weather)]
+    crew = Crew(agents=agents, tasks=[task], process=Process.hierarchical, manager_llm=team.llm)
+
+    trace = run(crew, method)
+
+    assert trace.shape == ["crew.crew", ["t.task", boss("Crew Manager")]]
+    assert trace.named("t.task").attributes["crewai.task.agent_role"] == "Crew Manager"
+
+
+def test_an_agent_without_a_crew_is_recorded(team: Team) -> None:
+    trace = observed(team.agent("Forecaster", weather).kickoff, "What is the weather?")
+
+    assert trace.shape == FORECASTER
+
+
+def test_a_flow_gives_its_methods(team: Team) -> None:
+    class Advice(Flow):
+        @start()
+        def look(self) -> str:
+            return str(team.agent("Forecaster", weather).kickoff("What is the weather?").raw)
+
+        @listen(look)
+        async def write(self, found: str) -> str:
+            return str((await team.agent("Writer").kickoff_async(found)).raw)
+
+    trace = observed(lambda: Advice().kickoff())
+
+    assert trace.shape == ["Advice.flow", ["look.method", FORECASTER], ["write.method", WRITER]]
+    assert trace.named("Advice.flow").attributes["crewai.flow.output"] == "Take a hat."
+
+
+# ---------------------------------------------------------------------- tools, guardrails and models of other kinds
+
+
+def test_tools_at_the_same_time_stand_beside_each_other(team: Team, stub_model: StubModel) -> None:
+    cities = [ToolCall.of("weather", city=city) for city in ("Oslo", "Rome")]
+    stub_model.script = Script([Answer("", tuple(cities)), "Sunny everywhere."])
+
+    trace = observed(team.crew_of_one(weather).kickoff)
+
+    assert trace.shape == [
+        "crew.crew",
+        ["look.task", ["Forecaster.agent [Forecaster]", CALL, ["weather.tool"], ["weather.tool"], CALL]],
+    ]
+    assert {used.attributes["tool.result"] for used in trace.tools} == {"Sunny in Oslo", "Sunny in Rome"}
+    assert len({used.attributes["tool.call.id"] for used in trace.tools}) == 2
+
+
+def test_tools_that_are_called_in_plain_text_are_recorded(team: Team, stub_model: StubModel) -> None:
+    call = 'Thought: I look\nAction: weather\nAction Input: {"city": "Oslo"}'
+    stub_model.script = Script([call, "Thought: I now know\nFinal Answer: It is sunny."])
+    object.__setattr__(team.llm, "supports_function_calling", lambda: False)
+
+    trace = observed(team.crew_of_one(weather).kickoff)
+
+    assert trace.shape == ["crew.crew", ["look.task", FORECASTER]]
+    assert json.loads(str(trace.tools[0].attributes["tool.parameters"])) == {"city": "Oslo"}
+    assert "tool.call.id" not in trace.tools[0].attributes
+
+
+def test_a_tool_that_raises_is_a_span_with_its_error(team: Team, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("", (ToolCall.of("weather", city="Atlantis"),)), "I do not know."])
+
+    trace = observed(team.crew_of_one(weather).kickoff)
+
+    assert trace.shape == ["crew.crew", ["look.task", FORECASTER]]
+    assert (trace.tools[0].status.status_code, trace.tools[0].status.description) == (
+        "ERROR",
+        "LookupError: no such city",
+    )
+    assert trace.result.raw == "I do not know."
+
+
+def test_a_guardrail_that_refuses_makes_the_agent_try_again(team: Team, stub_model: StubModel) -> None:
+    def is_good(output: Any) -> tuple[bool, Any]:
+        return (True, output.raw) if output.raw == "good" else (False, "not good")
+
+    stub_model.script = Script(["bad", "good"])
+
+    trace = observed(team.crew_of_one(guardrail=is_good).kickoff)
+
+    attempt = ["Forecaster.agent [Forecaster]", CALL]
+    assert trace.shape == ["crew.crew", ["look.task", attempt, ["guardrail"], attempt, ["guardrail"]]]
+    verdicts = [span.attributes for span in trace.spans if span.name == "guardrail"]
+    assert [verdict["crewai.guardrail.success"] for verdict in verdicts] == [False, True]
+    assert verdicts[0]["crewai.guardrail.error"] == "not good"
+
+
+def test_a_guardrail_that_asks_a_model_has_an_agent_of_its_own(team: Team, stub_model: StubModel) -> None:
+    stub_model.script = Script(["fine", '{"valid": true, "feedback": null}'])
+
+    trace = observed(team.crew_of_one(guardrail="It must be fine.").kickoff)
+
+    assert agents_of(trace) == ["Forecaster", "Guardrail Agent"]
+    assert trace.shape[1][2] == ["guardrail", ["Guardrail Agent.agent [Guardrail Agent]", CALL]]
+
+
+def test_a_model_that_litellm_reaches_is_recorded_once_a_call(stub_model: StubModel) -> None:
+    stub_model.script = Script(["It is sunny."])
+
+    trace = observed(Team(stub_model, "hosted_vllm/stub-model", is_litellm=True).crew_of_one().kickoff)
+
+    assert trace.shape == ["crew.crew", ["look.task", ["Forecaster.agent [Forecaster]", CALL]]]
+    assert trace.model_calls[0].attributes["gen_ai.system"] == "hosted_vllm"
+    check_token_ids(trace, stub_model)
+
+
+# ---------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("method", ["kickoff", "akickoff"])
+def test_a_model_that_fails_leaves_errors_up_to_the_crew(team: Team, stub_model: StubModel, method: str) -> None:
+    stub_model.script = Script([LOOK_UP, *[Failure(400, "No such luck.")] * 3])
+    crew = team.crew_of_one(weather)
+
+    trace = run(crew, method)
+
+    again = ["Forecaster.agent [Forecaster]", CALL]
+    assert trace.shape == ["crew.crew", ["look.task", FORECASTER, again, again]]
+    whole = [span.name for span in trace.spans if span.status.status_code != "ERROR"]
+    assert sorted(whole) == ["openai.chat.completion", "weather.tool"]
+    assert "No such luck." in str(trace.error)
+
+
+async def test_a_crew_that_is_cancelled_ends_its_spans(team: Team, stub_model: StubModel) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hesitate(request: Request) -> Turn:
+        loop.call_soon_threadsafe(asked.set)
+        return Answer("too late", latency_seconds=1)
+
+    async def give_up() -> None:
+        running = asyncio.create_task(team.crew_of_one().akickoff())
+        await asked.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    stub_model.script = Script(hesitate)
+    trace = await observed_async(give_up)
+
+    steps = [span for span in trace.spans if span.name != CALL[0]]  # the call is made on a thread, which goes on
+    assert [span.name for span in steps] == ["Forecaster.agent", "look.task", "crew.crew"]
+    assert {span.status.status_code for span in steps} == {"ERROR"}
+
+
+def test_a_mistake_of_ours_does_not_reach_the_crew(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = team.crew()
+    monkeypatch.setattr("agentlightning.instrumentation.crewai.tool_step", None)
+
+    trace = observed(crew.kickoff, inputs=INPUTS)
+
+    assert trace.result.raw == "Take a hat."
+    assert trace.shape == [
+        "crew.crew",
+        ["look.task", ["Forecaster.agent [Forecaster]", CALL, CALL]],
+        ["write.task", WRITER],
+    ]
+
+
+# ---------------------------------------------------------------------- at the same time
+
+
+def by_role(request: Request) -> Turn:
+    """Answers the forecaster in two turns and the writer in one, however their requests are mixed."""
+    if "Writer" in request.messages[0].text:
+        return "Take a hat."
+    return "It is sunny." if request.messages[-1].role == "tool" else LOOK_UP
+
+
+async def test_crews_at_the_same_time_do_not_mix(stub_model: StubModel) -> None:
+    stub_model.script = Script(by_role)
+    crews = [Team(stub_model).crew(name=f"crew-{number}") for number in range(4)]
+
+    async def run_all() -> None:
+        await asyncio.gather(*(crew.akickoff(inputs=INPUTS) for crew in crews))
+
+    trace = await observed_async(run_all)
+
+    _, *found = trace.shape
+    assert sorted(found) == [[f"crew-{number}.crew", *CREW[1:]] for number in range(4)]
+
+
+def test_threads_do_not_mix_their_crews(stub_model: StubModel) -> None:
+    stub_model.script = Script(by_role)
+
+    def run(number: int) -> Trace:
+        return observed(Team(stub_model).crew(name=f"crew-{number}").kickoff, inputs=INPUTS)
+
+    with ThreadPoolExecutor(2) as pool:
+        traces = list(pool.map(run, range(2)))
+
+    assert [trace.shape for trace in traces] == [[f"crew-{number}.crew", *CREW[1:]] for number in range(2)]
+
+
+# ---------------------------------------------------------------------- applied and undone
+
+
+def test_listeners_of_the_program_hear_what_they_heard(team: Team) -> None:
+    heard: list[str] = []
+
+    def hear(source: Any, event: Any) -> None:
+        heard.append(source.name)
+
+    with crewai_event_bus.scoped_handlers():
+        crewai_event_bus.on(TaskCompletedEvent)(hear)
+        observed(team.crew().kickoff, inputs=INPUTS)
+        crewai_event_bus.flush()
+
+    assert sorted(heard) == ["look", "write"]
+
+
+def test_nothing_is_left_when_it_is_undone() -> None:
+    kinds: list[Any] = [type(crewai_event_bus), Crew, Task, Agent, Flow, AgentExecutor, step_executor]
+    before = [dict(vars(kind)) for kind in kinds]
+    handlers = dict(crewai_event_bus._sync_handlers)
+    patch = CrewAIPatch()
+
+    with patch:
+        assert patch.is_applied
+        assert [dict(vars(kind)) for kind in kinds] != before
+
+    assert [dict(vars(kind)) for kind in kinds] == before
+    assert crewai_event_bus._sync_handlers == handlers
+
+
+def test_a_crew_made_before_is_recorded_and_after_undoing_is_not(team: Team, stub_model: StubModel) -> None:
+    crew = team.crew()
+    stub_model.script = Script(FORECAST * 2)
+
+    recorded = observed(crew.kickoff, inputs=INPUTS)
+    tracer = OtelTracer(instrument=False)
+    with tracer.lifespan(), tracer._trace_context_sync():
+        crew.kickoff(inputs=INPUTS)
+
+    assert recorded.shape == CREW
+    assert tracer.get_last_trace() == []
+
+
+def test_crewai_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: StubModel) -> None:
+    program = """
+    import json, sys
+    from agentlightning.instrumentation import instrument_all
+    from tests.instrumentation.observing import observed
+    instrument_all()
+    was_imported = "crewai" in sys.modules or "litellm" in sys.modules
+    from crewai import LLM, Agent
+    from crewai.events import crewai_event_bus
+    llm = LLM(model="openai/stub-model", base_url=sys.argv[1], api_key="any")
+    trace = observed(Agent(role="Echo", goal="echo", backstory="none", llm=llm).kickoff, "Hello")
+    crewai_event_bus.flush()  # it prints what happened
+    print(json.dumps([was_imported, trace.shape]))
+    """
+
+    assert told_by(program, stub_model.openai_url) == [False, ["Echo.agent [Echo]", CALL]]

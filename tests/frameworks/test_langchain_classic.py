@@ -1,0 +1,135 @@
+"""Agents and chains of the first LangChain, which live on in langchain-classic: `instrumentation.langchain`."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.tools import Tool
+
+from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, forecast, weather
+from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.stub_model.script import Failure, Request, Script, Turn
+from tests.stub_model.server import StubModel
+
+with warnings.catch_warnings():  # langchain-community, where it is installed, announces its end
+    warnings.filterwarnings("ignore", "`langchain-community` is being sunset", DeprecationWarning)
+    from langchain_classic.agents import AgentExecutor, AgentType, create_tool_calling_agent, initialize_agent
+    from langchain_classic.chains import LLMChain
+
+pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
+
+
+def react(request: Request) -> Turn:
+    """Thinks, acts and answers in the words of a ReAct prompt."""
+    if "Observation: rain" in request.prompt:
+        return "I know it now. Final Answer: It rains."
+    return "I should look.\nAction: weather\nAction Input: Oslo"
+
+
+def look(city: str) -> str:
+    """The weather of a city."""
+    return weather.func(city.strip())
+
+
+def react_agent(stub_model: StubModel) -> Any:
+    """As the old samples make one."""
+    stub_model.script = Script(react)
+    tools = [Tool(name="weather", func=look, description="The weather of a city.")]
+    return initialize_agent(tools, chat(stub_model), agent=AgentType.ZERO_SHOT_REACT_DESCRIPTION)
+
+
+def tool_calling_agent(stub_model: StubModel) -> AgentExecutor:
+    stub_model.script = Script(forecast)
+    prompt = ChatPromptTemplate.from_messages([("user", "{input}"), ("placeholder", "{agent_scratchpad}")])
+    agent = create_tool_calling_agent(chat(stub_model), [weather], prompt)
+    return AgentExecutor(agent=agent, tools=[weather])
+
+
+def assert_is_run(trace: Trace, stub_model: StubModel, *, has_chain: bool = False) -> None:
+    call = ["LLMChain.chain", CALL] if has_chain else CALL
+    assert trace.error is None
+    assert trace.shape == ["AgentExecutor.chain [AgentExecutor]", call, ["tool.tool"], call]
+    assert agents_of(trace) == ["AgentExecutor", "AgentExecutor"]
+    assert_ids_are_those_of(trace, stub_model)
+
+
+def test_react_agent_is_one_tree(stub_model: StubModel) -> None:
+    trace = observed(react_agent(stub_model).invoke, {"input": "Oslo?"})
+
+    assert trace.result["output"] == "It rains."
+    assert_is_run(trace, stub_model, has_chain=True)
+    told = trace.tools[0].attributes
+    assert (told["tool.name"], told["tool.parameters"], told["tool.result"]) == ("weather", "Oslo", "rain in Oslo")
+
+
+def test_react_agent_may_be_run_in_the_oldest_way(stub_model: StubModel) -> None:
+    trace = observed(react_agent(stub_model).run, "Oslo?")
+
+    assert trace.result == "It rains."
+    assert_is_run(trace, stub_model, has_chain=True)
+
+
+async def test_asynchronous_react_agent_is_one_tree(stub_model: StubModel) -> None:
+    trace = await observed_async(react_agent(stub_model).ainvoke, {"input": "Oslo?"})
+
+    assert_is_run(trace, stub_model, has_chain=True)
+
+
+@pytest.mark.parametrize("how", [lambda agent, task: agent.invoke(task), lambda agent, task: list(agent.stream(task))])
+def test_tool_calling_agent_is_one_tree(stub_model: StubModel, how: Callable[..., Any]) -> None:
+    trace = observed(how, tool_calling_agent(stub_model), {"input": "Oslo"})
+
+    assert_is_run(trace, stub_model)
+
+
+async def read(agent: Any, task: Any) -> Any:
+    return [part async for part in agent.astream(task)]
+
+
+@pytest.mark.parametrize("how", [lambda agent, task: agent.ainvoke(task), read])
+async def test_asynchronous_tool_calling_agent_is_one_tree(stub_model: StubModel, how: Callable[..., Any]) -> None:
+    trace = await observed_async(how, tool_calling_agent(stub_model), {"input": "Oslo"})
+
+    assert_is_run(trace, stub_model)
+
+
+def test_agent_is_called_by_the_name_it_was_given(stub_model: StubModel) -> None:
+    agent = tool_calling_agent(stub_model)
+    agent.name = "forecaster"
+
+    trace = observed(agent.invoke, {"input": "Oslo"})
+
+    assert trace.shape[0] == "forecaster.chain [forecaster]"
+    assert agents_of(trace) == ["forecaster", "forecaster"]
+
+
+def test_chain_names_no_agent(stub_model: StubModel) -> None:
+    chain = LLMChain(llm=chat(stub_model), prompt=PromptTemplate.from_template("{text}"))
+
+    trace = observed(chain.invoke, {"text": "hi"})
+
+    assert trace.shape == ["LLMChain.chain", CALL]
+    assert agents_of(trace) == ["*"]
+
+
+def test_inputs_of_a_chain_are_told_apart(stub_model: StubModel) -> None:
+    chain = LLMChain(llm=chat(stub_model), prompt=PromptTemplate.from_template("{text}"))
+
+    trace = observed(chain.apply, [{"text": "one"}, {"text": "two"}])
+
+    assert trace.shape == ["LLMChain.chain", CALL, CALL]
+    assert_ids_are_those_of(trace, stub_model)
+
+
+def test_failing_model_reaches_the_program_unchanged(stub_model: StubModel) -> None:
+    agent = react_agent(stub_model)
+    stub_model.script = Script([Failure(500, "out of order")])
+
+    trace = observed(agent.invoke, {"input": "Oslo?"})
+
+    assert isinstance(trace.error, openai.InternalServerError)
+    assert trace.shape == ["AgentExecutor.chain", ["LLMChain.chain", CALL]]
+    assert {span.status.status_code for span in trace.spans} == {"ERROR"}

@@ -1,0 +1,448 @@
+"""LiteLLM as a library: `agentlightning.instrumentation.litellm`."""
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM downloads its prices when it is imported
+
+import litellm
+import pytest
+from litellm import CustomLLM, Router, acompletion, completion, main
+from litellm.integrations.opentelemetry import OpenTelemetry
+from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
+
+from agentlightning.instrumentation.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
+from agentlightning.instrumentation.spans import agent_step
+from agentlightning.tracer import OtelTracer
+from tests.frameworks.fresh_process import told_by
+from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.stub_model.script import Answer, Failure, Script
+from tests.stub_model.server import StubModel
+from tests.stub_model.words import ToolCall, encode, id_of
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Item 'summary' on TypedDict class:UserWarning",
+    "ignore:unclosed:ResourceWarning",  # it does not close its clients
+)
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+ANSWER_IDS = [*encode("Hello there"), id_of("<|end|>")]
+PROMPT_IDS = [id_of("<|user|>"), *encode("Hello there"), id_of("<|end|>"), id_of("<|assistant|>")]
+PROVIDERS = ("openai", "hosted_vllm", "anthropic")
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def to(stub_model: StubModel, provider: str) -> dict[str, Any]:
+    """What a call of the stub model is called with, as if it were the provider's."""
+    if provider == "anthropic":
+        return {"model": "anthropic/stub-model", "api_base": stub_model.url, "api_key": "any", "messages": HELLO}
+    options = {"model": f"{provider}/stub-model", "api_base": stub_model.openai_url, "api_key": "any"}
+    return options | {"messages": HELLO, "extra_body": {"return_token_ids": True}}
+
+
+def texts(chunks: list[Any]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def told(trace: Trace) -> tuple[Any, ...]:
+    """What the only call says of itself."""
+    (call,) = trace.spans
+    names = ("gen_ai.system", "gen_ai.prompt.0.content", "gen_ai.completion.0.content")
+    return (call.name, *(call.attributes.get(name) for name in names))
+
+
+def expected(provider: str) -> tuple[Any, ...]:
+    return "openai.chat.completion", provider, "Hello there", "Hello there"
+
+
+def check_token_ids(trace: Trace, provider: str) -> None:
+    (triplet,) = trace.triplets()
+    ids = ([], []) if provider == "anthropic" else (PROMPT_IDS, ANSWER_IDS)
+    assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ids
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_clients() -> Iterator[None]:
+    """What LiteLLM did not close is not blamed on the tests that come after."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        litellm.in_memory_llm_clients_cache.flush_cache()
+        gc.collect()
+
+
+# ---------------------------------------------------------------------- every provider, every way of calling
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_call_is_one_span_whatever_the_provider(stub_model: StubModel, provider: str) -> None:
+    trace = observed(completion, **to(stub_model, provider))
+
+    assert trace.result.choices[0].message.content == "Hello there"
+    assert told(trace) == expected(provider)
+    check_token_ids(trace, provider)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_stream_is_one_span_with_all_its_tokens(stub_model: StubModel, provider: str) -> None:
+    trace = observed(lambda: list(completion(stream=True, **to(stub_model, provider))))
+
+    assert texts(trace.result) == "Hello there"
+    assert told(trace) == expected(provider)
+    assert trace.spans[0].attributes["gen_ai.streaming.time_to_first_token"] > 0
+    check_token_ids(trace, provider)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_an_asynchronous_call_is_one_span(stub_model: StubModel, provider: str) -> None:
+    trace = await observed_async(acompletion, **to(stub_model, provider))
+
+    assert told(trace) == expected(provider)
+    check_token_ids(trace, provider)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_an_asynchronous_stream_is_one_span(stub_model: StubModel, provider: str) -> None:
+    async def read() -> list[Any]:
+        return [chunk async for chunk in await acompletion(stream=True, **to(stub_model, provider))]
+
+    trace = await observed_async(read)
+
+    assert texts(trace.result) == "Hello there"
+    assert told(trace) == expected(provider)
+    check_token_ids(trace, provider)
+
+
+@pytest.fixture
+def no_mcp_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CrewAI needs mcp 1, with which LiteLLM cannot import its gateway; it wants to whenever there are tools."""
+    gateway = types.SimpleNamespace(should_use_litellm_mcp_gateway=lambda **kwargs: False)
+    for name in ("litellm_proxy_mcp_handler", "chat_completions_handler"):
+        module: Any = types.ModuleType(f"litellm.responses.mcp.{name}")
+        module.LiteLLM_Proxy_MCP_Handler, module.acompletion_with_mcp = gateway, None
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.usefixtures("no_mcp_gateway")
+def test_tool_calls_are_told(stub_model: StubModel, provider: str) -> None:
+    stub_model.script = Script([Answer("", (ToolCall.of("weather", city="Oslo"),))])
+
+    trace = observed(completion, tools=[WEATHER], **to(stub_model, provider))
+
+    (call,) = trace.spans
+    assert call.attributes["gen_ai.request.functions.0.name"] == "weather"
+    assert call.attributes["gen_ai.completion.0.tool_calls.0.name"] == "weather"
+    assert json.loads(str(call.attributes["gen_ai.completion.0.tool_calls.0.arguments"])) == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_failed_call_is_one_span_with_its_error(stub_model: StubModel, provider: str) -> None:
+    stub_model.script = Script([Failure(400, "No such luck.")])
+
+    trace = observed(completion, max_retries=0, **to(stub_model, provider))
+
+    (call,) = trace.spans
+    assert isinstance(trace.error, litellm.BadRequestError)
+    assert (call.name, call.status.status_code) == ("openai.chat.completion", "ERROR")
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "anthropic"])
+def test_each_attempt_of_a_call_is_a_span(stub_model: StubModel, provider: str) -> None:
+    stub_model.script = Script([Failure(500), "Hello there"])
+
+    trace = observed(completion, num_retries=1, **to(stub_model, provider))
+
+    assert [span.status.status_code for span in trace.model_calls] == ["ERROR", "UNSET"]
+    assert trace.result.choices[0].message.content == "Hello there"
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_stream_that_breaks_is_one_span_with_its_error(stub_model: StubModel, provider: str) -> None:
+    stub_model.script = Script([Answer("one two three four", cut_after_events=3)])
+
+    trace = observed(lambda: list(completion(stream=True, max_retries=0, **to(stub_model, provider))))
+
+    (call,) = trace.spans
+    assert "peer closed connection" in str(trace.error)
+    assert (call.name, call.status.status_code) == ("openai.chat.completion", "ERROR")
+    assert call.attributes["agentlightning.response.is_cut"] is True
+
+
+def test_the_span_stands_beneath_what_is_current(stub_model: StubModel) -> None:
+    def work() -> None:
+        with agent_step("poet"):
+            completion(**to(stub_model, "hosted_vllm"))
+            list(completion(stream=True, **to(stub_model, "anthropic")))
+
+    trace = observed(work)
+
+    assert trace.shape == ["poet.agent [poet]", ["openai.chat.completion"], ["openai.chat.completion"]]
+    assert [triplet.metadata["agent_name"] for triplet in trace.triplets()] == ["poet", "poet"]
+
+
+# ---------------------------------------------------------------------- other functions
+
+
+def test_calls_of_a_router_are_spans(stub_model: StubModel) -> None:
+    options = to(stub_model, "hosted_vllm")
+    messages = options.pop("messages")
+    router = Router(model_list=[{"model_name": "any", "litellm_params": options}])
+
+    trace = observed(router.completion, model="any", messages=messages)
+
+    assert told(trace) == expected("hosted_vllm")
+
+
+async def test_asynchronous_calls_of_a_router_are_spans(stub_model: StubModel) -> None:
+    options = to(stub_model, "anthropic")
+    messages = options.pop("messages")
+    router = Router(model_list=[{"model_name": "any", "litellm_params": options}])
+
+    trace = await observed_async(router.acompletion, model="any", messages=messages)
+
+    assert told(trace) == expected("anthropic")
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_text_completions_and_embeddings_are_one_span_each(stub_model: StubModel, provider: str) -> None:
+    options = {"model": f"{provider}/stub-model", "api_base": stub_model.openai_url, "api_key": "any"}
+
+    text = observed(litellm.text_completion, prompt="Hello there", **options)
+    embedding = observed(litellm.embedding, input=["Hello there"], **options)
+
+    assert [span.name for span in text.spans] == ["openai.completion"]
+    assert [span.name for span in embedding.spans] == ["openai.embeddings"]
+    assert embedding.spans[0].attributes["gen_ai.system"] == provider
+
+
+@pytest.mark.parametrize(
+    ("provider", "name"),
+    [("openai", "openai.responses"), ("hosted_vllm", "openai.responses"), ("anthropic", "openai.chat.completion")],
+)
+@pytest.mark.usefixtures("no_mcp_gateway")
+async def test_responses_are_one_span_each(stub_model: StubModel, provider: str, name: str) -> None:
+    options = {k: v for k, v in to(stub_model, provider).items() if k not in ("messages", "extra_body")}
+    options["input"] = "Hello there"
+
+    async def stream() -> list[Any]:
+        return [event async for event in await litellm.aresponses(stream=True, **options)]
+
+    traces = [
+        observed(litellm.responses, **options),
+        observed(lambda: list(litellm.responses(stream=True, **options))),
+        await observed_async(litellm.aresponses, **options),
+        await observed_async(stream),
+    ]
+
+    assert [trace.error for trace in traces] == [None] * 4
+    assert [told(trace) for trace in traces] == [(name, provider, "Hello there", "Hello there")] * 4
+
+
+class Parrot(CustomLLM):
+    """A model that is no server."""
+
+    def completion(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["messages"][0]["content"] == "fail":
+            raise LookupError("lost for words")
+        return completion(model="openai/any", messages=HELLO, mock_response="Hello there")
+
+    async def acompletion(self, *args: Any, **kwargs: Any) -> Any:
+        return litellm.ModelResponse(choices=[{"message": {"role": "assistant", "content": "Hello there"}}])
+
+    def streaming(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for text in ("Hello", " there", ""):
+            chunk: Any = {"text": text, "is_finished": not text, "finish_reason": "stop" if not text else None}
+            yield chunk | {"index": 0, "tool_use": None, "usage": None}
+
+    async def astreaming(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        for chunk in self.streaming():
+            yield chunk
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(litellm, "custom_provider_map", [{"provider": "parrot", "custom_handler": Parrot()}])
+    monkeypatch.setattr(litellm, "provider_list", [*litellm.provider_list, "parrot"])
+    monkeypatch.setattr(litellm, "_custom_providers", ["parrot"])
+    return "parrot/grey"
+
+
+async def test_a_model_without_a_server_is_recorded_as_litellm_translates_it(parrot: str) -> None:
+    trace = await observed_async(acompletion, model=parrot, messages=HELLO)
+
+    assert told(trace) == expected("parrot")
+
+
+async def test_streams_of_a_model_without_a_server_are_recorded(parrot: str) -> None:
+    async def read() -> list[Any]:
+        return [chunk async for chunk in await acompletion(parrot, HELLO, stream=True)]
+
+    one = observed(lambda: list(completion(parrot, HELLO, stream=True)))
+    other = await observed_async(read)
+
+    assert told(one) == told(other) == expected("parrot")
+    assert texts(one.result) == texts(other.result) == "Hello there"
+
+
+def test_a_model_without_a_server_that_fails_is_a_span_with_its_error(parrot: str) -> None:
+    trace = observed(completion, model=parrot, messages=[{"role": "user", "content": "fail"}])
+
+    (call,) = trace.spans
+    assert trace.error is not None
+    assert (call.name, call.status.status_code) == ("openai.chat.completion", "ERROR")
+
+
+def test_a_call_within_a_call_is_recorded_once(parrot: str) -> None:
+    trace = observed(completion, model=parrot, messages=HELLO)
+
+    assert told(trace) == expected("openai")
+
+
+def test_a_stream_that_is_left_is_a_span_that_says_so(parrot: str) -> None:
+    def leave() -> None:
+        stream = completion(parrot, HELLO, stream=True)
+        next(iter(stream))
+        left = weakref.ref(stream)
+        del stream
+        while left() is not None:  # LiteLLM's own logging may hold it for a moment
+            gc.collect()
+
+    trace = observed(leave)
+
+    assert trace.spans[0].attributes["agentlightning.response.is_cut"] is True
+    assert trace.spans[0].attributes["gen_ai.completion.0.content"] == "Hello"
+
+
+# ---------------------------------------------------------------------- at the same time
+
+
+async def test_calls_at_the_same_time_stay_beneath_their_agents(stub_model: StubModel) -> None:
+    async def work(agent: str, provider: str) -> None:
+        with agent_step(agent):
+            await acompletion(**to(stub_model, provider) | {"messages": [{"role": "user", "content": agent}]})
+
+    async def both() -> None:
+        await asyncio.gather(*(work(f"{provider}-{n}", provider) for provider in PROVIDERS for n in range(5)))
+
+    trace = await observed_async(both)
+
+    assert len(trace.model_calls) == 15
+    agent_by_id = {span.span_id: span.name for span in trace.spans}
+    assert all(
+        agent_by_id[c.parent_id] == f"{c.attributes['gen_ai.prompt.0.content']}.agent" for c in trace.model_calls
+    )
+
+
+def test_threads_do_not_mix_their_calls(stub_model: StubModel) -> None:
+    def run(provider: str) -> Trace:
+        return observed(lambda: list(completion(stream=True, **to(stub_model, provider))))
+
+    with ThreadPoolExecutor(2) as pool:
+        traces = list(pool.map(run, ["hosted_vllm", "anthropic"]))
+
+    assert [told(trace)[1] for trace in traces] == ["hosted_vllm", "anthropic"]
+
+
+# ---------------------------------------------------------------------- applied and undone
+
+
+def test_nothing_is_left_when_it_is_undone(stub_model: StubModel) -> None:
+    def state() -> list[Any]:
+        kinds = (HTTPHandler, AsyncHTTPHandler, litellm.CustomStreamWrapper)
+        functions = (main.completion, main.embedding, sys.modules["litellm.responses.main"].responses)
+        return [dict(vars(kind)) for kind in kinds] + [
+            [cell.cell_contents for cell in f.__closure__] for f in functions
+        ]
+
+    before = state()
+    patch = LiteLLMPatch()
+
+    with patch:
+        assert patch.is_applied
+        assert state() != before
+
+    assert state() == before
+
+
+def test_a_call_after_undoing_leaves_no_span(stub_model: StubModel) -> None:
+    recorded = observed(completion, **to(stub_model, "hosted_vllm"))
+
+    tracer = OtelTracer(instrument=False)
+    with tracer.lifespan(), tracer._trace_context_sync():
+        list(completion(stream=True, **to(stub_model, "hosted_vllm")))
+
+    assert len(recorded.spans) == 1
+    assert tracer.get_last_trace() == []
+
+
+def test_litellm_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: StubModel) -> None:
+    program = """
+    import json, sys
+    from agentlightning.instrumentation import instrument_all
+    from tests.instrumentation.observing import observed
+    instrument_all()
+    was_imported = "litellm" in sys.modules
+    from litellm import completion
+    message = {"role": "user", "content": "Hello there"}
+    trace = observed(completion, model="hosted_vllm/stub-model", messages=[message], api_base=sys.argv[1])
+    print(json.dumps([was_imported, [span.name for span in trace.spans]]))
+    """
+
+    assert told_by(program, stub_model.openai_url) == [False, ["openai.chat.completion"]]
+
+
+# ---------------------------------------------------------------------- what LiteLLM exports
+
+
+class FakeSpan:
+    def __init__(self) -> None:
+        self.attributes: dict[str, Any] = {}
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        self.attributes[name] = value
+
+    def is_recording(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"prompt_token_ids": [1, 2], "response_token_ids": [[3, 4]]},
+        {"prompt_token_ids": [1, 2], "choices": [{"provider_specific_fields": {"token_ids": [3, 4]}}]},
+    ],
+    ids=["instrumented", "vllm"],
+)
+def test_exported_spans_carry_token_ids(response: Any) -> None:
+    found = vars(OpenTelemetry)["set_attributes"]
+    integration, span = object.__new__(OpenTelemetry), FakeSpan()
+    integration.callback_name = None
+
+    instrument_litellm()
+    instrument_litellm()
+    integration.set_attributes(span, {}, litellm.ModelResponse(**response))
+    uninstrument_litellm()
+
+    assert (span.attributes["prompt_token_ids"], span.attributes["response_token_ids"]) == ([1, 2], [3, 4])
+    assert vars(OpenTelemetry)["set_attributes"] is found
+
+
+def test_exported_spans_of_answers_without_token_ids_are_as_they_were() -> None:
+    integration, span = object.__new__(OpenTelemetry), FakeSpan()
+    integration.callback_name = None
+
+    instrument_litellm()
+    integration.set_attributes(span, {}, None)
+    uninstrument_litellm()
+
+    assert "prompt_token_ids" not in span.attributes

@@ -1,0 +1,137 @@
+"""The stand-in for AgentOps' service, in its child process."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import psutil
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.instrumentation.agentops import AgentOpsServerManager, agentops_local_server
+
+
+@pytest.fixture
+def server() -> Iterator[AgentOpsServerManager]:
+    manager = AgentOpsServerManager()
+    manager.start()
+    yield manager
+    manager.stop()
+
+
+def ask(port: int | None, path: str, method: str, data: bytes | None = None) -> Any:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_token_is_given_and_everything_else_is_agreed_to(server: AgentOpsServerManager) -> None:
+    port = server.get_port()
+
+    assert ask(port, "/v3/auth/token", "POST", b"{}") == {"token": "dummy", "project_id": "dummy"}
+    assert ask(port, "/v3/auth/token", "GET") == {"path": "v3/auth/token"}
+    assert ask(port, "/v4/logs/upload/", "POST", b"x" * 100_000) == {"path": "v4/logs/upload/"}
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        ask(port, "/x", "DELETE")
+
+
+def test_the_server_is_a_child_process_with_a_name(server: AgentOpsServerManager) -> None:
+    process = server.server_process
+
+    assert process is not None
+    assert (process.name, process.daemon, server.daemon) == ("AgentLightning-AgentOpsServer", True, True)
+    assert server.is_alive()
+    assert server.get_port() == server.server_port
+
+
+def test_ctrl_c_is_left_to_whoever_started_it(server: AgentOpsServerManager) -> None:
+    assert server.server_process is not None
+    assert server.server_process.pid is not None
+    os.kill(server.server_process.pid, signal.SIGINT)
+
+    assert ask(server.get_port(), "/still", "GET") == {"path": "still"}
+
+
+def test_it_is_stopped_and_started_again() -> None:
+    manager = AgentOpsServerManager(daemon=False)
+    assert not manager.is_alive()
+    assert manager.get_port() is None
+
+    for _ in range(2):
+        manager.start()
+        manager.start()
+        assert ask(manager.get_port(), "/x", "GET") == {"path": "x"}
+        manager.stop()
+        manager.stop()
+
+    assert (manager.is_alive(), manager.server_process, multiprocessing.active_children()) == (False, None, [])
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*already be using this port"):
+            AgentOpsServerManager(port=port).start()
+
+
+def test_a_copy_in_another_process_has_no_server(server: AgentOpsServerManager) -> None:
+    copy = pickle.loads(pickle.dumps(server))
+
+    assert (copy.server_port, copy.server_process, copy.is_alive()) == (server.server_port, None, False)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked for its exit code yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "finished"])
+def test_it_does_not_outlive_the_process_that_started_it(end: signal.Signals | None) -> None:
+    code = """
+        import sys
+        from agentlightning.instrumentation.agentops import AgentOpsServerManager
+        if __name__ == "__main__":
+            manager = AgentOpsServerManager()
+            manager.start()
+            print(manager.server_process.pid, flush=True)
+            sys.stdin.read()
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    server = psutil.Process(int(parent.stdout.readline()))
+
+    if end is not None:
+        parent.send_signal(end)
+    parent.communicate("", timeout=20)
+
+    gone_by = time.monotonic() + 10
+    while not has_ended(server):
+        assert time.monotonic() < gone_by
+        time.sleep(0.01)
+
+
+def test_the_application_is_plain_wsgi() -> None:
+    environ: dict[str, Any] = {"PATH_INFO": "/a/b"}
+    setup_testing_defaults(environ)
+    said: list[str] = []
+
+    body = agentops_local_server()(environ, lambda status, headers, error=None: said.append(status))  # type: ignore[arg-type,func-returns-value] # enough of start_response
+
+    assert (said, json.loads(b"".join(body))) == (["200 OK"], {"path": "a/b"})

@@ -1,0 +1,323 @@
+"""Clients of OpenAI's SDK, whoever made them: errors pass through them unchanged, and nobody notices us."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai._base_client import AsyncAPIClient, SyncAPIClient
+from opentelemetry import context as otel_context
+
+from agentlightning.tracer import OtelTracer
+from tests.instrumentation.asking import (
+    CHAT,
+    CHAT_WAYS,
+    HTTP,
+    IDS,
+    TOOLS,
+    USER,
+    WEATHER,
+    Asking,
+    AskingOpenAI,
+    Verdict,
+    call_of,
+    read,
+    read_async,
+)
+from tests.instrumentation.observing import observed, observed_async
+from tests.stub_model.script import Answer, Failure, Script
+from tests.stub_model.server import StubModel, running
+
+# ---------------------------------------------------------------------- errors
+
+
+ERRORS = {
+    "400": (Failure(400, "no"), openai.BadRequestError),
+    "401": (Failure(401, "no"), openai.AuthenticationError),
+    "404": (Failure(404, "no"), openai.NotFoundError),
+    "429": (Failure(429, "no"), openai.RateLimitError),
+    "500": (Failure(500, "no"), openai.InternalServerError),
+    "too late": (Answer("late", latency_seconds=5), openai.APITimeoutError),
+}
+
+
+@pytest.mark.parametrize(("turn", "kind"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_is_raised_unchanged_and_told(ask: Asking, turn: Any, kind: type[Exception], stream: bool) -> None:
+    ask.model.script = Script([turn])
+
+    trace = ask(
+        "chat.completions.create", **CHAT, stream=stream, client={"timeout": 0.3} if isinstance(turn, Answer) else {}
+    )
+
+    assert type(trace.error) is kind
+    assert [span.name for span in trace.spans] == ["openai.chat.completion"]
+    assert trace.spans[0].status.status_code == "ERROR"
+    assert (trace.spans[0].status.description or "").startswith(f"{kind.__name__}: ")
+    assert trace.spans[0].attributes["gen_ai.prompt.0.content"] == "Hello there"
+    assert "gen_ai.completion.0.role" not in trace.spans[0].attributes
+
+
+@pytest.mark.parametrize("method", ["with_raw_response.create", "with_streaming_response.create"])
+def test_an_error_of_a_raw_response_is_told(ask: Asking, method: str) -> None:
+    ask.model.script = Script([Failure(400, "no")])
+
+    trace = ask(f"chat.completions.{method}", **CHAT)
+
+    assert isinstance(trace.error, openai.BadRequestError)
+    assert [span.status.status_code for span in trace.spans] == ["ERROR"]
+
+
+def test_a_model_that_hangs_up_is_told(ask: Asking) -> None:
+    ask.model.script = Script([Answer(cut_after_events=0)])
+
+    trace = ask("chat.completions.create", **CHAT)
+
+    assert isinstance(trace.error, openai.APIConnectionError)
+    assert [span.status.status_code for span in trace.spans] == ["ERROR"]
+
+
+def test_nobody_listens_at_the_address(ask: Asking) -> None:
+    trace = ask("chat.completions.create", **CHAT, client={"base_url": "http://127.0.0.1:9/v1"})
+
+    assert isinstance(trace.error, openai.APIConnectionError)
+    assert [span.status.status_code for span in trace.spans] == ["ERROR"]
+
+
+def test_a_call_that_is_tried_again_is_one_span(ask: Asking) -> None:
+    ask.model.script = Script(
+        [Failure(429, retry_after_seconds=0.01), Failure(500, retry_after_seconds=0.01), "at last"]
+    )
+
+    attributes = call_of(ask("chat.completions.create", **CHAT, client={"max_retries": 2}))
+
+    assert attributes["gen_ai.completion.0.content"] == "at last"
+    assert len(ask.model.requests) == 3
+
+
+def test_a_call_that_is_tried_in_vain_is_one_span(ask: Asking) -> None:
+    ask.model.script = Script(lambda _: Failure(429, retry_after_seconds=0.01))
+
+    trace = ask("chat.completions.create", **CHAT, client={"max_retries": 2})
+
+    assert isinstance(trace.error, openai.RateLimitError)
+    assert (len(trace.spans), len(ask.model.requests)) == (1, 3)
+
+
+async def test_a_cancelled_call_is_told(stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("late", latency_seconds=5)])
+    with OtelTracer().lifespan() as tracer:
+        async with AskingOpenAI(stub_model, is_async=True).async_client() as client, tracer.trace_context() as recorder:
+            task = asyncio.create_task(client.chat.completions.create(**CHAT))
+            while not stub_model.requests:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    assert [(span.name, span.status.status_code.name) for span in recorder.spans()] == [
+        ("openai.chat.completion", "ERROR")
+    ]
+    assert recorder.spans()[0].status.description == "CancelledError: "
+
+
+def test_a_request_that_the_sdk_refuses_raises_what_it_did(ask: Asking) -> None:
+    trace = ask("chat.completions.create", model="stub-model")
+
+    assert isinstance(trace.error, TypeError)
+    assert trace.spans == []
+
+
+# ---------------------------------------------------------------------- clients
+
+
+def test_clients_made_before_are_seen(stub_model: StubModel) -> None:
+    with AskingOpenAI(stub_model, is_async=False).client() as client:
+        create = client.chat.completions.create
+
+        trace = observed(lambda: create(**CHAT).choices[0].message.content)
+
+    assert (trace.result, call_of(trace)["gen_ai.completion.0.content"]) == ("Hello there", "Hello there")
+
+
+def test_a_subclass_of_the_client_is_seen(stub_model: StubModel) -> None:
+    class Mine(openai.OpenAI):
+        asked = 0
+
+        def request(self, *args: Any, **kwargs: Any) -> Any:
+            self.asked += 1
+            return super().request(*args, **kwargs)
+
+    with Mine(base_url=stub_model.openai_url, api_key="any") as client:
+        trace = observed(lambda: client.with_options(timeout=9).chat.completions.create(**CHAT))
+        call_of(trace)
+
+
+def test_the_client_of_the_module_is_seen(stub_model: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "api_key", "any")
+    monkeypatch.setattr(openai, "base_url", f"{stub_model.openai_url}/")
+    try:
+        trace = observed(lambda: openai.chat.completions.create(**CHAT))
+    finally:
+        openai._reset_client()
+
+    assert call_of(trace)["gen_ai.completion.0.content"] == "Hello there"
+
+
+SAID = {"id": "x", "object": "chat.completion", "created": 1, "model": "gpt"}
+WHOLE = {
+    **SAID,
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes."}}],
+}
+CHUNK = {**SAID, "choices": [{"index": 0, "finish_reason": "stop", "delta": {"role": "assistant", "content": "Yes."}}]}
+
+
+def answering(seen: list[str]) -> Any:
+    """A transport that notes the path of each request and says yes."""
+
+    def answer(request: Any) -> Any:
+        seen.append(str(request.url))
+        if json.loads(request.content).get("stream"):
+            text = f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n"
+            return HTTP.Response(200, text=text, headers={"content-type": "text/event-stream"})
+        return HTTP.Response(200, json=WHOLE)
+
+    return HTTP.MockTransport(answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_azure_with_a_transport_of_its_own_is_seen(stream: bool) -> None:
+    seen: list[str] = []
+    azure: dict[str, Any] = {
+        "azure_endpoint": "https://me.openai.azure.com",
+        "api_key": "any",
+        "api_version": "2025-01-01",
+    }
+    with openai.AzureOpenAI(**azure, http_client=HTTP.Client(transport=answering(seen))) as client:
+        trace = observed(lambda: read(client.chat.completions.create(model="gpt", messages=USER, stream=stream)))
+
+    attributes = call_of(trace)
+    assert attributes["gen_ai.completion.0.content"] == "Yes."
+    assert attributes["server.address"].startswith("https://me.openai.azure.com")
+    assert seen == ["https://me.openai.azure.com/openai/deployments/gpt/chat/completions?api-version=2025-01-01"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_asynchronous_client_with_a_transport_of_its_own_is_seen(stream: bool) -> None:
+    http = HTTP.AsyncClient(transport=answering([]))
+    async with openai.AsyncOpenAI(base_url="http://model", api_key="any", http_client=http) as client:
+
+        async def run() -> Any:
+            return await read_async(await client.chat.completions.create(model="gpt", messages=USER, stream=stream))
+
+        trace = await observed_async(run)
+
+    assert call_of(trace)["gen_ai.completion.0.content"] == "Yes."
+
+
+def test_a_response_that_is_asked_for_as_such_is_read(stub_model: StubModel) -> None:
+    with AskingOpenAI(stub_model, is_async=False).client() as client:
+        trace = observed(lambda: client.post("/chat/completions", body={**CHAT}, cast_to=HTTP.Response).json())
+
+    assert trace.result["choices"][0]["message"]["content"] == "Hello there"
+    assert call_of(trace)["gen_ai.completion.0.content"] == "Hello there"
+
+
+def test_a_response_that_is_asked_for_as_plain_values_is_read(stub_model: StubModel) -> None:
+    with AskingOpenAI(stub_model, is_async=False).client() as client:
+        trace = observed(lambda: client.post("/chat/completions", body={**CHAT}, cast_to=object))
+
+    assert call_of(trace)["gen_ai.completion.0.content"] == "Hello there"
+
+
+def test_calls_that_opentelemetry_is_told_to_leave_out_are_left_out(stub_model: StubModel) -> None:
+    def run() -> Any:
+        token = otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
+        with AskingOpenAI(stub_model, is_async=False).client() as client:
+            client.chat.completions.create(**CHAT)
+        otel_context.detach(token)
+
+    trace = observed(run)
+
+    assert (trace.error, trace.spans, len(stub_model.requests)) == (None, [], 1)
+
+
+# ---------------------------------------------------------------------- nothing is changed
+
+
+ALL_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (method, {**CHAT, **options}) for name, (method, options) in CHAT_WAYS.items()},
+    "tools": ("chat.completions.create", {**CHAT, "tools": TOOLS}),
+    "choices": ("chat.completions.create", {**CHAT, "n": 3, "logprobs": True, "extra_body": IDS}),
+    "choices stream": ("chat.completions.create", {**CHAT, "n": 3, "stream": True, "extra_body": IDS}),
+    "parsed": ("chat.completions.parse", {**CHAT, "response_format": Verdict}),
+    "response": ("responses.create", {"model": "stub-model", "input": "hi"}),
+    "response stream": ("responses.create", {"model": "stub-model", "input": "hi", "stream": True}),
+    "response helper": ("responses.stream", {"model": "stub-model", "input": "hi"}),
+    "response parsed": ("responses.parse", {"model": "stub-model", "input": "hi", "text_format": Verdict}),
+    "response raw": ("responses.with_raw_response.create", {"model": "stub-model", "input": "hi"}),
+    "completion": ("completions.create", {"model": "stub-model", "prompt": "hi"}),
+    "completion stream": ("completions.create", {"model": "stub-model", "prompt": "hi", "stream": True}),
+    "embeddings": ("embeddings.create", {"model": "stub-model", "input": "hi"}),
+    "embeddings raw": ("embeddings.with_raw_response.create", {"model": "stub-model", "input": "hi"}),
+    "models": ("models.retrieve", {"model": "stub-model"}),
+}
+
+
+@pytest.mark.parametrize("call", ALL_CALLS.values(), ids=ALL_CALLS)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_program_gets_what_it_would_get_anyway(call: tuple[str, dict[str, Any]], is_async: bool) -> None:
+    method, arguments = call
+    before = repr(arguments)
+    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
+        plainly = AskingOpenAI(model, is_async=is_async).plainly(method, **arguments)
+        sent = model.requests[-1].body
+    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
+        trace = AskingOpenAI(model, is_async=is_async)(method, **arguments)
+
+    assert trace.error is None
+    assert trace.result == plainly
+    assert model.requests[-1].body == sent
+    assert repr(arguments) == before
+
+
+@pytest.mark.parametrize("turn", [Failure(400, "no"), Failure(429, "slow"), Failure(500)], ids=["400", "429", "500"])
+def test_the_program_gets_the_error_it_would_get_anyway(ask: Asking, turn: Failure) -> None:
+    ask.model.script = Script([turn, turn])
+    with pytest.raises(openai.APIStatusError) as plainly:
+        ask.plainly("chat.completions.create", **CHAT)
+
+    error = ask("chat.completions.create", **CHAT).error
+
+    assert isinstance(error, openai.APIStatusError)
+    assert (type(error), str(error), error.body) == (type(plainly.value), str(plainly.value), plainly.value.body)
+    assert error.__cause__ is plainly.value.__cause__ is None
+
+
+def test_the_sdk_is_left_as_it_was(stub_model: StubModel) -> None:
+    before = vars(SyncAPIClient)["request"], vars(AsyncAPIClient)["request"]
+
+    AskingOpenAI(stub_model, is_async=False)("chat.completions.create", **CHAT)
+
+    assert (vars(SyncAPIClient)["request"], vars(AsyncAPIClient)["request"]) == before
+
+
+def test_a_wrapper_of_someone_else_survives(stub_model: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer, seen = OtelTracer(), []
+    monkeypatch.setattr(SyncAPIClient, "request", vars(SyncAPIClient)["request"])  # so that it is put back
+    tracer.init_worker(0)
+    ours = SyncAPIClient.request
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args[2].url)
+        return ours(*args, **kwargs)
+
+    setattr(SyncAPIClient, "request", theirs)  # noqa: B010 # which a type checker would not allow
+    tracer.teardown_worker(0)
+    with AskingOpenAI(stub_model, is_async=False).client() as client:
+        trace = observed(lambda: client.models.retrieve("stub-model").id)
+        client.chat.completions.create(**CHAT)
+
+    assert (vars(SyncAPIClient)["request"], trace.spans) == (theirs, [])
+    assert seen == ["/models/stub-model", "/chat/completions"]

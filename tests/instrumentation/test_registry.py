@@ -1,0 +1,228 @@
+"""Patches are applied for the first user and undone for the last, in whatever threads and processes they are."""
+
+import logging
+import multiprocessing
+import pickle
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import _base_client as anthropic_base
+from openai import _base_client as openai_base
+
+from agentlightning.instrumentation import instrument_all, uninstrument_all
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.registry import Instrumentation, instrumentation
+from agentlightning.tracer import OtelTracer
+from tests.stub_model.server import StubModel
+
+ORIGINALS = {
+    (base, name): vars(getattr(base, name))["request"]
+    for base in (openai_base, anthropic_base)
+    for name in ("SyncAPIClient", "AsyncAPIClient")
+}
+USER: Any = [{"role": "user", "content": "Hello there"}]
+
+
+def is_patched() -> bool:
+    """Whether the SDKs are changed; all of them or none."""
+    answers = {vars(getattr(base, name))["request"] is not found for (base, name), found in ORIGINALS.items()}
+    assert len(answers) == 1
+    return answers.pop()
+
+
+class Counting(Patch):
+    """Says how often it was applied and undone."""
+
+    name, module = "threading", "threading"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.applied = self.undone = 0
+
+    def change(self, module: ModuleType) -> None:
+        self.applied += 1
+        self.when_undone(self.count_undone)
+
+    def count_undone(self) -> None:
+        self.undone += 1
+
+
+class Unfit(Counting):
+    """Does half of its work and fails."""
+
+    def change(self, module: ModuleType) -> None:
+        super().change(module)
+        raise LookupError("the library has no such thing")
+
+
+def test_the_first_user_applies_and_the_last_undoes() -> None:
+    patch = Counting()
+    patches = Instrumentation((patch,))
+
+    patches.acquire()
+    patches.acquire()
+    patches.release()
+    assert (patches.is_on, patch.applied, patch.undone, patches.found()) == (True, 1, 0, ("threading",))
+    patches.release()
+    patches.release()
+
+    assert (patches.is_on, patch.applied, patch.undone, patches.found()) == (False, 1, 1, ())
+
+
+def test_users_in_many_threads_are_counted() -> None:
+    patch = Counting()
+    patches = Instrumentation((patch,))
+
+    def work() -> None:
+        for _ in range(300):
+            patches.acquire()
+            assert patch.is_applied
+            patches.release()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not patches.is_on
+    assert patch.applied == patch.undone > 0
+
+
+def test_a_patch_that_does_not_fit_says_so_once_and_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    first, unfit, last = Counting(), Unfit(), Counting()
+    patches = Instrumentation((first, unfit, last))
+
+    patches.acquire()
+    assert (first.is_applied, unfit.is_applied, last.is_applied) == (True, False, True)
+    assert (unfit.applied, unfit.undone) == (1, 1)
+    patches.release()
+
+    assert (unfit.applied, unfit.undone, last.undone) == (1, 1, 1)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_every_patch_of_the_table_is_applied_and_undone() -> None:
+    instrument_all()
+    instrument_all()
+    try:
+        assert {"openai", "anthropic"} <= set(instrumentation().found())
+    finally:
+        uninstrument_all()
+    assert is_patched()
+    uninstrument_all()
+
+    assert not is_patched()
+    assert instrumentation().found() == ()
+
+
+# ---------------------------------------------------------------------- tracers
+
+
+def test_initialising_twice_is_harmless() -> None:
+    tracer = OtelTracer()
+
+    tracer.init_worker(0)
+    tracer.init_worker(0)
+    assert is_patched()
+    tracer.teardown_worker(0)
+
+    assert not is_patched()
+    tracer.teardown_worker(0)
+    assert not is_patched()
+
+
+def test_the_last_of_several_tracers_undoes() -> None:
+    first, second = OtelTracer(), OtelTracer()
+    first.init_worker(0)
+    second.init_worker(1)
+
+    first.teardown_worker(0)
+    first.teardown_worker(0)
+    assert is_patched()
+    second.teardown_worker(1)
+
+    assert not is_patched()
+
+
+def test_a_tracer_that_does_not_instrument_leaves_the_sdks_alone() -> None:
+    with OtelTracer(instrument=False).lifespan():
+        assert not is_patched()
+
+
+def test_a_tracer_travels_without_its_patches() -> None:
+    tracer = OtelTracer()
+    with tracer.lifespan():
+        copy = pickle.loads(pickle.dumps(tracer))
+        assert is_patched()
+        copy.teardown_worker(0)
+        assert is_patched()
+
+    assert not is_patched()
+    with copy.lifespan():
+        assert is_patched()
+
+
+def test_nothing_is_recorded_after_teardown(stub_model: StubModel) -> None:
+    tracer = OtelTracer()
+    client = openai.OpenAI(base_url=stub_model.openai_url, api_key="any")
+    with tracer.lifespan(), tracer._trace_context_sync() as recorder:
+        client.chat.completions.create(model="stub-model", messages=USER)
+    with OtelTracer(instrument=False).lifespan() as other, other._trace_context_sync() as later:
+        client.chat.completions.create(model="stub-model", messages=USER)
+    client.close()
+
+    assert [span.name for span in recorder.spans()] == ["openai.chat.completion"]
+    assert later.spans() == []
+
+
+def test_a_call_that_outlives_the_patch_is_recorded_to_its_end(stub_model: StubModel) -> None:
+    tracer = OtelTracer()
+    with openai.OpenAI(base_url=stub_model.openai_url, api_key="any") as client:
+        tracer.init_worker(0)
+        with tracer._trace_context_sync() as recorder:
+            stream = client.chat.completions.create(model="stub-model", messages=USER, stream=True)
+            tracer.teardown_worker(0)
+            assert len(list(stream)) == 4
+
+    assert [(span.attributes or {})["gen_ai.completion.0.content"] for span in recorder.spans()] == ["Hello there"]
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def names_of_a_call(tracer: OtelTracer, url: str, answers: Any) -> None:
+    """In another process: one call of each SDK under this tracer."""
+    with tracer.lifespan(), tracer._trace_context_sync() as recorder:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
+            client.chat.completions.create(model="stub-model", messages=USER)
+        with anthropic.Anthropic(base_url=url, api_key="any") as other:
+            other.messages.create(model="stub-model", messages=USER, max_tokens=9)
+        names = [span.name for span in recorder.spans()]
+    answers.put((names, is_patched()))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("fork", marks=pytest.mark.skipif(sys.platform == "win32", reason="no fork"))]
+)
+@pytest.mark.parametrize("is_on_before", [False, True])
+def test_a_child_process_records_its_own_calls(stub_model: StubModel, method: Any, is_on_before: bool) -> None:
+    context = multiprocessing.get_context(method)
+    answers, tracer, bystander = context.Queue(), OtelTracer(), OtelTracer()
+    if is_on_before:
+        bystander.init_worker(0)
+
+    child = context.Process(target=names_of_a_call, args=(tracer, stub_model.url, answers))
+    child.start()
+    names, was_patched = answers.get(timeout=60)
+    child.join(60)
+    bystander.teardown_worker(0)
+
+    assert (names, child.exitcode) == (["openai.chat.completion", "anthropic.messages"], 0)
+    assert was_patched is (is_on_before and method == "fork")

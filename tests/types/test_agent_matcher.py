@@ -1,0 +1,193 @@
+"""Agents are chosen by regular expression, by wildcards, and by rules of which the highest priority decides."""
+
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agentlightning import types
+from agentlightning.errors import ConfigurationError
+from agentlightning.types import AgentMatcher, AgentRule
+from agentlightning.types.agent_matcher import agent_matcher, name_test
+
+DRAFTLESS = AgentMatcher([AgentRule("writer*"), AgentRule("draft", "regex", include=False, priority=10)])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_meant"),
+    [
+        ("solver", "solver", True),
+        ("solver", "my_solver_2", True),
+        ("^solver$", "my_solver_2", False),
+        ("a|b", "abc", True),
+        ("Solver", "solver", False),
+        ("(?i)Solver", "solver", True),
+        ("", "anyone", True),
+    ],
+    ids=["same", "within", "anchored", "either", "case", "any-case", "empty"],
+)
+def test_a_regular_expression_matches_anywhere(pattern: str, name: str, is_meant: bool) -> None:
+    assert AgentMatcher.regex(pattern).matches(name) is is_meant
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_meant"),
+    [
+        ("writer*", "writer_2", True),
+        ("writer*", "ghostwriter", False),
+        ("*writer*", "ghostwriter_2", True),
+        ("writer?", "writer2", True),
+        ("writer?", "writer", False),
+        ("writer[12]", "writer3", False),
+        ("writer.v1", "writerXv1", False),
+        ("Writer", "writer", False),
+        ("*", "", True),
+        ("two\nlines*", "two\nlines\nhere", True),
+    ],
+    ids=["star", "whole-name", "both-sides", "one", "one-missing", "set", "dot", "case", "all", "lines"],
+)
+def test_wildcards_cover_the_whole_name(pattern: str, name: str, is_meant: bool) -> None:
+    assert AgentMatcher.glob(pattern).matches(name) is is_meant
+
+
+@pytest.mark.parametrize(
+    ("name", "is_meant"), [("writer_1", True), ("writer_draft", False), ("critic", False)], ids=["in", "out", "neither"]
+)
+def test_the_highest_priority_that_matches_decides(name: str, is_meant: bool) -> None:
+    assert DRAFTLESS.matches(name) is is_meant
+
+
+def test_a_lower_rule_has_no_say_where_a_higher_one_matches() -> None:
+    rules = [AgentRule("critic", include=False, priority=1), AgentRule("critic*", priority=2)]
+
+    assert AgentMatcher(rules).matches("critic")
+    assert AgentMatcher(rules[::-1]).matches("critic")
+
+
+def test_among_equals_the_earlier_rule_decides() -> None:
+    excluding, including = AgentRule("critic", include=False), AgentRule("*")
+
+    assert not AgentMatcher([excluding, including]).matches("critic")
+    assert AgentMatcher([including, excluding]).matches("critic")
+
+
+def test_everyone_but_one() -> None:
+    matcher = AgentMatcher([AgentRule("critic", include=False), AgentRule("*")])
+
+    assert [name for name in ("solver", "critic", "writer") if matcher.matches(name)] == ["solver", "writer"]
+
+
+def test_rules_stand_in_the_order_in_which_they_are_asked() -> None:
+    assert [rule.priority for rule in DRAFTLESS.rules] == [10, 0]
+    assert (
+        repr(AgentMatcher.glob("w*"))
+        == "AgentMatcher(rules=(AgentRule(pattern='w*', syntax='glob', priority=0, include=True),))"
+    )
+
+
+# ---------------------------------------------------------------------- matchers are values
+
+
+def test_matchers_compare_hash_and_pickle() -> None:
+    same = AgentMatcher(tuple(reversed(DRAFTLESS.rules)))
+
+    assert same == DRAFTLESS
+    assert len({same, DRAFTLESS, AgentMatcher.glob("writer*")}) == 2
+    assert pickle.loads(pickle.dumps(DRAFTLESS)) == DRAFTLESS
+
+
+def test_a_matcher_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        DRAFTLESS.rules = ()  # type: ignore[misc]
+
+
+def test_json_in_and_out() -> None:
+    class Plan(BaseModel):
+        agents: AgentMatcher
+
+    plan = Plan(agents=DRAFTLESS)
+
+    assert Plan.model_validate_json(plan.model_dump_json()).agents == DRAFTLESS
+
+
+def test_rules_read_from_json_are_put_in_order() -> None:
+    text = '{"rules": [{"pattern": "*"}, {"pattern": "critic", "include": false, "priority": 1}]}'
+
+    matcher = TypeAdapter(AgentMatcher).validate_json(text)
+
+    assert matcher == AgentMatcher([AgentRule("critic", include=False, priority=1), AgentRule("*")])
+    assert not matcher.matches("critic")
+
+
+def test_a_bad_pattern_in_json_is_named() -> None:
+    with pytest.raises(ValidationError, match=r"The agent pattern '\(' is no regular expression"):
+        TypeAdapter(AgentMatcher).validate_json('{"rules": [{"pattern": "(", "syntax": "regex"}]}')
+
+
+# ---------------------------------------------------------------------- what cannot be meant
+
+
+@pytest.mark.parametrize("pattern", ["(", "*", "writer**", "[a"])
+def test_a_bad_regular_expression_is_named_and_wildcards_are_offered(pattern: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no regular expression: .*; for wildcards .* use") as caught:
+        AgentMatcher.regex(pattern)
+
+    assert repr(pattern) in str(caught.value)
+
+
+def test_an_unknown_syntax_is_refused() -> None:
+    syntax: Any = "sql"
+
+    with pytest.raises(ConfigurationError, match="pattern 'a%' cannot be 'sql'; it is 'glob' or 'regex'"):
+        AgentRule("a%", syntax)
+
+
+@pytest.mark.parametrize("rules", [[], [AgentRule("a", include=False)]], ids=["none", "only-excluding"])
+def test_rules_that_mean_nobody_are_refused(rules: list[AgentRule]) -> None:
+    with pytest.raises(ConfigurationError, match="match no agent at all; add one that includes"):
+        AgentMatcher(rules)
+
+
+@pytest.mark.parametrize("rules", ["writer*", ["writer*"], [AgentMatcher.glob("a")]], ids=["text", "texts", "matcher"])
+def test_a_matcher_is_made_of_rules(rules: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"made of AgentRules, not of .*; for one pattern use"):
+        AgentMatcher(rules)
+
+
+# ---------------------------------------------------------------------- what users pass
+
+
+def test_what_users_pass_becomes_a_matcher() -> None:
+    assert agent_matcher("solver") == AgentMatcher.regex("solver")
+    assert agent_matcher(DRAFTLESS) is DRAFTLESS
+    assert agent_matcher(None) is None
+
+
+@pytest.mark.parametrize("value", [5, ["solver"], AgentRule("solver")], ids=["number", "list", "rule"])
+def test_anything_else_is_refused_with_the_accepted_forms(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"agent_match cannot be .*; it is a regular expression, an AgentM"):
+        agent_matcher(value)
+
+
+@pytest.mark.parametrize("value", ["writer", AgentMatcher.glob("writer*"), DRAFTLESS], ids=["text", "glob", "rules"])
+def test_a_test_for_many_names_answers_as_the_matcher(value: str | AgentMatcher) -> None:
+    test, matcher = name_test(value), agent_matcher(value)
+
+    assert test is not None
+    assert matcher is not None
+    for name in ("writer_1", "writer_draft", "critic"):
+        assert bool(test(name)) is matcher.matches(name)
+
+
+def test_all_agents_need_no_test() -> None:
+    assert name_test(None) is None
+
+
+def test_a_bad_pattern_fails_before_the_first_name() -> None:
+    with pytest.raises(ConfigurationError, match="no regular expression"):
+        name_test("*")
+
+
+def test_matcher_is_public() -> None:
+    assert {"AgentMatcher", "AgentRule"} <= set(types.__all__)

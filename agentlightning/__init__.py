@@ -29,7 +29,20 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("LlmProxyTraceToTriplet", "TraceToMessages", "TraceToTriplet", "TraceToTrajectory", "Trajectory"),
         "TraceReport",
     ),
+    "agentlightning.algorithm": ("Algorithm", "algo", "FastAlgorithm", "Baseline"),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
+    "agentlightning.config": ("lightning_cli",),
+    "agentlightning.execution": (
+        *("ExecutionStrategy", "ClientServerExecutionStrategy", "ExecutionEvent", "ThreadingEvent"),
+        *("MultiprocessingEvent", "SharedMemoryExecutionStrategy"),
+    ),
+    "agentlightning.litagent": (
+        *("LitAgent", "llm_rollout", "prompt_rollout", "rollout", "CommandAgent", "AgentRouter", "Route"),
+        "resources_for",
+    ),
+    "agentlightning.runner": ("Runner", "LitAgentRunner"),
+    "agentlightning.runner.legacy": ("LegacyAgentRunner",),
+    "agentlightning.trainer": ("Trainer", "build_component"),
     "agentlightning.server": ("AgentLightningServer",),
     "agentlightning.emitter": (
         *("reward", "emit_reward", "get_reward_value", "get_rewards_from_span", "is_reward_span", "find_reward_spans"),
@@ -73,6 +86,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("Event", "Link", "OtelResource", "Span", "SpanCoreFields", "SpanRecordingContext", "SpanNames"),
         *("SpanAttributeNames", "SpanLike", "PaginatedResult", "FilterOptions", "FilterField", "SortOptions"),
         *("FilterLogic", "SortOrder", "Run", "RunStatus", "MetricPoint", "Notice", "NoticeKind", "NOTICE_KINDS"),
+        *("AgentMatcher", "AgentRule"),
     ),
 }
 _RENAMED = {
@@ -84,7 +98,12 @@ _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in nam
 __all__ = ["__version__", *_HOME_OF]  # strings, of the table
 
 
-_ROOMS = frozenset(["adapter", "emitter", "errors", "events", "semconv", "store", "tracer", "types"])
+_ROOMS = frozenset(
+    [
+        *("adapter", "algorithm", "emitter", "errors", "events", "execution", "instrumentation", "litagent", "runner"),
+        *("semconv", "store", "tracer", "trainer", "types"),
+    ]
+)
 
 
 def __getattr__(name: str) -> object:

@@ -18,6 +18,7 @@ working, and carries the HTTP status with which a server answers it. All take on
     │   └── StoreUnavailable (ConnectionError) 503  the store cannot be reached, or cannot write
     │       └── IncompatibleStore            503  the file is corrupt, foreign, or from a newer release
     ├── RolloutFailed (RuntimeError)
+    │   └── AttemptTimedOut (TimeoutError)
     ├── TracingError (RuntimeError)
     │   └── NoActiveTracer
     ├── ProxyError (RuntimeError)
@@ -43,6 +44,7 @@ __all__ = [
     "StoreUnavailable",
     "IncompatibleStore",
     "RolloutFailed",
+    "AttemptTimedOut",
     "TracingError",
     "NoActiveTracer",
     "ProxyError",
@@ -133,6 +135,10 @@ class IncompatibleStore(StoreUnavailable):
 
 class RolloutFailed(AgentLightningError, RuntimeError):
     """A rollout ended without success where success was needed."""
+
+
+class AttemptTimedOut(RolloutFailed, TimeoutError):
+    """The agent took longer than it was allowed."""
 
 
 class TracingError(AgentLightningError, RuntimeError):

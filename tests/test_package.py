@@ -11,7 +11,7 @@ import agentlightning as agl
 HEAVY = ("fastapi", "aiohttp", "openai", "litellm", "torch", "transformers", "agentops", "pydantic", "opentelemetry")
 LONGEST_IMPORT_SECONDS = 0.25
 
-RUNNING, PROXY, LEARNING, PROMPTS = "running", "proxy", "learning", "prompts"
+PROXY, LEARNING, PROMPTS = "proxy", "learning", "prompts"
 
 NAMES = {
     "adapter": "TraceAdapter OtelTraceAdapter Adapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet "
@@ -41,20 +41,7 @@ NAMES = {
     "FilterField StatusCode SpanCoreFields SpanRecordingContext",
 }
 
-NOT_YET_BY_ORIGIN = {
-    "algorithm": RUNNING,
-    "config": RUNNING,
-    "execution": RUNNING,
-    "litagent": RUNNING,
-    "llm_proxy": PROXY,
-    "runner": RUNNING,
-    "trainer": RUNNING,
-}
-
-NOT_YET = {name: issue for origin, issue in NOT_YET_BY_ORIGIN.items() for name in NAMES[origin].split()} | {
-    "APO": PROMPTS,
-    "VERL": LEARNING,
-}
+NOT_YET = {"LLMProxy": PROXY, "APO": PROMPTS, "VERL": LEARNING}
 """Public names that do not resolve yet, and what brings them."""
 
 MODULES = [
@@ -63,11 +50,19 @@ MODULES = [
     "adapter.messages",
     "adapter.trajectory",
     "adapter.triplet",
+    "algorithm",
+    "algorithm.base",
+    "algorithm.decorator",
+    "algorithm.fast",
+    "algorithm.utils",
     "cli",
+    "cli.agentops_server",
     "cli.prometheus",
+    "cli.runner",
     "cli.store",
     "cli.tokens",
     "client",
+    "config",
     "emitter",
     "emitter.annotation",
     "emitter.exception",
@@ -78,8 +73,26 @@ MODULES = [
     "env_var",
     "errors",
     "events",
+    "execution",
+    "execution.base",
+    "execution.client_server",
+    "execution.events",
+    "execution.shared_memory",
+    "instrumentation",
+    "instrumentation.agentops",
+    "instrumentation.agentops_langchain",
+    "instrumentation.litellm",
+    "instrumentation.vllm",
+    "instrumentation.weave",
     "legacy",
+    "litagent",
+    "litagent.decorator",
+    "litagent.litagent",
     "logging",
+    "runner",
+    "runner.agent",
+    "runner.base",
+    "runner.legacy",
     "semconv",
     "server",
     "store",
@@ -93,9 +106,16 @@ MODULES = [
     "tracer.agentops",
     "tracer.base",
     "tracer.dummy",
+    "tracer.http",
     "tracer.otel",
     "tracer.weave",
+    "trainer",
+    "trainer.init_utils",
+    "trainer.legacy",
+    "trainer.registry",
+    "trainer.trainer",
     "utils.otel",
+    "utils.otlp",
     "utils.server_launcher",
     "types",
     "types.core",

@@ -25,10 +25,10 @@ from agentlightning.store import (
     export_store,
     import_store,
 )
+from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
-from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["main", "refuse_open_address"]
+__all__ = ["main"]
 
 DEFAULT_PORT = 4747
 DEFAULT_SQLITE_PATH = "agentlightning.db"
@@ -97,17 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 # ---------------------------------------------------------------------- serving
-
-
-def refuse_open_address(host: str, token: str | None, *, is_insecure: bool) -> None:
-    """Refuse to serve other machines without a token."""
-    if token or is_insecure or is_loopback(host):
-        return
-    raise ConfigurationError(
-        f"--host {host} lets other machines in, and without a token everybody who reaches it can read and change the "
-        "store; make one with `agl tokens new` and give it as AGL_STORE_TOKEN or --token, "
-        "or say --insecure if the network is yours alone."
-    )
 
 
 def _serve(arguments: argparse.Namespace) -> int:

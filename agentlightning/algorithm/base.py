@@ -1,0 +1,91 @@
+"""Algorithm: what learns. It reads and writes the store, and never meets a runner."""
+
+import inspect
+import weakref
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.adapter.base import TraceAdapter
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Dataset, NamedResources
+
+if TYPE_CHECKING:
+    from agentlightning.client import AgentLightningClient
+
+__all__ = ["Algorithm"]
+
+
+class Algorithm:
+    """Base of algorithms. The trainer sets what it works with before it calls `run`."""
+
+    # Class-level, so that subclasses need not call `super().__init__()`.
+    _trainer_ref: "weakref.ref[Any] | None" = None
+    _llm_proxy: Any = None
+    _store: LightningStore | None = None
+    _initial_resources: NamedResources | None = None
+    _adapter: TraceAdapter[Any] | None = None
+
+    def is_async(self) -> bool:
+        """Whether `run` is a coroutine function."""
+        return inspect.iscoroutinefunction(self.run)
+
+    def set_trainer(self, trainer: Any) -> None:
+        self._trainer_ref = weakref.ref(trainer)
+
+    def get_trainer(self) -> Any:
+        """The trainer; ValueError if there is none."""
+        trainer = None if self._trainer_ref is None else self._trainer_ref()
+        if trainer is None:
+            raise self._missing("trainer")
+        return trainer
+
+    def set_llm_proxy(self, llm_proxy: Any) -> None:
+        self._llm_proxy = llm_proxy
+
+    def get_llm_proxy(self) -> Any:
+        """The proxy; None if the trainer has none."""
+        return self._llm_proxy
+
+    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
+        self._adapter = adapter
+
+    def get_adapter(self) -> TraceAdapter[Any]:
+        """What turns spans into the algorithm's data; ValueError if there is none."""
+        if self._adapter is None:
+            raise self._missing("adapter")
+        return self._adapter
+
+    def set_store(self, store: LightningStore) -> None:
+        self._store = store
+
+    def get_store(self) -> LightningStore:
+        """The store; ValueError if there is none."""
+        if self._store is None:
+            raise self._missing("store")
+        return self._store
+
+    def set_initial_resources(self, resources: NamedResources) -> None:
+        self._initial_resources = resources
+
+    def get_initial_resources(self) -> NamedResources | None:
+        """What the user starts from; None if nothing was given."""
+        return self._initial_resources
+
+    def _missing(self, part: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{type(self).__name__} has no {part}; run it through a Trainer, or call set_{part} first."
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> None | Coroutine[Any, Any, None]:
+        """Learn; plain or a coroutine function."""
+        raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset).")
+
+    def get_client(self) -> "AgentLightningClient":
+        """A client of the v0.1 protocol, for algorithms that serve it themselves. Deprecated."""
+        raise NotImplementedError(f"{type(self).__name__} serves no v0.1 clients.")

@@ -1,0 +1,140 @@
+"""Algorithms that train nothing: they show that an agent, its data and its rewards work, before an expensive run."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attempt, Dataset, Rollout, RolloutMode, Span
+
+__all__ = ["Baseline", "FastAlgorithm"]
+
+logger = logging.getLogger(__name__)
+
+SpanVerbosity = Literal["keys", "key_values", "none"]
+_QUEUED: Final = ("queuing", "requeuing")
+_FINISHED: Final = ("succeeded", "failed", "cancelled")
+
+
+class FastAlgorithm(Algorithm):
+    """Marks an algorithm as fit for `Trainer.dev`: quick, and free of side effects on models."""
+
+
+class Baseline(FastAlgorithm):
+    """Sends every task through the agent and logs what came back."""
+
+    def __init__(
+        self,
+        *,
+        n_epochs: int = 1,
+        train_split: float = 0.5,
+        polling_interval: float = 5.0,
+        max_queue_length: int = 4,
+        span_verbosity: SpanVerbosity = "keys",
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            n_epochs: How often each task is sent.
+            train_split: Between 0 and 1; kept for scripts of earlier releases.
+            polling_interval: Seconds after which the store is asked again where it has no news of its own.
+            max_queue_length: How many rollouts may wait for a runner before the next task is sent.
+            span_verbosity: What is logged of a span's attributes.
+        """
+        if not 0 < train_split < 1:
+            raise ConfigurationError(f"train_split must lie between 0 and 1; it is {train_split}.")
+        self.n_epochs = n_epochs
+        self.train_split = train_split
+        self.polling_interval = polling_interval
+        self.max_queue_length = max_queue_length
+        self.span_verbosity = span_verbosity
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        samples = [*_samples(train_dataset, "train"), *_samples(val_dataset, "val")]
+        if not samples:
+            logger.error(
+                "Baseline has nothing to do: both data sets are empty. Give it a train_dataset or val_dataset."
+            )
+            return
+        store = self.get_store()
+        resources_id = await self._publish(store)
+        for epoch in range(self.n_epochs):
+            harvests: list[asyncio.Task[None]] = []
+            for mode, sample in samples:
+                await self._wait_for_room(store)
+                rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
+                name = f"harvest-{rollout.rollout_id}"
+                harvests.append(asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name))
+            logger.info("Epoch %d of %d: %d rollouts sent.", epoch + 1, self.n_epochs, len(harvests))
+            await asyncio.gather(*harvests)
+
+    async def _publish(self, store: LightningStore) -> str | None:
+        resources = self.get_initial_resources()
+        if resources is None:
+            return None
+        return (await store.update_resources("default", resources)).resources_id
+
+    async def _wait_for_room(self, store: LightningStore) -> None:
+        while len(await store.query_rollouts(status_in=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
+            await asyncio.sleep(min(self.polling_interval, 0.1))
+
+    async def _harvest(self, store: LightningStore, rollout_id: str) -> None:
+        """Wait for one rollout and log what became of it."""
+        finished: Sequence[Rollout] = []
+        while not finished:
+            finished = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=self.polling_interval)
+        rollout = finished[0]
+        for attempt in await store.query_attempts(rollout_id):
+            self._log_attempt(rollout_id, attempt)
+            for span in await store.query_spans(rollout_id, attempt.attempt_id):
+                self._log_span(rollout_id, attempt, span)
+        logger.info("[Rollout %s] Finished with status %s", rollout_id, rollout.status)
+        self._log_adapted(rollout_id, list(await store.query_spans(rollout_id, "latest")))
+
+    def _log_attempt(self, rollout_id: str, attempt: Attempt) -> None:
+        logger.info(
+            "[Rollout %s | Attempt %s] ID: %s. Status: %s. Worker: %s",
+            rollout_id,
+            attempt.sequence_id,
+            attempt.attempt_id,
+            attempt.status,
+            attempt.worker_id,
+        )
+
+    def _log_span(self, rollout_id: str, attempt: Attempt, span: Span) -> None:
+        attributes = ""
+        if self.span_verbosity == "key_values":
+            attributes = f" Attributes: {span.attributes}"
+        elif self.span_verbosity == "keys":
+            attributes = f" Attribute keys: {list(span.attributes)}"
+        logger.info(
+            "[Rollout %s | Attempt %s | Span %s] #%s (%s) From %s to %s.%s",
+            rollout_id,
+            attempt.attempt_id,
+            span.span_id,
+            span.sequence_id,
+            span.name,
+            span.start_time,
+            span.end_time,
+            attributes,
+        )
+
+    def _log_adapted(self, rollout_id: str, spans: list[Span]) -> None:
+        if self._adapter is None:
+            logger.warning("No adapter is set, so the spans of rollout %s are not adapted.", rollout_id)
+            return
+        try:
+            adapted = self._adapter.adapt(spans)
+        except ValueError as error:
+            logger.warning("[Rollout %s] The adapter could not read its spans: %s", rollout_id, error)
+        else:
+            logger.info("[Rollout %s] Adapted data: %s", rollout_id, adapted)
+
+
+def _samples(dataset: Dataset[Any] | None, mode: RolloutMode) -> Iterator[tuple[RolloutMode, Any]]:
+    if dataset is not None:
+        for index in range(len(dataset)):
+            yield mode, dataset[index]

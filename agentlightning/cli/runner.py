@@ -1,0 +1,114 @@
+"""`agl runner`: run an agent for a training on another machine; it may come and go at any time."""
+
+import argparse
+import asyncio
+import os
+import pkgutil
+import socket
+import sys
+from collections.abc import Sequence
+
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution import ClientServerExecutionStrategy
+from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
+from agentlightning.litagent import LitAgent
+from agentlightning.logging import setup
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import LightningStore, LightningStoreClient
+from agentlightning.tracer import OtelTracer
+from agentlightning.trainer.sides import RunnerSide, Switches
+
+__all__ = ["main"]
+
+DEFAULT_STORE = "http://127.0.0.1:4747"
+GRACE_SECONDS = 30.0
+
+EXAMPLES = """\
+examples:
+  agl runner my_agent:agent                                      for a training on this machine
+  agl runner --store http://trainer:4747 my_agent:agent          for one on another; AGL_STORE_TOKEN lets you in
+  agl runner --n-runners 4 --max-concurrency 16 my_agent:agent   64 rollouts at once, in 4 processes
+  agl runner --max-rollouts 100 my_agent:agent                   leave after 100
+
+Ctrl-C lets running rollouts finish, and a second one leaves at once: what was running is given back.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl runner",
+        description="Run an agent on the rollouts of a training.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("agent", metavar="MODULE:AGENT", help="where the agent is: a LitAgent, or a class of one")
+    parser.add_argument("--store", default=DEFAULT_STORE, help="the training's store (default: %(default)s)")
+    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--n-runners", type=int, default=1, help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--max-concurrency", type=int, default=1, help="rollouts at once in each (default: %(default)s)"
+    )
+    parser.add_argument("--max-rollouts", type=int, help="leave after so many in each process; never by default")
+    parser.add_argument("--name", default=_default_name(), help="what the workers are called (default: %(default)s)")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_SECONDS,
+        metavar="SECONDS",
+        help="for the last rollouts (default: %(default)s)",
+    )
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def _default_name() -> str:
+    """Different for each machine and process, so that two workers are never taken for one."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until stopped; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    setup(arguments.log_level.upper())
+    agent = _loaded_agent(arguments.agent)
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    store = LightningStoreClient(arguments.store, token=token)
+    runner: LitAgentRunner[object] = LitAgentRunner(
+        OtelTracer(),
+        max_rollouts=arguments.max_rollouts,
+        max_concurrency=arguments.max_concurrency,
+        worker_name=arguments.name,
+    )
+    strategy = ClientServerExecutionStrategy(
+        role="runner", n_runners=arguments.n_runners, managed_store=False, graceful_timeout=arguments.grace
+    )
+    side = RunnerSide(runner, agent, (), Switches(paused=ThreadingEvent(), stopped=ThreadingEvent()))
+    print(f"agl runner: {arguments.name} works for {arguments.store}; Ctrl-C to leave", file=sys.stderr)  # noqa: T201
+    try:
+        strategy.execute(_no_algorithm, side, store)
+    finally:
+        asyncio.run(store.close())
+    return 0
+
+
+async def _no_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+    raise AssertionError("A runner has no algorithm.")
+
+
+def _loaded_agent(address: str) -> LitAgent[object]:
+    """The agent at `module:name`; modules of the working directory are found too."""
+    sys.path.insert(0, os.getcwd())
+    if ":" not in address:
+        raise ConfigurationError(f"'{address}' does not say where the agent is; write it as module:agent.")
+    try:
+        found = pkgutil.resolve_name(address)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"There is no agent at '{address}': {error}.") from error
+    agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
+    if not isinstance(agent, LitAgent):
+        raise ConfigurationError(
+            f"'{address}' is a {type(agent).__name__}, not an agent; decorate a function with @rollout, or derive a "
+            "class from LitAgent."
+        )
+    return agent

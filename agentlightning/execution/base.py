@@ -1,0 +1,36 @@
+"""Execution strategies: where the algorithm and the runners run, and how they reach the store."""
+
+from typing import Protocol
+
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.store.base import LightningStore
+
+__all__ = ["AlgorithmBundle", "ExecutionStrategy", "RunnerBundle", "resolve_managed_store_flag"]
+
+
+class AlgorithmBundle(Protocol):
+    """All that the algorithm's side does."""
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None: ...
+
+
+class RunnerBundle(Protocol):
+    """All that one worker does."""
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None: ...
+
+
+def resolve_managed_store_flag(value: bool | None) -> bool:
+    """Whether a strategy makes the store reachable itself: as given, else AGL_MANAGED_STORE, else yes."""
+    return value if value is not None else resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, None, fallback=True)
+
+
+class ExecutionStrategy:
+    """Places one algorithm and its runners."""
+
+    n_runners: int = 1
+
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+        """Run both sides until the algorithm is done; returns when all has ended."""
+        raise NotImplementedError

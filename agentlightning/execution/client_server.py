@@ -1,0 +1,427 @@
+"""ClientServerExecutionStrategy: algorithm and runners as processes, on one machine or many, around a store server."""
+
+import asyncio
+import functools
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, Literal, get_args
+
+from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution import processes as children
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    resolve_managed_store_flag,
+)
+from agentlightning.execution.events import ExecutionEvent, InterruptibleEvent, MultiprocessingEvent
+from agentlightning.execution.recovery import recover_attempts, worker_name
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.addresses import refuse_open_address
+
+__all__ = ["ClientServerExecutionStrategy"]
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["algorithm", "runner", "both"]
+_SERVER_SECONDS: Final = 30.0
+"""How long a runner waits for the server to come up, in silence."""
+_LOOK_SECONDS: Final = 0.1
+"""How often runner processes are looked at."""
+
+
+class ClientServerExecutionStrategy(ExecutionStrategy):
+    """The algorithm serves the store; runners are clients of it, each in a process of its own.
+
+    On several machines, start the same script with AGL_CURRENT_ROLE=algorithm on one and AGL_CURRENT_ROLE=runner on the
+    others, with AGL_SERVER_HOST and AGL_SERVER_PORT saying where the algorithm is.
+    """
+
+    alias = "cs"
+
+    def __init__(
+        self,
+        role: Role | None = None,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        n_runners: int = 1,
+        graceful_timeout: float = 5.0,
+        terminate_timeout: float = 5.0,
+        main_process: Literal["algorithm", "runner"] = "algorithm",
+        managed_store: bool | None = None,
+        allowed_exit_codes: Sequence[int] = (0, -15),
+        *,
+        max_restarts: int = 0,
+        start_method: Literal["fork", "spawn"] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            role: Which side runs here; AGL_CURRENT_ROLE if left out, else both.
+            server_host: Where the store is served; AGL_SERVER_HOST if left out, else localhost.
+            server_port: Its port; AGL_SERVER_PORT if left out, else 4747.
+            n_runners: How many runner processes.
+            graceful_timeout: Seconds a process has to end by itself once it is told to.
+            terminate_timeout: Seconds it has after each stronger signal.
+            main_process: Which side runs in the calling process, where a debugger is.
+            managed_store: False if the store is reached by other means than our server; None asks AGL_MANAGED_STORE.
+            allowed_exit_codes: With which a runner may end.
+            max_restarts: How often each runner that died is started again.
+            start_method: How processes are made; fork where there is fork, if left out. With spawn the agent, the
+                runner and the hooks must be picklable.
+            insecure: Serve other machines without a token.
+        """
+        self.role = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, "both")
+        if self.role not in get_args(Role):
+            raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
+        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
+        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747)
+        if main_process == "runner" and self.role != "both":
+            raise ConfigurationError(f"main_process='runner' requires role 'both'; it is {self.role!r}.")
+        if main_process == "runner" and n_runners != 1:
+            raise ConfigurationError(f"main_process='runner' requires n_runners to be 1; it is {n_runners}.")
+        if main_process not in ("algorithm", "runner"):
+            raise ConfigurationError(f"main_process must be 'algorithm' or 'runner'; it is {main_process!r}.")
+        self.n_runners = n_runners
+        self.graceful_timeout = graceful_timeout
+        self.terminate_timeout = terminate_timeout
+        self.main_process = main_process
+        self.managed_store = resolve_managed_store_flag(managed_store)
+        self.allowed_exit_codes = tuple(allowed_exit_codes)
+        self.max_restarts = max_restarts
+        self.start_method = start_method
+        self.insecure = insecure
+
+    # ------------------------------------------------------------------ the two sides
+
+    async def _execute_algorithm(
+        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent
+    ) -> None:
+        """Serve the store and run the algorithm against it."""
+        server: LightningStoreServer | None = None
+        try:
+            if self.managed_store:
+                token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
+                refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
+                server = LightningStoreServer(store, host=self.server_host, port=self.server_port)
+                await server.start()
+            await algorithm(store if server is None else server, stop_evt)
+        except BaseException:
+            stop_evt.set()
+            raise
+        finally:
+            if server is not None:
+                await server.stop()
+
+    async def _execute_runner(
+        self, runner: RunnerBundle, worker_id: int, store: LightningStore, stop_evt: ExecutionEvent
+    ) -> None:
+        """Run one worker as a client of the store."""
+        client: LightningStoreClient | None = None
+        try:
+            if self.managed_store:
+                client = LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
+                await self._until_served(stop_evt)
+            await runner(store if client is None else client, worker_id, stop_evt)
+        except BaseException:
+            stop_evt.set()
+            raise
+        finally:
+            if client is not None:
+                await client.close()
+
+    async def _until_served(self, stop: ExecutionEvent) -> None:
+        """Wait for the server, which starts beside us; one that does not come in time is the client's business."""
+        for _ in range(round(_SERVER_SECONDS / _LOOK_SECONDS * 4)):
+            try:
+                _, writer = await asyncio.open_connection(self.server_host, self.server_port)
+            except OSError:
+                if stop.is_set():
+                    return
+                await asyncio.sleep(_LOOK_SECONDS / 4)
+            else:
+                writer.close()
+                return
+
+    # ------------------------------------------------------------------ processes
+
+    def _spawn_runners(
+        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
+    ) -> list[BaseProcess]:
+        return self._spawn_reporting_runners(runner, store, stop_evt, ctx.SimpleQueue(), ctx=ctx)
+
+    def _spawn_reporting_runners(
+        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, deaths: Any, *, ctx: Any
+    ) -> list[BaseProcess]:
+        """As `_spawn_runners`; runners that are started again put their number and exit code into the queue first."""
+        owned = None if self.managed_store else store  # a client needs none, and not every store can travel
+        started: list[BaseProcess] = []
+        for number in range(self.n_runners):
+            work = functools.partial(_work_as_runner, self, runner, number, owned, stop_evt)
+            if self.max_restarts > 0:
+                work = functools.partial(
+                    children.work_again, work, stop_evt, deaths, number, self.max_restarts, self.allowed_exit_codes
+                )
+            started.append(children.started(ctx, work, f"runner-{number}"))
+        return started
+
+    def _spawn_algorithm_process(
+        self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
+    ) -> BaseProcess:
+        work = functools.partial(_work_as_algorithm, self, algorithm, store, stop_evt)
+        return children.started(ctx, work, "algorithm")
+
+    def _join_until_deadline(self, processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
+        return children.join_until_deadline(processes, timeout)
+
+    def _signal_processes(self, processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
+        children.signal_processes(processes, action)
+
+    def _shutdown_processes(self, processes: Sequence[BaseProcess], stop_evt: ExecutionEvent) -> None:
+        """Tell all to end, and be less polite the longer they take."""
+        if not processes:
+            return
+        stop_evt.set()
+        alive = self._join_until_deadline(processes, self.graceful_timeout)
+        steps: tuple[tuple[str, Callable[[BaseProcess], None]], ...] = (
+            ("interrupted", children.interrupt),
+            ("terminated", lambda process: process.terminate()),
+            ("killed", lambda process: process.kill()),
+        )
+        for what, action in steps:
+            if not alive:
+                return
+            logger.warning("Processes did not end and are %s: %s.", what, ", ".join(p.name for p in alive))
+            self._signal_processes(alive, action)
+            alive = self._join_until_deadline(alive, self.terminate_timeout)
+        if alive:
+            logger.error("Processes are still there after being killed: %s.", ", ".join(p.name for p in alive))
+
+    def _check_process_exitcodes(self, processes: Sequence[BaseProcess]) -> None:
+        allowed = (None, *self.allowed_exit_codes)
+        failed = [f"{p.name} (exit code {p.exitcode})" for p in processes if p.exitcode not in allowed]
+        if failed:
+            raise RuntimeError(f"Subprocesses failed: {', '.join(failed)}")
+
+    # ------------------------------------------------------------------ placing both
+
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+        """Run what belongs here until the algorithm is done; what this process raises is raised."""
+        ctx = children.start_context(self.start_method)
+        stop = MultiprocessingEvent(ctx=ctx)
+        try:
+            if self.role == "algorithm":
+                asyncio.run(self._execute_algorithm(algorithm, store, stop))
+            elif self.role == "runner":
+                self._execute_runners_only(runner, store, stop, ctx)
+            elif self.role == "both" and self.main_process == "algorithm":
+                self._execute_both(algorithm, runner, store, stop, ctx)
+            elif self.role == "both":
+                self._execute_around_runner(algorithm, runner, store, stop, ctx)
+            else:
+                raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
+        except KeyboardInterrupt:
+            logger.warning("KeyboardInterrupt received; everything has been stopped.")
+
+    def _execute_runners_only(
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+    ) -> None:
+        if self.n_runners == 1:
+            self._execute_one_runner(runner, store, stop)
+            return
+        runners = self._spawn_runners(runner, store, stop, ctx=ctx)
+        try:
+            for process in runners:
+                process.join()
+        finally:
+            self._shutdown_processes(runners, stop)
+        self._check_process_exitcodes(runners)
+
+    def _execute_one_runner(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
+        """In this process; Ctrl-C lets it finish what it is at."""
+        own_stop = InterruptibleEvent(stop)
+        is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+        before = signal.signal(signal.SIGINT, own_stop.interrupt) if is_main else None
+        try:
+            asyncio.run(self._execute_runner(runner, 0, store, own_stop))
+        finally:
+            if is_main:
+                signal.signal(signal.SIGINT, before)
+
+    def _execute_both(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+    ) -> None:
+        # Runners are started first, while this process has no threads that a fork could tear apart.
+        crew = _Crew(self, runner, store, stop, ctx)
+        try:
+            asyncio.run(self._execute_algorithm_with(crew, algorithm, store, stop))
+        finally:
+            self._shutdown_processes(crew.processes, stop)
+        self._check_process_exitcodes(crew.processes)
+
+    async def _execute_algorithm_with(
+        self, crew: "_Crew", algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
+    ) -> None:
+        """Run the algorithm, unless all its runners are lost: then it would wait for ever."""
+
+        async def and_wait_for_runners(store: LightningStore, event: ExecutionEvent) -> None:
+            try:
+                await algorithm(store, event)
+            finally:  # while they are still served, so that they can report
+                crew.dismiss()
+                await crew.until_ended(self.graceful_timeout)
+
+        work = asyncio.ensure_future(self._execute_algorithm(and_wait_for_runners, store, stop))
+        lost = asyncio.ensure_future(crew.until_lost(store))
+        try:
+            await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():  # by a runner that failed; the algorithm may see it and end by itself
+                await asyncio.wait([work], timeout=self.graceful_timeout)
+        finally:
+            for task in (lost, work):
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait([work, lost])
+        if not work.cancelled():
+            work.result()
+        else:
+            logger.error("Runners have died or failed, so the algorithm was stopped.")
+
+    def _execute_around_runner(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+    ) -> None:
+        left = MultiprocessingEvent(ctx=ctx)
+        served = _ServedToTheEnd(algorithm, left, self.graceful_timeout)
+        process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
+        try:
+            asyncio.run(self._execute_runner_beside(process, runner, store, stop))
+            left.set()
+            process.join()
+        except BaseException:
+            left.set()
+            self._shutdown_processes([process], stop)
+            raise
+        self._check_process_exitcodes([process])
+
+    async def _execute_runner_beside(
+        self, process: BaseProcess, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent
+    ) -> None:
+        """Run the runner, unless the algorithm's process is gone: then it would work for nobody."""
+        work = asyncio.ensure_future(self._execute_runner(runner, 0, store, stop))
+        try:
+            while not work.done() and process.exitcode is None:
+                await asyncio.wait([work], timeout=_LOOK_SECONDS)
+            if not work.done():
+                stop.set()
+                await asyncio.wait([work], timeout=self.graceful_timeout)
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()
+
+
+@dataclass(frozen=True)
+class _ServedToTheEnd:
+    """An algorithm in a process of its own; when it is done, the runner is told, and served until it has left."""
+
+    algorithm: AlgorithmBundle
+    left: ExecutionEvent
+    patience_seconds: float
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
+        await self.algorithm(store, event)
+        event.set()
+        deadline = asyncio.get_running_loop().time() + self.patience_seconds
+        while not self.left.is_set() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # it is another process's
+            await asyncio.sleep(_LOOK_SECONDS / 4)
+
+
+class _Crew:
+    """The runner processes of a strategy, and what happens when one dies."""
+
+    def __init__(
+        self,
+        strategy: ClientServerExecutionStrategy,
+        runner: RunnerBundle,
+        store: LightningStore,
+        stop: ExecutionEvent,
+        ctx: Any,
+    ) -> None:
+        self._allowed = strategy.allowed_exit_codes
+        self._name_of: Callable[[int], str] = getattr(runner, "store_worker_id", worker_name)
+        self._stop = stop
+        self._is_dismissed = False
+        self._restarted = ctx.SimpleQueue()
+        self.processes = strategy._spawn_reporting_runners(runner, store, stop, self._restarted, ctx=ctx)
+
+    async def until_lost(self, store: LightningStore) -> None:
+        """Give back what dead runners were working on; returns when the algorithm would wait for them in vain.
+
+        That is when none is left and one of them died, or when one has failed and told all to stop.
+        """
+        told: set[int] = set()
+        while True:
+            while not self._restarted.empty():
+                await self._recover(store, *self._restarted.get())
+            for number, process in enumerate(self.processes):
+                if process.exitcode is not None and number not in told:
+                    told.add(number)
+                    await self._recover(store, number, process.exitcode)
+            codes = [process.exitcode for process in self.processes]
+            has_failed = any(code is not None and code not in self._allowed for code in codes)
+            if has_failed and not self._is_dismissed and (None not in codes or self._stop.is_set()):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def dismiss(self) -> None:
+        """The algorithm needs nobody any more."""
+        self._is_dismissed = True
+        self._stop.set()
+
+    async def until_ended(self, timeout: float) -> None:
+        """Wait for all to end, for so long at most."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while any(process.exitcode is None for process in self.processes):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(_LOOK_SECONDS / 4)
+
+    async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
+        if exit_code in self._allowed or self._stop.is_set():
+            return
+        reason = f"process runner-{number} died with exit code {exit_code}"
+        try:
+            await recover_attempts(store, self._name_of(number), reason)
+        except Exception:  # the store's own time limits will settle its attempts
+            logger.exception("What runner-%d was at could not be given back.", number)
+
+
+def _work_as_runner(
+    strategy: ClientServerExecutionStrategy,
+    runner: RunnerBundle,
+    number: int,
+    store: LightningStore | None,
+    stop: ExecutionEvent,
+) -> None:
+    """What a runner process does."""
+    children.end_with_parent(stop, strategy.graceful_timeout)
+    own_stop = InterruptibleEvent(stop)
+    signal.signal(signal.SIGINT, own_stop.interrupt)
+    children.run_quietly(strategy._execute_runner(runner, number, store, own_stop))  # type: ignore[arg-type] # None if managed
+
+
+def _work_as_algorithm(
+    strategy: ClientServerExecutionStrategy, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
+) -> None:
+    """What an algorithm's process does."""
+    children.end_with_parent(stop, strategy.graceful_timeout)
+    children.run_quietly(strategy._execute_algorithm(algorithm, store, stop))

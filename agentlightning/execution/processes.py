@@ -1,0 +1,132 @@
+"""Child processes: started, watched, and ended step by step, so that none is left behind."""
+
+import asyncio
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution.events import ExecutionEvent
+
+__all__ = [
+    "end_with_parent",
+    "interrupt",
+    "join_until_deadline",
+    "run_quietly",
+    "signal_processes",
+    "start_context",
+    "started",
+    "work_again",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def start_context(method: Literal["fork", "spawn"] | None = None) -> Any:
+    """Fork where there is fork: what runs in the child may be a closure, which no other method can carry."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context(method or ("fork" if "fork" in methods else "spawn"))
+
+
+def started(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
+    """A process that does the work."""
+    process: BaseProcess = ctx.Process(target=work, name=name)
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads in a process that forks; what ours hold is put right in the child.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"Process {name} cannot be started with '{ctx.get_start_method()}', because what it is to run cannot be "
+            f"pickled ({error}); define the agent and the hooks at the top level of a module, or use "
+            "start_method='fork', or the strategy 'shm'."
+        ) from error
+    return process
+
+
+def run_quietly(work: Coroutine[Any, Any, None]) -> None:
+    """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return
+    except Exception:  # the parent sees the exit code, and the reader the log
+        logger.exception("Process %s failed.", multiprocessing.current_process().name)
+        sys.exit(1)
+
+
+def work_again(
+    work: Callable[[], None],
+    stop: ExecutionEvent,
+    deaths: Any,
+    number: int,
+    most_restarts: int,
+    allowed_exit_codes: Sequence[int],
+) -> None:
+    """In a child: do the work in a child of its own, and again when that dies. Its last exit code becomes ours.
+
+    The process that starts others again has nothing else to do, so that it can fork without tearing threads apart.
+    """
+    end_with_parent(stop, 0.0)
+    name = multiprocessing.current_process().name
+    for restarts_left in range(most_restarts, -1, -1):
+        process = started(start_context(), work, name)
+        try:
+            process.join()
+        except KeyboardInterrupt:
+            signal_processes([process], interrupt)
+            process.join()
+        code = process.exitcode
+        if code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
+            sys.exit(code if code is None or code >= 0 else 128 - code)
+        deaths.put((number, code))
+        logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
+
+
+def join_until_deadline(processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
+    """Wait for all, for so long altogether; returns those that still run."""
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    return [process for process in processes if process.is_alive()]
+
+
+def signal_processes(processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
+    """Do something to each; one that has just ended, or refuses, does not keep the others from it."""
+    for process in processes:
+        try:
+            action(process)
+        except (OSError, ValueError) as error:
+            logger.warning("Process %s could not be signalled: %s", process.name, error)
+
+
+def interrupt(process: BaseProcess) -> None:
+    """As if the user had pressed Ctrl-C in it."""
+    if process.pid is not None:
+        os.kill(process.pid, signal.SIGINT)
+
+
+def end_with_parent(stop: ExecutionEvent, patience_seconds: float) -> None:
+    """In a child: when the parent is gone, without having told us, end too; first gracefully."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        stop.set()
+        time.sleep(patience_seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,168 @@
+"""SharedMemoryExecutionStrategy: algorithm and runners as threads of this process, around one store."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Literal, TypeVar
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    resolve_managed_store_flag,
+)
+from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
+from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import LightningStoreThreaded
+
+__all__ = ["SharedMemoryExecutionStrategy"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Failures = SimpleQueue[BaseException]
+
+
+class SharedMemoryExecutionStrategy(ExecutionStrategy):
+    """Everything in one process: quick to start, easy to debug, and as parallel as Python's threads are."""
+
+    alias = "shm"
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        main_thread: Literal["algorithm", "runner"] = "runner",
+        join_timeout: float = 15.0,
+        graceful_delay: float = 5.0,
+        poll_interval: float = 0.05,
+        managed_store: bool | None = None,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            n_runners: How many runners, each in a thread of its own.
+            main_thread: Which side runs in the calling thread, where a debugger is; a runner only if it is alone.
+            join_timeout: Seconds to wait for the threads at the end; those that still run then are left behind.
+            graceful_delay: Seconds a side has to end by itself once it is told to, and again after it was cancelled.
+            poll_interval: Seconds between looks at the stop event.
+            managed_store: False hands the store to the threads as it is; None asks AGL_MANAGED_STORE.
+        """
+        if main_thread not in ("algorithm", "runner"):
+            raise ConfigurationError(f"main_thread must be 'algorithm' or 'runner'; it is {main_thread!r}.")
+        if main_thread == "runner" and n_runners != 1:
+            raise ConfigurationError(
+                f"main_thread='runner' requires n_runners to be 1; it is {n_runners}. Use main_thread='algorithm'."
+            )
+        self.n_runners = n_runners
+        self.main_thread = main_thread
+        self.join_timeout = join_timeout
+        self.graceful_delay = graceful_delay
+        self.poll_interval = poll_interval
+        self.managed_store = resolve_managed_store_flag(managed_store)
+
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+        """Run until the algorithm is done; what a thread raised is raised here."""
+        shared = LightningStoreThreaded(store) if self.managed_store else store
+        stop, failures = ThreadingEvent(), _Failures()
+        threads: list[threading.Thread] = []
+        is_interrupted = False
+        try:
+            if self.main_thread == "algorithm":
+                threads += [
+                    self._thread(f"runner-{number}", self._run_runner, runner, shared, number, stop, failures)
+                    for number in range(self.n_runners)
+                ]
+                self._run_algorithm(algorithm, shared, stop, None)
+            else:
+                threads.append(self._thread("algorithm", self._run_algorithm, algorithm, shared, stop, failures))
+                self._run_runner(runner, shared, 0, stop, None)
+                # The runner may be done before the algorithm is, which ends by itself.
+                threads[0].join()
+        except KeyboardInterrupt:
+            logger.warning("KeyboardInterrupt received on main thread; stopping all.")
+            is_interrupted = True
+        finally:
+            if is_interrupted or self.main_thread == "algorithm" or not failures.empty():
+                stop.set()
+            self._join(threads)
+        if not failures.empty() and not is_interrupted:
+            raise failures.get()
+
+    @staticmethod
+    def _thread(name: str, target: Any, *args: Any) -> threading.Thread:
+        def run() -> None:
+            with suppress(BaseException):  # it is in the queue of failures, and raised by `execute`
+                target(*args)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        deadline = time.monotonic() + self.join_timeout
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        alive = [thread.name for thread in threads if thread.is_alive()]
+        if alive:
+            logger.error("Threads still run after %g s and are left behind: %s.", self.join_timeout, ", ".join(alive))
+
+    def _run_algorithm(
+        self,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        thread_exceptions: _Failures | None,
+    ) -> None:
+        self._run_side(algorithm(store, stop_evt), stop_evt, thread_exceptions)
+        stop_evt.set()  # without an algorithm nobody sends work
+
+    def _run_runner(
+        self,
+        runner: RunnerBundle,
+        store: LightningStore,
+        worker_id: int,
+        stop_evt: ExecutionEvent,
+        thread_exceptions: _Failures | None,
+    ) -> None:
+        self._run_side(runner(store, worker_id, stop_evt), stop_evt, thread_exceptions)
+
+    def _run_side(self, side: Coroutine[Any, Any, None], stop: ExecutionEvent, failures: _Failures | None) -> None:
+        try:
+            asyncio.run(self._run_until_completed_or_canceled(side, stop))
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            stop.set()
+            if failures is not None:
+                failures.put(error)
+            raise
+
+    async def _run_until_completed_or_canceled(
+        self, coro: Coroutine[Any, Any, _T], stop_evt: ExecutionEvent
+    ) -> _T | None:
+        """The result; once the event is set it has some time to come, then it is cancelled, then abandoned."""
+        task = asyncio.ensure_future(coro)
+        try:
+            while not task.done() and not stop_evt.is_set():
+                await asyncio.wait([task], timeout=self.poll_interval)
+            if not task.done():
+                await asyncio.wait([task], timeout=self.graceful_delay)
+                if task.done():
+                    logger.debug("Bundle finished by itself during grace period.")
+            if not task.done():
+                logger.debug("Graceful delay elapsed; canceling bundle task...")
+                task.cancel()
+                await asyncio.wait([task], timeout=self.graceful_delay)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task], timeout=self.graceful_delay)
+            raise
+        if not task.done():
+            logger.error("Bundle task did not stop after cancellation; abandoning task.")
+            return None
+        return None if task.cancelled() else task.result()

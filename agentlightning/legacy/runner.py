@@ -1,0 +1,260 @@
+"""LegacyAgentRunner: the worker of the v0.1 protocol. It takes a task from a server, runs the agent, posts the result.
+
+A failed rollout is data: what the agent or its callbacks raise is logged, and a result is posted all the same, empty
+but for the error in its metadata. Only an interrupted rollout is not reported, so that the server hands it out again.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.adapter.base import Adapter
+from agentlightning.legacy.calling import call_on_loop, call_plainly
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.results import rollout_from_result
+from agentlightning.litagent import LitAgent
+from agentlightning.tracer import Tracer
+from agentlightning.types import ParallelWorkerBase, ResourcesUpdate, RolloutLegacy, Span, Task, Triplet
+from agentlightning.types.rewards import final_reward_of
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = ["LegacyAgentRunner"]
+
+logger = logging.getLogger(__name__)
+
+ERROR: Final = "error"
+"""Metadata key of a result that says why there is none."""
+_LONGEST_TEXT: Final = 20_000
+"""Characters of a traceback that are kept."""
+
+
+class LegacyAgentRunner(ParallelWorkerBase):
+    """Runs an agent on the tasks of an `AgentLightningServer`. New code uses `LitAgentRunner` and a store."""
+
+    def __init__(
+        self,
+        agent: LitAgent[Any],
+        client: AgentLightningClient,
+        tracer: Tracer,
+        triplet_exporter: Adapter[Any, Any],
+        worker_id: int | None = None,
+        max_tasks: int | None = None,
+    ) -> None:
+        """Nothing is asked for yet.
+
+        Args:
+            agent: Of any release.
+            tracer: Records what the agent does; its `init_worker` is the caller's to call.
+            triplet_exporter: Turns spans into triplets.
+            max_tasks: After how many tasks `iter` ends; None goes on until the client is closed.
+        """
+        deprecated("LegacyAgentRunner speaks the v0.1 protocol, which is deprecated; use LitAgentRunner with a store.")
+        super().__init__()
+        self.agent = agent
+        self.client = client
+        self.tracer = tracer
+        self.triplet_exporter = triplet_exporter
+        self.worker_id = worker_id
+        self.max_tasks = max_tasks
+        agent.set_runner(self)
+
+    # ------------------------------------------------------------------ tasks
+
+    def run(self) -> bool:
+        """Wait for one task and do it; False if it has no resources, or the client was closed meanwhile."""
+        task = self.client.poll_next_task()
+        if task is None:
+            return False
+        by_id = task.resources_id
+        update = self.client.get_latest_resources() if by_id is None else self.client.get_resources_by_id(by_id)
+        if update is None:
+            return self._without_resources(task)
+        outcome = self._begun(task)
+        with self.tracer._trace_context_sync(name=outcome.trace_name), outcome.recorded():
+            outcome.result = call_plainly(self.agent, task, update.resources)
+        try:
+            self._tell_whether_posted(task, self.client.post_rollout(self._ended(outcome)))
+        except (TypeError, ValueError) as error:
+            self._tell_whether_posted(task, self.client.post_rollout(outcome.unwritable(error)))
+        return True
+
+    async def run_async(self) -> bool:
+        """As `run`."""
+        task = await self.client.poll_next_task_async()
+        if task is None:
+            return False
+        update = await self._resources_async(task)
+        if update is None:
+            return self._without_resources(task)
+        outcome = self._begun(task)
+        async with self.tracer.trace_context(name=outcome.trace_name):
+            with outcome.recorded():
+                outcome.result = await call_on_loop(self.agent, task, update.resources)
+        try:
+            self._tell_whether_posted(task, await self.client.post_rollout_async(self._ended(outcome)))
+        except (TypeError, ValueError) as error:
+            self._tell_whether_posted(task, await self.client.post_rollout_async(outcome.unwritable(error)))
+        return True
+
+    def iter(self) -> int:
+        """Do one task after the other; how many were done."""
+        count = 0
+        while self._goes_on(count):
+            count += self.run()
+        return count
+
+    async def iter_async(self) -> int:
+        """As `iter`."""
+        count = 0
+        while self._goes_on(count):
+            count += await self.run_async()
+        return count
+
+    def _goes_on(self, count: int) -> bool:
+        return not _is_closed(self.client) and (self.max_tasks is None or count < self.max_tasks)
+
+    async def _resources_async(self, task: Task) -> ResourcesUpdate | None:
+        if task.resources_id is None:
+            return await self.client.get_latest_resources_async()
+        return await self.client.get_resources_by_id_async(task.resources_id)
+
+    # ------------------------------------------------------------------ around the agent
+
+    def _begun(self, task: Task) -> "_Outcome":
+        self._tell_agent("on_rollout_start", task)
+        return _Outcome(task)
+
+    def _ended(self, outcome: "_Outcome") -> RolloutLegacy:
+        """What is posted; the agent has been told of it."""
+        rollout: RolloutLegacy | None = None
+        if outcome.error is None:
+            with outcome.recorded():
+                rollout = self._to_rollout_object(outcome.result, outcome.task.rollout_id, outcome.task)
+        rollout = rollout or outcome.failed()
+        self._tell_agent("on_rollout_end", outcome.task, rollout)
+        return rollout
+
+    def _tell_agent(self, name: str, *arguments: object) -> None:
+        try:
+            getattr(self.agent, name)(*arguments, self, self.tracer)
+        except Exception:  # a callback's fault is not the rollout's
+            logger.exception("%s.%s failed.", type(self.agent).__name__, name)
+
+    def _without_resources(self, task: Task) -> bool:
+        wanted = "the latest resources" if task.resources_id is None else f"resources '{task.resources_id}'"
+        logger.error(
+            "%s: %s of rollout %s cannot be had, so it is left to the server.", self._name, wanted, task.rollout_id
+        )
+        return False
+
+    def _tell_whether_posted(self, task: Task, answer: dict[str, Any] | None) -> None:
+        if answer is None:
+            logger.error("%s: the result of rollout %s did not reach the server.", self._name, task.rollout_id)
+        else:
+            logger.info("%s: rollout %s is done.", self._name, task.rollout_id)
+
+    @property
+    def _name(self) -> str:
+        return "Worker-Unknown" if self.worker_id is None else f"Worker-{self.worker_id}"
+
+    # ------------------------------------------------------------------ results
+
+    def _to_rollout_object(self, result: object, rollout_id: str, task: Task | None = None) -> RolloutLegacy:
+        """What the agent returned, with what it leaves out taken from its trace."""
+        rollout = rollout_from_result(task or Task(rollout_id=rollout_id, input=None), result)
+        spans = _returned_spans(result) or self._last_trace()
+        triplets = rollout.triplets if rollout.triplets is not None else self._triplets(spans)
+        reward = rollout.final_reward
+        if reward is None and triplets:
+            reward = triplets[-1].reward
+        if reward is None:
+            reward = final_reward_of(spans)
+        changes = {"trace": rollout.trace or _entries(spans), "triplets": triplets, "final_reward": reward}
+        if task is None and not isinstance(result, RolloutLegacy):
+            changes["task"] = None
+        return rollout.model_copy(update=changes)
+
+    def _last_trace(self) -> Sequence[ReadableSpan]:
+        try:
+            return self.tracer.get_last_trace()
+        except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces
+            return []
+
+    def _triplets(self, spans: Sequence[ReadableSpan | Span]) -> list[Triplet] | None:
+        if not spans:
+            return None
+        try:
+            triplets = list(self.triplet_exporter.adapt(spans))
+        except Exception:  # an adapter's fault is not the rollout's, and its trace is posted
+            logger.exception("%s could not read a trace.", type(self.triplet_exporter).__name__)
+            return None
+        if all(isinstance(triplet, Triplet) for triplet in triplets):
+            return triplets
+        logger.warning("%s makes no triplets, so none are posted.", type(self.triplet_exporter).__name__)
+        return None
+
+
+@dataclass
+class _Outcome:
+    """How a task went."""
+
+    task: Task
+    result: object = None
+    error: BaseException | None = None
+
+    @property
+    def trace_name(self) -> str:
+        return f"rollout_{self.task.rollout_id}"
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What is raised inside becomes the error; an interruption is none."""
+        try:
+            yield
+        except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # a failed rollout is data: it is posted
+            self.error = error
+            logger.exception("Rollout %s failed.", self.task.rollout_id)
+
+    def failed(self) -> RolloutLegacy:
+        """A result that says only why there is none."""
+        rollout = RolloutLegacy(rollout_id=self.task.rollout_id, task=self.task)
+        if self.error is not None:
+            text = "".join(traceback.format_exception(self.error))[-_LONGEST_TEXT:]
+            rollout.metadata[ERROR] = {
+                "type": type(self.error).__name__,
+                "message": str(self.error),
+                "traceback": text,
+            }
+        return rollout
+
+    def unwritable(self, error: Exception) -> RolloutLegacy:
+        """In place of a result that JSON cannot hold."""
+        self.error = error
+        logger.error("The result of rollout %s cannot be written: %s", self.task.rollout_id, error)
+        return self.failed()
+
+
+def _is_closed(client: AgentLightningClient) -> bool:
+    closed = getattr(client, "_closed", None)  # what only looks like a client has none
+    return isinstance(closed, threading.Event) and closed.is_set()
+
+
+def _returned_spans(result: object) -> Sequence[ReadableSpan | Span]:
+    """The spans an agent returned; none if it returned something else."""
+    items = list(result) if isinstance(result, (list, tuple)) else []
+    return items if all(isinstance(item, (ReadableSpan, Span)) for item in items) else []
+
+
+def _entries(spans: Sequence[ReadableSpan | Span]) -> list[dict[str, Any]] | None:
+    """Spans as the protocol writes them; those of ours have been written by then."""
+    return [json.loads(span.to_json()) for span in spans if isinstance(span, ReadableSpan)] or None

@@ -1,0 +1,182 @@
+"""What a program that is an agent is told, and in which environment variables.
+
+The model endpoint stands where the SDKs of OpenAI and Anthropic look for it, the attempt where OpenTelemetry does, and
+the rest in variables that begin with `AGL_`. Later entries win: what is inherited, what we derive, what the user adds,
+and last our `AGL_` variables, which are the contract with the program.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from pydantic_core import PydanticSerializationError, to_json
+
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import RolloutFailed
+from agentlightning.semconv import LightningResourceAttributes
+from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import capabilities_of
+from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, TaskInput
+
+__all__ = [
+    "REWARD_FILE",
+    "as_json",
+    "attempt_variables",
+    "inherited",
+    "model_variables",
+    "secrets_of",
+    "telemetry_variables",
+]
+
+REWARD_FILE: Final = "AGL_REWARD_FILE"
+LONGEST_VARIABLE_BYTES: Final = 100_000
+"""Linux starts no program with a variable above 128 KiB."""
+TOKEN_SECONDS: Final = 24 * 3600.0
+"""How long the token that a program gets is valid."""
+SHORTEST_SECRET: Final = 6
+"""Placeholders such as `EMPTY` are shorter, and would be blacked out in every other word."""
+_PLACEHOLDER_KEY: Final = "unused"
+"""For servers that want no key, because the SDKs want one."""
+_STORE_TOKEN: Final = LightningEnvVar.AGL_STORE_TOKEN.value
+_SIGNED: Final = "agl1."
+_SECRET_NAME: Final = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
+_OURS: Final = "agentlightning."
+
+
+def as_json(value: object, name: str) -> str:
+    """A value as one JSON document; models, dataclasses and dates as pydantic writes them."""
+    try:
+        return to_json(value).decode()
+    except (PydanticSerializationError, ValueError) as error:
+        raise RolloutFailed(
+            f"The {name} cannot be given to a program, because it does not fit JSON: {error}"
+        ) from error
+
+
+def attempt_variables(
+    task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
+) -> dict[str, str]:
+    """What the program is to do, for which attempt, and where its reward goes."""
+    reward_file = folder / "reward"
+    reward_file.touch()
+    named = {name: bound_to(resource, rollout) for name, resource in resources.items()}
+    return {
+        **_value("AGL_TASK", as_json(task, "task"), folder),
+        **_value("AGL_RESOURCES", as_json(named, "resources"), folder),
+        "AGL_ROLLOUT_ID": rollout.rollout_id,
+        "AGL_ATTEMPT_ID": rollout.attempt.attempt_id,
+        REWARD_FILE: str(reward_file),
+    }
+
+
+def _value(name: str, text: str, folder: Path) -> dict[str, str]:
+    """A variable or, if it is too long, one with `_FILE` behind its name that names a file."""
+    if len(text.encode()) <= LONGEST_VARIABLE_BYTES:
+        return {name: text}
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return {f"{name}_FILE": str(path)}
+
+
+def bound_to(resource: object, rollout: AttemptedRollout) -> object:
+    """A resource as a program can use it: a model behind the proxy has a URL that names the attempt."""
+    return resource.with_attempted_rollout(rollout) if isinstance(resource, ProxyLLM) else resource
+
+
+def model_variables(resources: NamedResources, rollout: AttemptedRollout, given: Mapping[str, str]) -> dict[str, str]:
+    """The endpoint of the first model, where SDKs look for it; nothing if there is no model.
+
+    Args:
+        given: What the program has anyway; its keys are kept where the resource has none.
+    """
+    llm = next((bound_to(resource, rollout) for resource in resources.values() if isinstance(resource, LLM)), None)
+    if not isinstance(llm, LLM):
+        return {}
+    url = llm.endpoint
+    keys = {
+        name: llm.api_key or given.get(name) or _PLACEHOLDER_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+    }
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_BASE": url,
+        "OPENAI_MODEL": llm.model,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/").removesuffix("/v1"),
+        "AGL_MODEL": llm.model,
+        **keys,
+    }
+
+
+# ---------------------------------------------------------------------- OpenTelemetry
+
+
+def telemetry_variables(
+    rollout: AttemptedRollout, store: LightningStore | None, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Whose spans the program's are and, if the store takes OTLP, where they go."""
+    return {
+        "OTEL_RESOURCE_ATTRIBUTES": _resource_attributes(rollout, given.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+        **_current_span(),
+        **(_exporter(rollout, store) if store is not None and capabilities_of(store).get("otlp_traces") else {}),
+    }
+
+
+def _resource_attributes(rollout: AttemptedRollout, given: str) -> str:
+    others = [entry for entry in given.split(",") if entry and not entry.strip().startswith(_OURS)]
+    ours = {
+        LightningResourceAttributes.ROLLOUT_ID.value: rollout.rollout_id,
+        LightningResourceAttributes.ATTEMPT_ID.value: rollout.attempt.attempt_id,
+    }
+    return ",".join([*others, *(f"{name}={quote(value, safe='')}" for name, value in ours.items())])
+
+
+def _current_span() -> dict[str, str]:
+    """`TRACEPARENT`, by which programs that know the convention hang their spans below ours."""
+    carrier: dict[str, str] = {}
+    if trace.get_current_span().get_span_context().is_valid:
+        TraceContextTextMapPropagator().inject(carrier)
+    return {name.upper(): value for name, value in carrier.items()}
+
+
+def _exporter(rollout: AttemptedRollout, store: LightningStore) -> dict[str, str]:
+    variables = {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": store.otlp_traces_endpoint(),
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    }
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN)
+    if token:
+        narrow = _token_of_attempt(token, rollout)
+        variables[_STORE_TOKEN] = narrow
+        variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"Authorization=Bearer%20{quote(narrow, safe='')}"
+    return variables
+
+
+def _token_of_attempt(token: str, rollout: AttemptedRollout) -> str:
+    """A token that is good for this attempt alone; one that is signed already cannot be narrowed."""
+    if token.startswith(_SIGNED):
+        return token
+    scope = Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id)
+    return sign_token(token, scope, expires_at=time.time() + TOKEN_SECONDS)
+
+
+# ---------------------------------------------------------------------- what is inherited, and what is secret
+
+
+def inherited(*, is_everything: bool) -> dict[str, str]:
+    """This process's environment without the store's token, or the search path alone."""
+    names = os.environ.keys() - {_STORE_TOKEN} if is_everything else os.environ.keys() & {"PATH"}
+    return {name: os.environ[name] for name in names}
+
+
+def secrets_of(resources: NamedResources, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What must not be seen in spans: API keys of the resources, and variables whose names say that they are secret."""
+    keys = {resource.api_key or "" for resource in resources.values() if isinstance(resource, LLM)}
+    named = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    return tuple(sorted(secret for secret in keys | named if len(secret) >= SHORTEST_SECRET))

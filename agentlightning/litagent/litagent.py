@@ -1,0 +1,132 @@
+"""LitAgent: an agent as a class, for those who want more than a function.
+
+A subclass says how to do one task, as a plain method or as a coroutine, under whichever of the names below. What it
+returns is its result: None if its spans say it all, a number as the reward, or spans.
+"""
+
+import inspect
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutRawResult, Task
+from agentlightning.utils.deprecation import deprecated
+
+if TYPE_CHECKING:
+    from agentlightning.tracer import Tracer
+
+__all__ = ["LitAgent", "is_v0_1_rollout_api"]
+
+T = TypeVar("T")
+
+_ASYNC_NAMES = ("training_rollout_async", "validation_rollout_async", "rollout_async")
+_PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
+
+
+def is_v0_1_rollout_api(func: Any) -> bool:
+    """Whether a rollout method takes `rollout_id`, as those of the first release did."""
+    return "rollout_id" in inspect.signature(func).parameters
+
+
+class LitAgent(Generic[T]):
+    """Base of agents; `T` is the type of their tasks."""
+
+    trained_agents: str | None = None
+
+    def __init__(self, trained_agents: str | None = None) -> None:
+        """All of it is optional; subclasses need not call this.
+
+        Args:
+            trained_agents: Deprecated; give the adapter an `agent_match` instead.
+        """
+        if trained_agents is not None:
+            deprecated("`trained_agents` is deprecated; configure `agent_match` of the adapter instead.")
+        self.trained_agents = trained_agents
+
+    def is_async(self) -> bool:
+        """Whether the agent is written as coroutines, under the names that say so or under the plain ones."""
+        kind = type(self)
+        if any(getattr(kind, name) is not getattr(LitAgent, name) for name in _ASYNC_NAMES):
+            return True
+        return any(inspect.iscoroutinefunction(getattr(kind, name)) for name in _PLAIN_NAMES)
+
+    # ------------------------------------------------------------------ whom it works for
+
+    def set_trainer(self, trainer: Any) -> None:
+        self._trainer_ref = weakref.ref(trainer)
+
+    def get_trainer(self) -> Any:
+        """The trainer; ValueError if there is none."""
+        return self._owner("trainer")
+
+    def set_runner(self, runner: Any) -> None:
+        self._runner_ref = weakref.ref(runner)
+
+    def get_runner(self) -> Any:
+        """The runner; ValueError if there is none."""
+        return self._owner("runner")
+
+    def _owner(self, name: str) -> Any:
+        reference = vars(self).get(f"_{name}_ref")
+        owner = None if reference is None else reference()
+        if owner is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no {name}; it is set by set_{name}, and kept while the {name} is in use."
+            )
+        return owner
+
+    def get_tracer(self) -> "Tracer":
+        """The tracer of the runner or, without one, of the trainer."""
+        reference = vars(self).get("_runner_ref")
+        runner = None if reference is None else reference()
+        if runner is not None and getattr(runner, "tracer", None) is not None:
+            tracer: Tracer = runner.tracer
+        else:
+            tracer = self.get_trainer().tracer
+        return tracer
+
+    trainer = property(get_trainer)
+    runner = property(get_runner)
+    tracer = property(get_tracer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An agent travels to another process without its owners."""
+        return {name: value for name, value in vars(self).items() if name not in ("_trainer_ref", "_runner_ref")}
+
+    # ------------------------------------------------------------------ called around a rollout
+
+    def on_rollout_start(self, task: Task, runner: ParallelWorkerBase, tracer: "Tracer") -> None:
+        """A rollout is about to begin. Hooks of the trainer are told more."""
+
+    def on_rollout_end(self, task: Task, rollout: Any, runner: ParallelWorkerBase, tracer: "Tracer") -> None:
+        """A rollout is over."""
+
+    # ------------------------------------------------------------------ the work
+
+    def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task; may be a coroutine function."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define rollout(task, resources, rollout) or rollout_async(...)."
+        )
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task, as a coroutine."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define rollout_async(task, resources, rollout) or rollout(...)."
+        )
+
+    def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task of the training set."""
+        return self.rollout(task, resources, rollout)
+
+    def validation_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task of any other set."""
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task of the training set, as a coroutine."""
+        return await self.rollout_async(task, resources, rollout)
+
+    async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Do one task of any other set, as a coroutine."""
+        return await self.rollout_async(task, resources, rollout)

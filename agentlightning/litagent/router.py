@@ -1,0 +1,164 @@
+"""AgentRouter: one agent made of several, each of which takes the tasks that are meant for it.
+
+    AgentRouter({"sql": (lambda task: "query" in task, sql_agent), "math": (is_sum, math_agent)}, default=chat_agent)
+
+The first route that matches a task takes it. Its agent is called as it is written, plain or as coroutines, for training
+or validation, with the resources of its own scope. What it does stands below a span `<name>.agent` that names the agent
+as OpenTelemetry's conventions do, so that `agent_match="sql"` finds it.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from agentlightning.errors import ConfigurationError, RolloutFailed
+from agentlightning.litagent.calling import RolloutMethod, call_agent
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
+from agentlightning.tracer import get_active_tracer
+from agentlightning.types import NamedResources, Rollout, RolloutRawResult
+
+__all__ = ["AgentRouter", "Predicate", "Route"]
+
+T = TypeVar("T")
+
+Predicate = Callable[[Any], bool | Awaitable[bool]]
+"""Whether a task is meant for an agent; may be a coroutine function, for example to ask a model."""
+DEFAULT_NAME: Final = "default"
+"""What an agent is called that takes what no route takes."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Tasks for an agent."""
+
+    name: str
+    """What the agent is called in traces and in the names of its resources."""
+    agent: LitAgent[Any]
+    matches: Predicate
+    resources_id: str | None = None
+    """Pins the agent to these resources, whatever the others get; the rollout's metadata wins over this."""
+
+
+class AgentRouter(LitAgent[T]):
+    """Gives each task to the first of its agents that it matches."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, tuple[Predicate, LitAgent[Any]]] | Sequence[Route],
+        *,
+        default: LitAgent[Any] | None = None,
+    ) -> None:
+        """Nothing is called yet.
+
+        Args:
+            routes: Predicates and agents by name, or routes; tried in this order.
+            default: Takes what no route takes, under the name `default`; without it, such a task fails.
+        """
+        super().__init__()
+        if isinstance(routes, Mapping):
+            routes = [_route_of(name, pair) for name, pair in routes.items()]
+        self.routes = tuple(routes)
+        self.default = None if default is None else Route(DEFAULT_NAME, default, lambda task: True)
+        _check(self._all_routes())
+
+    def set_trainer(self, trainer: Any) -> None:
+        super().set_trainer(trainer)
+        for route in self._all_routes():
+            route.agent.set_trainer(trainer)
+
+    def set_runner(self, runner: Any) -> None:
+        super().set_runner(runner)
+        for route in self._all_routes():
+            route.agent.set_runner(runner)
+
+    # ------------------------------------------------------------------ the work
+
+    async def choose(self, task: T) -> Route:
+        """The route that takes a task."""
+        for route in self.routes:
+            if await _does_match(route, task):
+                return route
+        if self.default is None:
+            raise RolloutFailed(
+                f"No route takes {_described(task)}; the routes are {', '.join(repr(r.name) for r in self.routes)}. "
+                "Add one that matches, or a default."
+            )
+        return self.default
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        return await self._route("rollout", task, resources, rollout)
+
+    async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        return await self._route("training_rollout", task, resources, rollout)
+
+    async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        return await self._route("validation_rollout", task, resources, rollout)
+
+    async def _route(
+        self, method: RolloutMethod, task: T, resources: NamedResources, rollout: Rollout
+    ) -> RolloutRawResult:
+        route = await self.choose(task)
+        own = await self._resources(route, resources, rollout)
+        with _tagged(route.name):
+            return await call_agent(route.agent, method, task=task, resources=own, rollout=rollout)
+
+    async def _resources(self, route: Route, resources: NamedResources, rollout: Rollout) -> NamedResources:
+        pinned_to = pinned_id(route.name, rollout) or route.resources_id
+        if pinned_to is None:  # which needs no store, and so no runner
+            return resources_for(route.name, resources)
+        return await resolve(self.get_runner().get_store(), resources, route.name, pinned_to=pinned_to)
+
+    def _all_routes(self) -> tuple[Route, ...]:
+        return self.routes if self.default is None else (*self.routes, self.default)
+
+
+def _route_of(name: str, pair: object) -> Route:
+    if not isinstance(pair, tuple) or len(pair) != 2:  # a pair
+        raise ConfigurationError(
+            f"The route '{name}' must be a pair (predicate, agent); it is {pair!r}. To say more, give a list of Route."
+        )
+    return Route(name, pair[1], pair[0])
+
+
+def _check(routes: Sequence[Route]) -> None:
+    if not routes:
+        raise ConfigurationError("AgentRouter has no routes; give it at least one, or a default.")
+    names = [route.name for route in routes]
+    for route in routes:
+        check_agent_name(route.name)
+        if names.count(route.name) > 1:
+            raise ConfigurationError(f"Two routes are called '{route.name}'; traces could not tell them apart.")
+        _check_parts(route.name, route.agent, route.matches)
+
+
+def _check_parts(name: str, agent: object, matches: object) -> None:
+    if not isinstance(agent, LitAgent) or not callable(matches):
+        raise ConfigurationError(
+            f"The route '{name}' needs a predicate, which is a function of the task, and an agent; it has a "
+            f"{type(matches).__name__} and a {type(agent).__name__}. @rollout makes an agent of a function."
+        )
+
+
+async def _does_match(route: Route, task: Any) -> bool:
+    try:
+        answer = route.matches(task)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
+    except Exception as error:
+        raise RolloutFailed(
+            f"The predicate of route '{route.name}' raised {type(error).__name__} for {_described(task)}: {error}"
+        ) from error
+
+
+def _described(task: Any) -> str:
+    """A task without what is in it, which may be long or private."""
+    if isinstance(task, Mapping):
+        return f"a task with the keys {', '.join(map(repr, task))}" if task else "an empty task"
+    return f"a task of type {type(task).__name__}"
+
+
+def _tagged(name: str) -> AbstractContextManager[Any]:
+    tracer = get_active_tracer()
+    return nullcontext() if tracer is None else tracer.operation_context(f"{name}.agent", {"gen_ai.agent.name": name})

@@ -1,0 +1,254 @@
+"""One attempt, from its claim to its status: resources, hooks, the trace, the agent, its result.
+
+What the agent raises is recorded on the attempt; what we get wrong is raised. Whatever happens, the attempt gets a
+status: an attempt that nobody answers for would keep its rollout waiting.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.emitter import emit_exception
+from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
+from agentlightning.litagent import LitAgent
+from agentlightning.runner.results import record_reward, store_returned_spans
+from agentlightning.runner.threads import DaemonThreads
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer import Tracer
+from agentlightning.types import (
+    AttemptedRollout,
+    AttemptStatus,
+    Hook,
+    NamedResources,
+    RolloutRawResult,
+    Task,
+)
+
+__all__ = ["AttemptRun", "Surroundings"]
+
+logger = logging.getLogger(__name__)
+
+CANCEL_SECONDS: Final = 5.0
+"""How long an agent that was cancelled may take to end before it is left behind."""
+_LONGEST_TEXT: Final = 20_000
+"""Characters of a traceback that are kept on the attempt."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all attempts of a runner have in common."""
+
+    agent: LitAgent[Any]
+    store: LightningStore
+    tracer: Tracer
+    runner: Any
+    threads: DaemonThreads
+    hooks: Sequence[Hook] = ()
+
+
+@dataclass
+class AttemptRun:
+    """One attempt that is being run."""
+
+    around: Surroundings
+    rollout: AttemptedRollout
+    error: BaseException | None = None
+    """What made it fail."""
+    spans: Sequence[Any] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Run the agent and write the attempt's status; what made it fail is in `error`."""
+        status: AttemptStatus = "failed"
+        try:
+            status = await self._run()
+        except asyncio.CancelledError:
+            status = "unresponsive"  # the runner leaves: it is not the agent's fault
+            self.error = RolloutFailed("The runner was stopped while the agent was running.")
+            raise
+        except KeyboardInterrupt as error:
+            self.error = error
+            raise
+        except BaseException as error:  # a failed rollout is data: it is recorded on the attempt
+            self.error = error
+            status = "timeout" if isinstance(error, AttemptTimedOut) else "failed"
+            logger.error(
+                "Rollout %s failed: %s: %s",
+                self.rollout.rollout_id,
+                type(error).__name__,
+                error,
+                exc_info=None if isinstance(error, RolloutFailed) else error,
+            )
+        finally:
+            await self._tell_hooks("on_rollout_end", spans=self.spans)
+            await self._write_status(status)
+
+    async def _run(self) -> AttemptStatus:
+        resources = await self._resources()
+        await self._tell_hooks("on_rollout_start")
+        self._tell_agent("on_rollout_start")
+        rollout, attempt = self.rollout, self.rollout.attempt
+        tracer, store = self.around.tracer, self.around.store
+        try:
+            async with tracer.trace_context(
+                name=rollout.rollout_id, store=store, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id
+            ):
+                result = await self._traced(resources)
+        finally:
+            self.spans = _last_trace(tracer)
+        self.spans = await store_returned_spans(result, rollout, store, self.spans)
+        self._tell_agent("on_rollout_end", rollout)
+        return "succeeded"
+
+    async def _traced(self, resources: NamedResources) -> RolloutRawResult:
+        """What the agent returned; a number, or what it raised, is recorded in the trace."""
+        await self._tell_hooks("on_trace_start", tracer=self.around.tracer)
+        try:
+            result = await self._call_agent(resources)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(NoActiveTracer):
+                emit_exception(error)
+            raise
+        finally:
+            await self._tell_hooks("on_trace_end", tracer=self.around.tracer)
+        await record_reward(result, self.rollout, self.around.store)
+        return result
+
+    # ------------------------------------------------------------------ what it needs
+
+    async def _resources(self) -> NamedResources:
+        resources_id, store = self.rollout.resources_id, self.around.store
+        if resources_id is None:
+            update = await store.get_latest_resources()
+        else:
+            update = await store.get_resources_by_id(resources_id)
+        if update is None:
+            missing = (
+                "There are no resources yet" if resources_id is None else f"Resources '{resources_id}' are missing"
+            )
+            raise RolloutFailed(
+                f"{missing}, so rollout '{self.rollout.rollout_id}' cannot run; publish some with store.add_resources, "
+                "or give the Trainer initial_resources."
+            )
+        return update.resources
+
+    # ------------------------------------------------------------------ the agent
+
+    async def _call_agent(self, resources: NamedResources) -> RolloutRawResult:
+        """Run the agent for as long as the rollout allows."""
+        work = asyncio.ensure_future(self._work(resources))
+        limit = self.rollout.config.timeout_seconds
+        try:
+            await asyncio.wait([work], timeout=limit)
+        except asyncio.CancelledError:
+            await _end(work)
+            raise
+        if not work.done():
+            await _end(work)
+            raise AttemptTimedOut(f"The agent did not finish within {limit:g} s.")
+        if work.cancelled():
+            raise RolloutFailed("The agent was cancelled from within: something it awaited raised CancelledError.")
+        return work.result()
+
+    async def _work(self, resources: NamedResources) -> RolloutRawResult:
+        agent, rollout = self.around.agent, self.rollout
+        name = "training_rollout" if rollout.mode == "train" else "validation_rollout"
+        call: Callable[..., Any] = getattr(agent, name)
+        try:
+            if not agent.is_async():
+                result = await self.around.threads.run(
+                    lambda: call(rollout.input, resources=resources, rollout=rollout)
+                )
+            elif _is_written_plainly(agent):
+                result = await call(rollout.input, resources=resources, rollout=rollout)
+            else:
+                call = getattr(agent, f"{name}_async")
+                result = await call(rollout.input, resources=resources, rollout=rollout)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Out of a task these would end the event loop, and with it every other rollout.
+            raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
+        checked: RolloutRawResult = result
+        return checked
+
+    # ------------------------------------------------------------------ telling others
+
+    async def _tell_hooks(self, name: str, **arguments: Any) -> None:
+        for hook in self.around.hooks:
+            try:
+                callback: Callable[..., Awaitable[None]] = getattr(hook, name)
+                await callback(agent=self.around.agent, runner=self.around.runner, rollout=self.rollout, **arguments)
+            except Exception:  # a hook's fault is not the agent's
+                logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
+
+    def _tell_agent(self, name: str, *outcome: Any) -> None:
+        """Call the agent's own callback, if it has one."""
+        agent = self.around.agent
+        if getattr(type(agent), name, None) is getattr(LitAgent, name):
+            return
+        rollout = self.rollout
+        task = Task(
+            rollout_id=rollout.rollout_id,
+            input=rollout.input,
+            mode=rollout.mode,
+            resources_id=rollout.resources_id,
+            create_time=rollout.start_time,
+            metadata=rollout.metadata or {},
+        )
+        try:
+            getattr(agent, name)(task, *outcome, self.around.runner, self.around.tracer)
+        except Exception:  # as with hooks
+            logger.exception("%s.%s failed.", type(agent).__name__, name)
+
+    async def _write_status(self, status: AttemptStatus) -> None:
+        attempt = self.rollout.attempt
+        notes = self._notes()
+        changes: dict[str, Any] = {"status": status}
+        if notes:
+            changes["metadata"] = {**(attempt.metadata or {}), **notes}
+        try:
+            await self.around.store.update_attempt(self.rollout.rollout_id, attempt.attempt_id, **changes)
+        except Exception:  # the store's own time limits will settle the attempt
+            logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
+
+    def _notes(self) -> dict[str, Any]:
+        """What the attempt should say besides its status."""
+        notes: dict[str, Any] = {}
+        if self.error is not None:
+            text = "".join(traceback.format_exception(self.error))
+            notes["error"] = {
+                "type": type(self.error).__name__,
+                "message": str(self.error),
+                "traceback": text[-_LONGEST_TEXT:],
+                "time": time.time(),
+            }
+        losses = self.around.tracer.get_last_losses() if self.spans else None
+        if losses is not None and losses.count:
+            notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
+        return notes
+
+
+def _is_written_plainly(agent: LitAgent[Any]) -> bool:
+    """Whether the agent's coroutines have the names of plain methods."""
+    names = ("training_rollout_async", "validation_rollout_async", "rollout_async")
+    return all(getattr(type(agent), name) is getattr(LitAgent, name) for name in names)
+
+
+async def _end(work: "asyncio.Future[Any]") -> None:
+    """Cancel the agent; one that does not end is left behind."""
+    work.cancel()
+    _, pending = await asyncio.wait([work], timeout=CANCEL_SECONDS)
+    if pending:
+        logger.warning("An agent did not end within %g s of being cancelled and is left behind.", CANCEL_SECONDS)
+
+
+def _last_trace(tracer: Tracer) -> Sequence[Any]:
+    try:
+        return tracer.get_last_trace()
+    except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces
+        return []

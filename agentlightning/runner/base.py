@@ -1,0 +1,84 @@
+"""Runner: claims rollouts from the store, runs the agent on them, and reports."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from typing_extensions import Self
+
+from agentlightning.litagent import LitAgent
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
+
+if TYPE_CHECKING:
+    from agentlightning.execution.events import ExecutionEvent
+
+__all__ = ["Runner"]
+
+logger = logging.getLogger(__name__)
+
+T_task = TypeVar("T_task")
+
+
+class Runner(ParallelWorkerBase, Generic[T_task]):
+    """Base of runners; `T_task` is the type of the tasks."""
+
+    def init(self, agent: LitAgent[T_task], **kwargs: Any) -> None:
+        """Take the agent; called once, before workers start."""
+        raise NotImplementedError
+
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+        """Take the store, in the worker that will use it."""
+        raise NotImplementedError
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("A runner is not run; await `iter` for the queue, or `step` for one task.")
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`."""
+        raise NotImplementedError
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`."""
+        raise NotImplementedError
+
+    @contextmanager
+    def run_context(
+        self,
+        *,
+        agent: LitAgent[T_task],
+        store: LightningStore,
+        hooks: Sequence[Hook] | None = None,
+        worker_id: int | None = None,
+    ) -> Iterator[Self]:
+        """The runner, ready to `step` and `iter`: for scripts and notebooks without a trainer."""
+        number = worker_id or 0
+        with ExitStack() as undoing:
+            self.init(agent=agent, hooks=hooks)
+            undoing.callback(_quietly, self.teardown, "Error during runner teardown")
+            self.init_worker(worker_id=number, store=store)
+            undoing.callback(_quietly, lambda: self.teardown_worker(number), "Error during runner worker teardown")
+            yield self
+
+    async def iter(self, *, event: "ExecutionEvent | None" = None) -> None:
+        """Work off the queue until the event is set."""
+        raise NotImplementedError
+
+    async def step(
+        self,
+        input: T_task,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: "ExecutionEvent | None" = None,
+    ) -> Rollout:
+        """Run the agent on one task, past the queue, and return the finished rollout."""
+        raise NotImplementedError
+
+
+def _quietly(undo: Any, message: str) -> None:
+    try:
+        undo()
+    except Exception:  # what the body raised matters more
+        logger.exception(message)

@@ -1,0 +1,74 @@
+"""Heartbeats: a worker tells the store that it lives, and how its machine is doing."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from agentlightning.runner.threads import DaemonThreads
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.system_snapshot import system_snapshot
+
+__all__ = ["Heartbeat"]
+
+logger = logging.getLogger(__name__)
+
+LaunchMode = Literal["thread", "asyncio"]
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """How often a worker tells of itself, and from where."""
+
+    interval_seconds: float = 10.0
+    """Zero or less: never."""
+    jitter_seconds: float = 0.5
+    """Each pause is longer or shorter by up to this, so that many workers do not speak at once."""
+    launch_mode: LaunchMode = "thread"
+    """`thread` goes on while an agent keeps the event loop busy."""
+    includes_gpu: bool = False
+
+    @contextmanager
+    def beating(self, store: LightningStore, worker_id: str) -> Iterator[None]:
+        """Beat while the context lasts."""
+        if self.interval_seconds <= 0:
+            yield
+        elif self.launch_mode == "asyncio":
+            task = asyncio.create_task(self._beat(store, worker_id), name=f"heartbeat-{worker_id}")
+            try:
+                yield
+            finally:
+                task.cancel()
+        else:
+            thread = LoopThread(f"heartbeat-{worker_id}")
+            beating = thread.start_soon(self._beat(store, worker_id))
+            try:
+                yield
+            finally:
+                beating.cancel()
+                thread.stop()
+
+    async def _beat(self, store: LightningStore, worker_id: str) -> None:
+        await asyncio.sleep(random.uniform(0, self.jitter_seconds))
+        threads = DaemonThreads("snapshot")  # which do not keep us from ending, should a driver or a disk hang
+        try:
+            await self._beat_with(threads, store, worker_id)
+        finally:
+            threads.close()
+
+    async def _beat_with(self, threads: DaemonThreads, store: LightningStore, worker_id: str) -> None:
+        has_failed = False
+        while True:
+            try:
+                snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
+                await store.update_worker(worker_id, snapshot)
+                has_failed = False
+            except Exception as error:  # noqa: BLE001 # the next beat may succeed
+                if not has_failed:
+                    logger.warning("The heartbeat of %s did not reach the store: %s", worker_id, error)
+                has_failed = True
+            await asyncio.sleep(max(0.01, self.interval_seconds + random.uniform(-1, 1) * self.jitter_seconds))

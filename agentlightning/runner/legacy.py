@@ -1,0 +1,8 @@
+"""Door to the v0.1 runner, which lives in `agentlightning.legacy`; new code uses `LitAgentRunner`.
+
+Importing is silent: the runner says that it is deprecated when it is constructed.
+"""
+
+from agentlightning.legacy.runner import LegacyAgentRunner
+
+__all__ = ["LegacyAgentRunner"]

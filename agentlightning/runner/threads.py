@@ -1,0 +1,90 @@
+"""Threads in which plain functions run for an event loop: reused, daemons, and left behind when a function hangs.
+
+The pools of the standard library wait for their threads when the program ends. An agent that hangs must not keep a
+program from ending.
+"""
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["DaemonThreads"]
+
+_T = TypeVar("_T")
+_Job = tuple[Callable[[], Any], contextvars.Context, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class DaemonThreads:
+    """Runs each function in an idle thread, or in a new one; any number at once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changing = threading.Lock()  # protects the list of idle threads and the count
+        self._idle: list[queue.SimpleQueue[_Job | None]] = []
+        self._count = 0
+        self._is_closed = False
+
+    async def run(self, function: Callable[[], _T]) -> _T:
+        """Call a function in the caller's context; what it raises is raised here. Cancelling leaves it behind."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        self._a_thread().put((function, contextvars.copy_context(), loop, future))
+        return await future
+
+    def close(self) -> None:
+        """End the idle threads; busy ones end when their function does."""
+        with self._changing:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for jobs in idle:
+            jobs.put(None)
+
+    def _a_thread(self) -> "queue.SimpleQueue[_Job | None]":
+        with self._changing:
+            if self._idle:
+                return self._idle.pop()
+            self._count += 1
+            number = self._count
+        jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._serve, args=(jobs,), name=f"{self._name}-{number}", daemon=True)
+        # In an empty context: a thread serves one rollout after the other, and belongs to none.
+        contextvars.Context().run(thread.start)
+        return jobs
+
+    def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
+        while (job := jobs.get()) is not None:
+            function, context, loop, future = job
+            try:
+                outcome, error = context.run(function), None
+            except BaseException as caught:  # noqa: BLE001 # whatever it is, it is raised where the function was asked for
+                outcome, error = None, caught
+            with self._changing:
+                is_closed = self._is_closed
+                if not is_closed:
+                    self._idle.append(jobs)
+            _tell(loop, future, outcome, error)
+            del job, function, context, loop, future, outcome, error
+            if is_closed:
+                return
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", outcome: Any, error: BaseException | None
+) -> None:
+    def tell() -> None:
+        if future.done():  # nobody waits any more
+            return
+        if error is None:
+            future.set_result(outcome)
+        elif isinstance(error, StopIteration):  # which a future does not take
+            future.set_exception(RuntimeError(f"The function raised StopIteration: {error}"))
+        else:
+            future.set_exception(error)
+
+    try:
+        loop.call_soon_threadsafe(tell)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        return

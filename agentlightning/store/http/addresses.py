@@ -1,0 +1,22 @@
+"""Who may be let in: a server that other machines reach must ask for a token."""
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.utils.server_launcher import is_loopback
+
+__all__ = ["refuse_open_address"]
+
+
+def refuse_open_address(host: str, token: str | None, *, is_insecure: bool, option: str = "--host") -> None:
+    """Refuse to serve other machines without a token.
+
+    Args:
+        is_insecure: The user has said that the network is his alone.
+        option: What the user wrote the address as.
+    """
+    if token or is_insecure or is_loopback(host):
+        return
+    raise ConfigurationError(
+        f"{option} {host} lets other machines in, and without a token everybody who reaches it can read and change the "
+        "store; make one with `agl tokens new` and give it as AGL_STORE_TOKEN or --token, "
+        "or say insecure if the network is yours alone."
+    )

@@ -1,0 +1,181 @@
+"""The two sides of a training, as an execution strategy places them: the algorithm, and each worker."""
+
+import asyncio
+import copy
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.adapter.base import TraceAdapter
+from agentlightning.algorithm import Algorithm
+from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.recovery import recover_attempts, worker_name
+from agentlightning.litagent import LitAgent
+from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.runner.threads import DaemonThreads
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.binding import unobserved
+from agentlightning.types import Hook, NamedResources, Worker
+
+__all__ = ["AlgorithmSide", "RunnerSide", "Switches"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.1
+"""How often switches are looked at."""
+SILENCE_SECONDS: Final = 60.0
+"""How long a busy worker with heartbeats may be silent before it counts as lost."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What a user may turn while a training runs, from any thread; runners in other processes see them too."""
+
+    paused: ExecutionEvent
+    stopped: ExecutionEvent
+
+
+@dataclass
+class AlgorithmSide:
+    """The algorithm and what it works with."""
+
+    algorithm: Algorithm | None
+    trainer: Any
+    adapter: TraceAdapter[Any]
+    switches: Switches
+    train_dataset: Any = None
+    val_dataset: Any = None
+    initial_resources: NamedResources | None = None
+    llm_proxy: Any = None
+    was_stopped: bool = False
+    """Whether it was ended before it was done."""
+
+    async def run(self, store: LightningStore, event: ExecutionEvent) -> None:
+        """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
+        self._bind(store)
+        watch = asyncio.create_task(_watch_workers(store), name="worker-watch")
+        try:
+            with unobserved():
+                work = asyncio.ensure_future(self._work(event))
+            await self._until_done(work)
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    def _bind(self, store: LightningStore) -> None:
+        if self.llm_proxy is not None:
+            self.llm_proxy.set_store(store)
+        algorithm = self.algorithm
+        if algorithm is None:
+            return
+        algorithm.set_trainer(self.trainer)
+        algorithm.set_store(store)
+        algorithm.set_adapter(self.adapter)
+        if self.initial_resources is not None:
+            algorithm.set_initial_resources(self.initial_resources)
+        algorithm.set_llm_proxy(self.llm_proxy)
+
+    async def _work(self, event: ExecutionEvent) -> None:
+        if self.algorithm is None:
+            logger.info("There is no algorithm; runners serve whatever is enqueued, until they are stopped.")
+            while not event.is_set():  # noqa: ASYNC110 # the event may be another process's
+                await asyncio.sleep(LOOK_SECONDS)
+            return
+        datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
+        algorithm = self.algorithm
+        if algorithm.is_async():
+            result = algorithm.run(**datasets)
+        else:
+            threads = DaemonThreads("algorithm")
+            result = await threads.run(lambda: algorithm.run(**datasets))
+            threads.close()
+        if inspect.isawaitable(result):
+            await result
+
+    async def _until_done(self, work: "asyncio.Future[None]") -> None:
+        try:
+            while not work.done() and not self.switches.stopped.is_set():
+                await asyncio.wait([work], timeout=LOOK_SECONDS)
+        finally:
+            if not work.done():
+                self.was_stopped = True
+                work.cancel()
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()
+
+
+async def _watch_workers(store: LightningStore) -> None:
+    """Give back what silent workers were working on: their machine may be gone."""
+    while True:
+        await asyncio.sleep(SILENCE_SECONDS / 4)
+        try:
+            workers = await store.query_workers(status_in=["busy"])
+        except NotImplementedError:  # a store of the 0.2 release knows no workers
+            return
+        except Exception as error:  # noqa: BLE001 # it is looked again
+            logger.warning("Workers could not be looked at: %s", error)
+            continue
+        latest = max((worker.last_heartbeat_time or 0.0 for worker in workers), default=0.0)
+        for worker in workers:
+            if _is_silent(worker, latest):
+                await recover_attempts(store, worker.worker_id, f"it has been silent for {SILENCE_SECONDS:g} s")
+
+
+def _is_silent(worker: Worker, now: float) -> bool:
+    """Judged by the latest heartbeat of any worker, so that no two clocks are compared; without any, nobody is."""
+    heard = worker.last_heartbeat_time
+    return heard is not None and now - heard > SILENCE_SECONDS
+
+
+@dataclass
+class RunnerSide:
+    """One worker after the other is made from this; it travels to their processes."""
+
+    runner: Runner[Any]
+    agent: LitAgent[Any]
+    hooks: Sequence[Hook]
+    switches: Switches
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def store_worker_id(self, number: int) -> str:
+        """What the store calls a worker."""
+        runner = self.runner
+        return runner.worker_id_for(number) if isinstance(runner, LitAgentRunner) else worker_name(number)
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        """Work until the event is set; each worker has a runner and a tracer of its own."""
+        runner = copy.copy(self.runner)
+        runner.init(agent=self.agent, hooks=self.hooks)
+        try:
+            runner.init_worker(worker_id, store)
+            follow = asyncio.create_task(self._follow_switches(runner), name="switches")
+            try:
+                await runner.iter(event=event)
+            finally:
+                follow.cancel()
+                _quietly(lambda: runner.teardown_worker(worker_id), "Error during runner worker teardown")
+        finally:
+            _quietly(runner.teardown, "Error during runner teardown")
+
+    async def _follow_switches(self, runner: Runner[Any]) -> None:
+        """Pause and go on with the training."""
+        if not isinstance(runner, LitAgentRunner):
+            return
+        is_paused = False
+        while True:
+            if self.switches.paused.is_set() != is_paused:
+                is_paused = not is_paused
+                (runner.pause if is_paused else runner.resume)()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _quietly(undo: Any, message: str) -> None:
+    try:
+        undo()
+    except Exception:  # what the worker raised matters more
+        logger.exception(message)

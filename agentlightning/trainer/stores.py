@@ -1,0 +1,72 @@
+"""A store from the way a user writes one down: `memory`, `sqlite:///path`, or the URL of a server."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.sqlite import SqliteLightningStore
+from agentlightning.trainer.init_utils import build_component
+
+__all__ = ["built_store", "store_address"]
+
+
+def built_store(spec: Any) -> LightningStore:
+    """The store a user asks for; one in memory, if for none.
+
+    A text is `memory`, `sqlite` (a file in the working directory), `sqlite:///relative/path`, `sqlite:////absolute/path`,
+    the URL of a server, or the import path of a class.
+    """
+    if isinstance(spec, (str, Path)):
+        named = _named_store(str(spec))
+        if named is not None:
+            return named
+    return build_component(
+        spec,
+        expected_type=LightningStore,
+        spec_name="store",
+        default_factory=InMemoryLightningStore,
+    )
+
+
+def _named_store(text: str) -> LightningStore | None:
+    if text == "memory":
+        return InMemoryLightningStore()
+    if text == "sqlite":
+        return SqliteLightningStore("agentlightning.db")
+    scheme = urlsplit(text).scheme
+    if scheme == "sqlite":
+        path = text.removeprefix("sqlite:///")
+        if path == text or not path:
+            raise ConfigurationError(f"store {text!r} names no file; write it as sqlite:///path/to/file.db.")
+        return SqliteLightningStore(path)
+    if scheme in ("http", "https"):
+        return LightningStoreClient(text)
+    if text.endswith((".db", ".sqlite")):
+        return SqliteLightningStore(text)
+    return None
+
+
+def store_address(store: LightningStore) -> str | None:
+    """Where a store can be found again after the program has ended; None, if nowhere."""
+    inner: Any = store
+    while isinstance(getattr(inner, "store", None), LightningStore):
+        inner = inner.store
+    if isinstance(inner, SqliteLightningStore):
+        return str(inner.path)
+    if isinstance(inner, LightningStoreClient):
+        return inner.server_address
+    return None
+
+
+def described(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as it is written down in a run: plain values as they are, parts by their type."""
+    plain = (str, int, float, bool, type(None))
+    return {
+        name: value if isinstance(value, plain) else f"{type(value).__module__}.{type(value).__qualname__}"
+        for name, value in spec.items()
+    }

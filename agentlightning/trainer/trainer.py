@@ -1,0 +1,398 @@
+"""Trainer: builds the parts, has them placed, and runs the loop."""
+
+import asyncio
+import logging
+import pkgutil
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
+from agentlightning.errors import ConfigurationError
+from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
+from agentlightning.execution.events import MultiprocessingEvent
+from agentlightning.execution.processes import start_context
+from agentlightning.litagent import LitAgent
+from agentlightning.litagent.signature import check_signature
+from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.console import Console, ProgressMode
+from agentlightning.trainer.init_utils import build_component
+from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.trainer.sides import AlgorithmSide, RunnerSide, Switches
+from agentlightning.trainer.stores import built_store, described, store_address
+from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
+from agentlightning.types.lifecycle import Lifecycle, LifecycleState
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = ["Trainer"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Value = TypeVar("_Value")
+
+
+class Trainer:
+    """Runs an algorithm and its runners around one store.
+
+    Every part may be given as an instance, a class, a factory without arguments, a name or import path, or a dictionary
+    with its `type` and arguments.
+
+    Args:
+        dev: Deprecated; call `dev`.
+        n_runners: How many workers run the agent; one, if left out.
+        max_rollouts: After how many rollouts each worker ends.
+        initial_resources: What the algorithm starts from, by name.
+        tracer: Records what the agent does; an `OtelTracer` that instruments all libraries we know, if left out.
+        adapter: Turns spans into the algorithm's data; a `TracerTraceToTriplet`, if left out. A dictionary without
+            `type` holds arguments for that.
+        store: Where everything is kept: also `memory`, `sqlite:///path`, or a server's URL.
+        runner: Runs the agent; a `LitAgentRunner`, if left out.
+        strategy: Where things run: `cs` (processes), `shm` (threads).
+        port: Of the store server under `cs`.
+        algorithm: What learns; needed by `fit`, while `dev` has one of its own.
+        llm_proxy: Through which the agent's model calls go.
+        n_workers: Deprecated; `n_runners`.
+        max_tasks: Deprecated; `max_rollouts`.
+        daemon: Accepted for scripts of earlier releases.
+        triplet_exporter: Deprecated; `adapter`.
+        hooks: Told about every rollout.
+        name: What runs are called in the store.
+        progress: `auto` shows a live view on a terminal; `rich` always does, `json` writes events as lines, `off`
+            is quiet.
+    """
+
+    def __init__(
+        self,
+        *,
+        dev: bool = False,
+        n_runners: int | None = None,
+        max_rollouts: int | None = None,
+        initial_resources: NamedResources | None = None,
+        tracer: Any = None,
+        adapter: Any = None,
+        store: Any = None,
+        runner: Any = None,
+        strategy: Any = None,
+        port: int | None = None,
+        algorithm: Any = None,
+        llm_proxy: Any = None,
+        n_workers: int | None = None,
+        max_tasks: int | None = None,
+        daemon: bool = True,
+        triplet_exporter: Any = None,
+        hooks: Hook | Sequence[Hook] | None = None,
+        name: str = "fit",
+        progress: ProgressMode = "auto",
+    ) -> None:
+        """Build the parts; nothing runs yet."""
+        if dev:
+            deprecated("Trainer(dev=True) is deprecated; call trainer.dev(...) instead.")
+        if not daemon:
+            logger.warning("daemon=False has no effect any more: no process of a training outlives it.")
+        self.dev_mode = dev
+        self.daemon = daemon
+        self.port = port
+        self.name = name
+        self.initial_resources = initial_resources
+        self.max_rollouts = _renamed("max_rollouts", max_rollouts, "max_tasks", max_tasks)
+        self.n_runners = _renamed("n_runners", n_runners, "n_workers", n_workers) or 1
+        self.store = built_store(store)
+        self.tracer: Tracer = build_component(
+            tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer
+        )
+        self.adapter = self._built_adapter(adapter, triplet_exporter)
+        self.algorithm: Algorithm | None = build_component(
+            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True
+        )
+        self.strategy = self._built_strategy(strategy)
+        if self.strategy.n_runners > 0:
+            self.n_runners = self.strategy.n_runners
+        self.runner = self._built_runner(runner)
+        self.llm_proxy = self._built_proxy(llm_proxy)
+        self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
+        self.progress = progress
+        self._agents: list[LitAgent[Any]] = []
+        self._life = Lifecycle("The trainer")
+        self._switches: Switches | None = None
+
+    triplet_exporter = property(lambda self: self.adapter)
+
+    @property
+    def n_workers(self) -> int:
+        """The same as `n_runners`."""
+        return self.n_runners
+
+    @property
+    def max_tasks(self) -> int | None:
+        """The same as `max_rollouts`."""
+        return self.max_rollouts
+
+    # ------------------------------------------------------------------ building the parts
+
+    def _built_adapter(self, adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
+        if triplet_exporter is not None:
+            deprecated(
+                "triplet_exporter is deprecated; use adapter."
+                if adapter is None
+                else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
+                stacklevel=4,
+            )
+        return build_component(
+            adapter if adapter is not None else triplet_exporter,
+            expected_type=TraceAdapter,
+            spec_name="adapter",
+            default_factory=TracerTraceToTriplet,
+            dict_requires_type=False,
+            dict_default_cls=TracerTraceToTriplet,
+        )
+
+    def _built_strategy(self, strategy: Any) -> ExecutionStrategy:
+        defaults: dict[str, Any] = {"n_runners": self.n_runners}
+        if self.port is not None:
+            defaults["server_port"] = self.port
+        if isinstance(strategy, str) and strategy == "shm" and self.n_runners > 1:
+            defaults["main_thread"] = "algorithm"
+        built = build_component(
+            strategy,
+            expected_type=ExecutionStrategy,
+            spec_name="strategy",
+            default_factory=lambda: ClientServerExecutionStrategy(**defaults),
+            optional_defaults=defaults,
+            registry=ExecutionStrategyRegistry,
+        )
+        if isinstance(strategy, ClientServerExecutionStrategy) and self.port is not None:
+            strategy.server_port = self.port
+        return built
+
+    def _built_runner(self, runner: Any) -> Runner[Any]:
+        defaults: dict[str, Any] = {"tracer": self.tracer}
+        if self.max_rollouts is not None:
+            defaults["max_rollouts"] = self.max_rollouts
+        return build_component(
+            runner,
+            expected_type=Runner,
+            spec_name="runner",
+            default_factory=lambda: LitAgentRunner(self.tracer, max_rollouts=self.max_rollouts),
+            optional_defaults=defaults,
+            dict_requires_type=False,
+            dict_default_cls=LitAgentRunner,
+        )
+
+    def _built_proxy(self, llm_proxy: Any) -> Any:
+        if llm_proxy is None:
+            return None
+        return build_component(
+            llm_proxy, expected_type=object, spec_name="llm_proxy", optional_defaults={"store": self.store}
+        )
+
+    # ------------------------------------------------------------------ agents
+
+    def add_agent(self, agent: LitAgent[Any]) -> None:
+        """Register an agent, so that `fit`, `dev` and `run` need not be given one."""
+        self._agents.append(_checked_agent(agent))
+
+    def _agent_for(self, agent: LitAgent[Any] | None) -> LitAgent[Any]:
+        if agent is not None:
+            return _checked_agent(agent)
+        if len(self._agents) == 1:
+            return self._agents[0]
+        if not self._agents:
+            raise ConfigurationError("There is no agent; pass one, or register it with add_agent.")
+        raise ConfigurationError(
+            f"{len(self._agents)} agents are registered; pass the one to train, or combine them in an AgentRouter."
+        )
+
+    # ------------------------------------------------------------------ running
+
+    def fit(
+        self,
+        agent: LitAgent[Any] | None = None,
+        train_dataset: Dataset[Any] | str | None = None,
+        val_dataset: Dataset[Any] | None = None,
+    ) -> None:
+        """Train an agent; returns when the algorithm is done.
+
+        Args:
+            train_dataset: Tasks by number; a plain list will do. A URL is one of a v0.1 server, and deprecated.
+        """
+        if isinstance(train_dataset, str):
+            logger.warning("A URL as data set is of the v0.1 protocol; fit_v0 takes over.")
+            self.fit_v0(agent if agent is not None else self._agent_for(None), train_dataset, val_data=val_dataset)
+            return
+        if self.algorithm is None and (train_dataset is not None or val_dataset is not None):
+            raise ConfigurationError(
+                "There is no algorithm to read the data sets; give the Trainer one, or call dev to try the agent."
+            )
+        self._fit(self.algorithm, self._agent_for(agent), train_dataset, val_dataset)
+
+    def dev(
+        self,
+        agent: LitAgent[Any] | None = None,
+        train_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | None = None,
+    ) -> None:
+        """Try an agent: as `fit`, with an algorithm that trains nothing."""
+        algorithm = Baseline() if self.algorithm is None else self.algorithm
+        if not isinstance(algorithm, FastAlgorithm):
+            raise TypeError(
+                f"dev needs a FastAlgorithm such as Baseline, not a {type(algorithm).__name__}; call fit to train."
+            )
+        self._fit(algorithm, self._agent_for(agent), train_dataset, val_dataset)
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        """Train the registered agent, without blocking the event loop; without an algorithm, only try it."""
+        algorithm = Baseline() if self.algorithm is None else self.algorithm
+        await asyncio.to_thread(self._fit, algorithm, self._agent_for(None), train_dataset, val_dataset)
+
+    def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
+        """Train with the v0.1 protocol. Deprecated."""
+        return pkgutil.resolve_name("agentlightning.legacy.trainer:fit_v0")(self, *args, **kwargs)
+
+    def _fit(self, algorithm: Algorithm | None, agent: LitAgent[Any], train_dataset: Any, val_dataset: Any) -> None:
+        for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
+            _check_dataset(label, dataset)
+        agent.set_trainer(self)
+        context = start_context()
+        switches = Switches(paused=MultiprocessingEvent(ctx=context), stopped=MultiprocessingEvent(ctx=context))
+        side = AlgorithmSide(
+            algorithm,
+            self,
+            self.adapter,
+            switches,
+            train_dataset,
+            val_dataset,
+            initial_resources=self.initial_resources,
+            llm_proxy=self.llm_proxy,
+        )
+        self._switches = switches
+        self.tracer.init()
+        self._life.step("become ready")
+        self._life.step("start")
+        try:
+            self.strategy.execute(
+                _AlgorithmBundle(self, side), RunnerSide(self.runner, agent, self.hooks, switches), self.store
+            )
+        except BaseException as error:
+            self._life.step("fail", error=error)
+            raise
+        finally:
+            self._switches = None
+            self.tracer.teardown()
+        self._life.step("end")
+
+    async def _algorithm_bundle(self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide) -> None:
+        """The algorithm's side of a training, kept as a run in the store."""
+        run_id = await self._open_run(store, side)
+        status: RunStatus = "failed"
+        summary: dict[str, Any] = {}
+        began = time.monotonic()
+        try:
+            async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
+                await side.run(store, event)
+                status = "stopped" if side.was_stopped else "succeeded"
+                summary = await console.summary()
+        except BaseException as error:
+            status = "stopped" if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else "failed"
+            summary = {"error": f"{type(error).__name__}: {error}"}
+            if isinstance(error, Exception):
+                logger.exception("The algorithm failed.")
+            raise
+        finally:
+            if run_id is not None:
+                summary = {**summary, "seconds": round(time.monotonic() - began, 3)}
+                await asyncio.shield(store.finish_run(run_id, status, summary=summary))
+
+    async def _open_run(self, store: LightningStore, side: AlgorithmSide) -> str | None:
+        config = described(
+            {
+                "algorithm": side.algorithm,
+                "adapter": self.adapter,
+                "tracer": self.tracer,
+                "runner": self.runner,
+                "strategy": self.strategy,
+                "n_runners": self.n_runners,
+                "max_rollouts": self.max_rollouts,
+                "n_train": None if side.train_dataset is None else len(side.train_dataset),
+                "n_val": None if side.val_dataset is None else len(side.val_dataset),
+            }
+        )
+        try:
+            return (await store.start_run(self.name, config=config)).run_id
+        except NotImplementedError:  # a store of the 0.2 release keeps no runs
+            return None
+
+    # ------------------------------------------------------------------ while it runs
+
+    @property
+    def state(self) -> LifecycleState:
+        return self._life.state
+
+    def pause(self) -> None:
+        """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
+        self._life.step("pause")
+        self._turned().paused.set()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._life.step("resume")
+        self._turned().paused.clear()
+
+    def stop(self) -> None:
+        """End the algorithm and the runners; `fit` returns when they have ended."""
+        self._life.step("stop")
+        self._turned().stopped.set()
+
+    def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Fit again after a failure; with a durable store, what was finished is still there."""
+        if self._life.state is LifecycleState.FAILED:
+            self._life.step("become ready")
+        self.fit(agent, train_dataset, val_dataset)
+
+    def _turned(self) -> Switches:
+        if self._switches is None:
+            raise ConfigurationError("The trainer does not run, so there is nothing to pause, resume or stop.")
+        return self._switches
+
+
+class _AlgorithmBundle:
+    """The algorithm's side as strategies call it."""
+
+    def __init__(self, trainer: Trainer, side: AlgorithmSide) -> None:
+        self._trainer = trainer
+        self._side = side
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
+        await self._trainer._algorithm_bundle(store, event, self._side)
+
+
+def _renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:
+    """The value of an argument that had another name."""
+    if old_value is None:
+        return value
+    deprecated(f"Argument '{old}' of Trainer is deprecated; use '{new}'.", stacklevel=4)
+    if value is not None and value != old_value:
+        deprecated(f"Both '{new}' and '{old}' are given; '{old}' is ignored.", stacklevel=4)
+    return old_value if value is None else value
+
+
+def _checked_agent(agent: Any) -> LitAgent[Any]:
+    if isinstance(agent, LitAgent):
+        check_signature(agent)
+        return agent
+    hint = "decorate it with @rollout" if callable(agent) and not isinstance(agent, type) else "derive it from LitAgent"
+    if isinstance(agent, type) and issubclass(agent, LitAgent):
+        hint = f"make an instance: {agent.__name__}()"
+    raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
+
+
+def _check_dataset(label: str, dataset: Any) -> None:
+    if dataset is None or (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        return
+    raise ConfigurationError(
+        f"{label} must have a length and give its samples by number, as a list does; a {type(dataset).__name__} does "
+        "not. Make a list of it: list(...)."
+    )

@@ -1,0 +1,301 @@
+"""Algorithms: what they work with, as classes and as functions."""
+
+import asyncio
+import gc
+import inspect
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm, FunctionalAlgorithm, algo
+from agentlightning.algorithm.utils import batch_iter_over_dataset, with_llm_proxy, with_store
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
+from agentlightning.types import PromptTemplate
+
+
+class Owner:
+    """Stands for a trainer or a proxy."""
+
+
+class Careless(Algorithm):
+    """Does not call our constructor."""
+
+    def __init__(self) -> None:
+        self.own = 1
+
+
+def test_parts_that_are_missing_are_named() -> None:
+    algorithm = Careless()
+
+    for get, part in (
+        (algorithm.get_trainer, "trainer"),
+        (algorithm.get_adapter, "adapter"),
+        (algorithm.get_store, "store"),
+    ):
+        with pytest.raises(ValueError, match=f"Careless has no {part}"):
+            get()
+    assert algorithm.get_llm_proxy() is None
+    assert algorithm.get_initial_resources() is None
+
+
+def test_parts_that_are_set_are_there() -> None:
+    algorithm, owner, store = Careless(), Owner(), InMemoryLightningStore()
+    adapter, resources = TracerTraceToTriplet(), {"prompt": PromptTemplate(template="x", engine="f-string")}
+
+    algorithm.set_trainer(owner)
+    algorithm.set_store(store)
+    algorithm.set_adapter(adapter)
+    algorithm.set_llm_proxy(owner)
+    algorithm.set_initial_resources(resources)
+
+    assert algorithm.get_trainer() is algorithm.get_llm_proxy() is owner
+    assert (algorithm.get_store(), algorithm.get_adapter()) == (store, adapter)
+    assert algorithm.get_initial_resources() is resources
+
+
+def test_a_local_adapter_is_kept_alive() -> None:
+    algorithm = Careless()
+    algorithm.set_adapter(TracerTraceToTriplet())
+    gc.collect()
+
+    assert isinstance(algorithm.get_adapter(), TracerTraceToTriplet)
+
+
+def test_a_trainer_is_not_kept_alive() -> None:
+    algorithm, owner = Careless(), Owner()
+    algorithm.set_trainer(owner)
+    del owner
+    gc.collect()
+
+    with pytest.raises(ValueError, match="no trainer"):
+        algorithm.get_trainer()
+
+
+def test_an_algorithm_must_say_how_it_runs() -> None:
+    with pytest.raises(NotImplementedError, match="Careless must define run"):
+        Careless()()
+    with pytest.raises(NotImplementedError):
+        Careless().get_client()
+
+
+def test_an_algorithm_knows_whether_it_is_a_coroutine() -> None:
+    assert not Careless().is_async()
+    assert Baseline().is_async()
+    assert isinstance(Baseline(), FastAlgorithm)
+
+
+def test_calling_an_algorithm_runs_it() -> None:
+    class Noting(Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            self.seen = (train_dataset, val_dataset)
+
+    algorithm = Noting()
+    algorithm([1], val_dataset=[2])
+
+    assert algorithm.seen == ([1], [2])
+
+
+# ---------------------------------------------------------------------- functions
+
+
+def prepared(algorithm: FunctionalAlgorithm) -> FunctionalAlgorithm:
+    algorithm.set_store(InMemoryLightningStore())
+    algorithm.set_adapter(TracerTraceToTriplet())
+    return algorithm
+
+
+def test_a_function_gets_what_it_declares() -> None:
+    seen: dict[str, Any] = {}
+
+    @algo
+    def algorithm(*, store: Any, adapter: Any, llm_proxy: Any, initial_resources: Any, train_dataset: Any) -> None:
+        seen.update(store=store, adapter=adapter, proxy=llm_proxy, resources=initial_resources, train=train_dataset)
+
+    prepared(algorithm).run(train_dataset=[1, 2])
+
+    assert isinstance(seen["store"], BlockingStore)
+    seen["store"].close()
+    assert (seen["proxy"], seen["resources"], seen["train"]) == (None, None, [1, 2])
+
+
+def test_a_plain_function_may_use_the_store_without_awaiting() -> None:
+    @algo
+    def algorithm(*, store: Any) -> None:
+        rollout = store.enqueue_rollout("task")
+        assert store.get_rollout_by_id(rollout.rollout_id).status == "queuing"
+        store.close()
+
+    prepared(algorithm).run()
+
+    assert len(asyncio.run(algorithm.get_store().query_rollouts())) == 1
+
+
+def test_a_coroutine_function_gets_the_store_itself() -> None:
+    seen: list[LightningStore] = []
+
+    @algo
+    async def algorithm(*, store: LightningStore) -> None:
+        seen.append(store)
+
+    result = prepared(algorithm).run()
+    assert result is not None
+    asyncio.run(result)  # type: ignore[arg-type] # a coroutine it is
+
+    assert seen == [algorithm.get_store()]
+    assert algorithm.is_async()
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "val_dataset"])
+def test_a_data_set_that_is_not_declared_is_refused(name: str) -> None:
+    @algo
+    def algorithm(*, store: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=f"{name} is provided but not supported"):
+        prepared(algorithm).run(**{name: [1]})
+
+
+def test_a_function_that_takes_anything_gets_nothing() -> None:
+    seen: list[Any] = []
+
+    @algo
+    def algorithm(*args: Any, **kwargs: Any) -> str:
+        seen.append((args, kwargs))
+        return "ignored"
+
+    assert prepared(algorithm).run() is None
+    assert seen == [((), {})]
+
+
+def test_a_declared_part_that_is_not_set_is_named() -> None:
+    @algo
+    def algorithm(*, adapter: Any) -> None: ...
+
+    with pytest.raises(ValueError, match="no adapter"):
+        algorithm.run()
+
+
+def test_an_algorithm_is_still_the_function() -> None:
+    @algo
+    def algorithm(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    algorithm.note = "kept"  # type: ignore[attr-defined] # users put what they like on it
+
+    assert algorithm(1, b=2) == 3
+    assert (algorithm.__name__, algorithm.__doc__) == ("algorithm", "Adds.")
+    assert list(inspect.signature(algorithm).parameters) == ["a", "b"]
+
+
+def test_the_loop_thread_of_a_blocking_store_ends_with_the_algorithm() -> None:
+    import threading
+
+    @algo
+    def algorithm(*, store: Any) -> None:
+        store.query_rollouts()
+
+    prepared(algorithm).run()
+
+    assert "agl-blocking-store" not in {thread.name for thread in threading.enumerate()}
+
+
+# ---------------------------------------------------------------------- parts that algorithms share
+
+
+def test_batches_give_every_sample_before_any_comes_again() -> None:
+    batches = batch_iter_over_dataset(list(range(10)), 3)
+    drawn = [next(batches) for _ in range(10)]
+
+    flat = [sample for batch in drawn for sample in batch]
+    assert all(len(set(batch)) == 3 for batch in drawn)
+    assert set(flat[:12]) == set(range(10))
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 100])
+def test_a_small_data_set_comes_whole(batch_size: int) -> None:
+    batches = batch_iter_over_dataset([1, 2, 3], batch_size)
+
+    assert [sorted(next(batches)) for _ in range(3)] == [[1, 2, 3]] * 3
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="empty data set"):
+        next(batch_iter_over_dataset([], 3))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batches_of_nothing_are_refused(batch_size: int) -> None:
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        next(batch_iter_over_dataset([1, 2], batch_size))
+
+
+class FakeProxy:
+    """A proxy that notes what is done to it."""
+
+    def __init__(self, *, running: bool = False) -> None:
+        self.log: list[str] = []
+        self.running = running
+
+    def is_running(self) -> bool:
+        return self.running
+
+    async def start(self) -> None:
+        self.log.append("start")
+
+    def stop(self) -> None:
+        self.log.append("stop")
+
+
+class Using(Algorithm):
+    @with_store
+    async def read(self, store: Any, number: int) -> Any:
+        return store, number
+
+    @with_llm_proxy()
+    async def ask(self, proxy: Any, question: str) -> Any:
+        if question == "fail":
+            raise ValueError("no")
+        return proxy, question
+
+    @with_llm_proxy(required=True)
+    async def must_ask(self, proxy: Any) -> Any:
+        return proxy
+
+    @with_llm_proxy(auto_start=False)
+    async def ask_as_it_is(self, proxy: Any) -> Any:
+        return proxy
+
+
+async def test_the_store_is_handed_to_a_method() -> None:
+    algorithm, store = Using(), InMemoryLightningStore()
+    algorithm.set_store(store)
+
+    assert await algorithm.read(7) == (store, 7)  # type: ignore[call-arg] # the decorator hands in the store
+
+
+async def test_a_proxy_is_started_and_stopped_around_a_method() -> None:
+    algorithm, proxy = Using(), FakeProxy()
+    algorithm.set_llm_proxy(proxy)
+
+    assert await algorithm.ask("why") == (proxy, "why")  # type: ignore[call-arg] # as above
+    with pytest.raises(ValueError, match="no"):
+        await algorithm.ask("fail")  # type: ignore[call-arg] # as above
+    assert proxy.log == ["start", "stop", "start", "stop"]
+
+
+async def test_a_proxy_that_runs_is_left_running() -> None:
+    algorithm, proxy = Using(), FakeProxy(running=True)
+    algorithm.set_llm_proxy(proxy)
+
+    await algorithm.ask("why")  # type: ignore[call-arg] # as above
+    await algorithm.ask_as_it_is()  # type: ignore[call-arg] # as above
+
+    assert proxy.log == []
+
+
+async def test_a_proxy_that_is_needed_must_be_there() -> None:
+    assert await Using().ask("why") == (None, "why")  # type: ignore[call-arg] # as above
+    with pytest.raises(ConfigurationError, match="needs an LLM proxy"):
+        await Using().must_ask()  # type: ignore[call-arg] # as above

@@ -1,0 +1,152 @@
+"""Baseline: every task goes through the agent, and what came back is in the log."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.algorithm import Baseline
+from agentlightning.emitter import emit_message
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import PromptTemplate
+from tests.runner.working import PATIENCE_SECONDS, Answering, stocked_store
+
+LOGGER = "agentlightning.algorithm.fast"
+
+
+def answer(task: Any) -> float:
+    if task == "bad":
+        raise ValueError("no")
+    emit_message("hello")
+    return 0.5
+
+
+async def run_baseline(
+    algorithm: Baseline, *, store: InMemoryLightningStore | None = None, adapter: Any = None, **datasets: Any
+) -> InMemoryLightningStore:
+    """Run it beside a runner."""
+    store = store or await stocked_store()
+    algorithm.set_store(store)
+    if adapter is not None:
+        algorithm.set_adapter(adapter)
+    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=0, poll_interval=0.2)
+    with runner.run_context(agent=Answering(answer), store=store):
+        serving = asyncio.create_task(runner.iter())
+        try:
+            await asyncio.wait_for(algorithm.run(**datasets), PATIENCE_SECONDS)
+        finally:
+            runner.stop()
+            await serving
+    return store
+
+
+@pytest.mark.parametrize("split", [0, 1, -0.5, 2])
+def test_a_split_outside_of_the_data_is_refused(split: float) -> None:
+    with pytest.raises(ValueError, match="train_split must lie between 0 and 1"):
+        Baseline(train_split=split)
+
+
+@pytest.mark.parametrize("datasets", [{}, {"train_dataset": []}, {"train_dataset": [], "val_dataset": []}])
+async def test_nothing_to_do_is_told(datasets: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = Baseline()
+    algorithm.set_store(InMemoryLightningStore())
+
+    await algorithm.run(**datasets)
+
+    assert "both data sets are empty" in caplog.text
+
+
+async def test_every_sample_is_sent_once_an_epoch_with_its_mode() -> None:
+    store = await run_baseline(Baseline(n_epochs=2), train_dataset=["a", "b"], val_dataset=["c"])
+
+    sent = [(rollout.input, rollout.mode) for rollout in await store.query_rollouts()]
+    assert sorted(sent) == sorted([("a", "train"), ("b", "train"), ("c", "val")] * 2)
+
+
+async def test_a_small_queue_skips_no_sample() -> None:
+    store = await run_baseline(Baseline(max_queue_length=1, polling_interval=0.01), train_dataset=list(range(25)))
+
+    assert [rollout.input for rollout in await store.query_rollouts(sort_by="start_time")] == list(range(25))
+
+
+async def test_initial_resources_are_published_under_their_name() -> None:
+    algorithm = Baseline()
+    algorithm.set_initial_resources({"prompt": PromptTemplate(template="mine", engine="f-string")})
+
+    store = await run_baseline(algorithm, store=InMemoryLightningStore(), train_dataset=["a"])
+
+    assert await store.get_resources_by_id("default") is not None
+    assert [rollout.resources_id for rollout in await store.query_rollouts()] == ["default"]
+
+
+async def test_what_came_back_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        store = await run_baseline(Baseline(), adapter=TracerTraceToTriplet(), train_dataset=["a"])
+
+    lines = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    (rollout,) = await store.query_rollouts()
+    (attempt,) = await store.query_attempts(rollout.rollout_id)
+    spans = await store.query_spans(rollout.rollout_id)
+    rid, aid = rollout.rollout_id, attempt.attempt_id
+    assert f"[Rollout {rid} | Attempt 1] ID: {aid}. Status: succeeded. Worker: Worker-0" in lines
+    for span in spans:
+        start = f"[Rollout {rid} | Attempt {aid} | Span {span.span_id}] #{span.sequence_id} ({span.name}) From"
+        assert len([line for line in lines if line.startswith(start)]) == 1
+    assert any(line.startswith(f"[Rollout {rid}] Finished with status succeeded") for line in lines)
+    assert any(line.startswith(f"[Rollout {rid}] Adapted data: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "there", "not_there"),
+    [
+        ("key_values", "Attributes: {", "Attribute keys:"),
+        ("keys", "Attribute keys: [", "Attributes: {"),
+        ("none", "From", "Attribute"),
+    ],
+)
+async def test_the_log_says_as_much_of_spans_as_it_is_asked_for(
+    verbosity: Any, there: str, not_there: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        await run_baseline(Baseline(span_verbosity=verbosity), train_dataset=["a"])
+
+    spans = [line for line in caplog.messages if "| Span " in line]
+    assert all(there in line and not_there not in line for line in spans)
+    assert spans
+
+
+async def test_a_rollout_that_fails_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        await run_baseline(Baseline(), adapter=TracerTraceToTriplet(), train_dataset=["bad", "good"])
+
+    assert "Finished with status failed" in caplog.text
+    assert "Finished with status succeeded" in caplog.text
+
+
+async def test_without_an_adapter_there_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    await run_baseline(Baseline(), train_dataset=["a"])
+
+    assert "No adapter is set" in caplog.text
+
+
+async def test_an_adapter_that_fails_is_told() -> None:
+    class Failing(TracerTraceToTriplet):
+        def adapt(self, source: Any) -> Any:
+            raise KeyError("adapter")
+
+    with pytest.raises(KeyError, match="adapter"):
+        await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a"])
+
+
+async def test_spans_that_an_adapter_cannot_read_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TracerTraceToTriplet):
+        def adapt(self, source: Any) -> Any:
+            raise ValueError("unreadable")
+
+    await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a", "b"])
+
+    assert caplog.text.count("unreadable") == 2

@@ -1,0 +1,29 @@
+"""Fixtures of the agents' tests."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from agentlightning.types import LLM
+from tests.litagent.workbench import Workbench
+from tests.stub_model.fixtures import stub_model as stub_model
+
+
+@pytest.fixture
+def workbench() -> Workbench:
+    return Workbench()
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(endpoint="http://127.0.0.1:9/v1", model="large", api_key="sk-very-secret")
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """After the test, no child of this process is left, not even a zombie."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert left == []

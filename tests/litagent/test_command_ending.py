@@ -1,0 +1,283 @@
+"""Nothing of a program is left when its rollout is over, however it ended. Real processes, looked for by their ids."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.litagent.command import CommandAgent
+from agentlightning.runner import LitAgentRunner
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import RolloutConfig
+from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 20.0
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("pids", "a").write(f"{os.getpid()}\\n")
+time.sleep(1000)
+"""
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("pids", "a").write(f"{os.getpid()}\\n")
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+while not os.path.exists("pids"):
+    time.sleep(0.01)
+"""
+
+RUNNER = """
+import asyncio, sys
+from agentlightning.litagent.command import CommandAgent
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.runner import LitAgentRunner
+from agentlightning.tracer import OtelTracer
+
+async def main():
+    runner = LitAgentRunner(OtelTracer(instrument=False))
+    with runner.run_context(agent=CommandAgent(sys.argv[1:]), store=InMemoryLightningStore()):
+        await runner.step("task", resources={})
+
+asyncio.run(main())
+"""
+
+
+def shell(script: str, folder: Path, **options: Any) -> CommandAgent:
+    return CommandAgent(["sh", "-c", script], cwd=folder, **options)
+
+
+def pids(folder: Path) -> list[int]:
+    file = folder / "pids"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE_SECONDS / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("It did not happen.")
+
+
+def nothing_lives(folder: Path, count: int) -> bool:
+    found = pids(folder)
+    return len(found) == count and not any(map(is_alive, found))
+
+
+# ---------------------------------------------------------------------- time
+
+
+async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("echo begun; echo hint >&2; echo $$ > pids; sleep 1000", tmp_path, timeout_seconds=0.5)
+
+    outcome = await workbench.run(agent)
+
+    assert outcome.attempt.status == "timeout"
+    assert "did not end within 0.5 s and was killed. The end of its stderr:\nhint" in outcome.message
+    assert outcome.text("stdout") == "begun\n"
+    assert nothing_lives(tmp_path, 1)
+
+
+async def test_the_limit_of_the_rollout_ends_it_too(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("echo begun; echo $$ > pids; sleep 1000", tmp_path)
+
+    outcome = await workbench.run(agent, config=RolloutConfig(timeout_seconds=0.5))
+
+    assert (outcome.attempt.status, outcome.text("stdout")) == ("timeout", "begun\n")
+    assert nothing_lives(tmp_path, 1)
+
+
+async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done", tmp_path, timeout_seconds=0.5)
+
+    outcome = await workbench.run(agent)
+
+    assert outcome.text("stdout") == "bye\n"
+
+
+async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
+    code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
+
+    outcome = await workbench.run(CommandAgent([sys.executable, "-c", code], cwd=tmp_path, timeout_seconds=1.5))
+
+    assert "did not end within 1.5 s" in outcome.message
+    assert nothing_lives(tmp_path, 4)
+
+
+async def test_a_stopped_program_is_ended(workbench: Workbench, tmp_path: Path) -> None:
+    outcome = await workbench.run(shell("echo $$ > pids; kill -STOP $$", tmp_path, timeout_seconds=0.5))
+
+    assert "did not end" in outcome.message
+    assert nothing_lives(tmp_path, 1)
+
+
+# ---------------------------------------------------------------------- what it leaves behind
+
+
+async def test_children_that_outlive_the_program_are_ended(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("sleep 1000 & echo $! > pids; sleep 1000 & echo $! >> pids; echo 0.5", tmp_path)
+    begun = time.monotonic()
+
+    outcome = await workbench.run(agent)
+
+    assert (outcome.error, outcome.reward) == (None, 0.5)
+    assert nothing_lives(tmp_path, 2)
+    assert time.monotonic() - begun < PATIENCE_SECONDS
+
+
+async def test_children_that_ignore_being_asked_are_killed(workbench: Workbench, tmp_path: Path) -> None:
+    code = f"import os, sys, time\nif os.fork():\n  time.sleep(0.3); print(1); sys.exit()\n{STUBBORN}"
+
+    outcome = await workbench.run(CommandAgent([sys.executable, "-c", code], cwd=tmp_path))
+
+    assert (outcome.error, outcome.reward) == (None, 1.0)
+    assert nothing_lives(tmp_path, 1)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="known by its environment, which only Linux shows")
+async def test_a_daemon_that_left_the_group_is_ended(workbench: Workbench, tmp_path: Path) -> None:
+    outcome = await workbench.run(CommandAgent([sys.executable, "-c", DAEMON], cwd=tmp_path))
+
+    assert outcome.error is None
+    assert nothing_lives(tmp_path, 1)
+
+
+async def test_the_temporary_files_are_removed(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("dirname $AGL_REWARD_FILE > folder; chmod 500 $(dirname $AGL_REWARD_FILE); exit 1", tmp_path)
+
+    await workbench.run(agent)
+
+    assert not Path((tmp_path / "folder").read_text().strip()).exists()
+
+
+# ---------------------------------------------------------------------- the runner goes
+
+
+async def stopped(workbench: Workbench, agent: CommandAgent, folder: Path, *, times: int = 1) -> Outcome:
+    """Run an agent, and cancel the runner when the program has begun."""
+    runner = LitAgentRunner[Any](OtelTracer(instrument=False), heartbeat_interval=0)
+    await workbench.store.add_resources(RESOURCES)
+    rollout = await workbench.store.enqueue_rollout("task")
+    with runner.run_context(agent=agent, store=workbench.store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: bool(pids(folder)))
+        for _ in range(times):
+            running.cancel()
+            await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    attempt = await workbench.store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    return Outcome(attempt, list(await workbench.store.query_spans(rollout.rollout_id)), None)
+
+
+async def test_a_cancelled_runner_takes_the_program_along(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("sleep 1000 & echo begun; sleep 0.5; echo $! $$ > pids; wait", tmp_path)
+
+    outcome = await stopped(workbench, agent, tmp_path)
+
+    assert (outcome.attempt.status, outcome.text("stdout")) == ("unresponsive", "begun\n")
+    assert nothing_lives(tmp_path, 2)
+
+
+async def test_a_runner_cancelled_twice_kills_at_once(workbench: Workbench, tmp_path: Path) -> None:
+    agent = CommandAgent([sys.executable, "-c", STUBBORN], cwd=tmp_path)
+
+    await stopped(workbench, agent, tmp_path, times=3)
+
+    await until(lambda: nothing_lives(tmp_path, 1))
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2, 3, 5, 8])
+async def test_cancelled_while_it_starts_nothing_is_left(workbench: Workbench, tmp_path: Path, moment: int) -> None:
+    rollout = await workbench.store.start_rollout("task")
+    agent = shell("echo $$ > pids; sleep 1000", tmp_path)
+
+    running = asyncio.create_task(agent.rollout_async("task", {}, rollout))
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    await until(lambda: not any(map(is_alive, pids(tmp_path))))
+
+
+async def test_an_interrupt_in_our_own_code_leaves_nothing(
+    workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(awaitable: Awaitable[None], seconds: float | None) -> None:
+        monkeypatch.undo()
+        await until(lambda: bool(pids(tmp_path)))
+        awaitable.close()  # type: ignore[attr-defined]
+        raise SystemExit("out")
+
+    monkeypatch.setattr(asyncio, "wait_for", interrupted)
+    rollout = await workbench.store.start_rollout("task")
+    agent = shell("echo $$ > pids; exec sleep 1000", tmp_path)
+    with pytest.raises(SystemExit):
+        await agent.rollout_async("task", {}, rollout)
+
+    assert nothing_lives(tmp_path, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_a_runner_process_that_is_ended_takes_the_program_along(tmp_path: Path, number: signal.Signals) -> None:
+    program = ["sh", "-c", "sleep 1000 & echo $$ $! > pids; wait"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    quiet = asyncio.subprocess.DEVNULL
+    runner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", RUNNER, *program), cwd=tmp_path, env=environment, stderr=quiet
+    )
+
+    await until(lambda: len(pids(tmp_path)) == 2)
+    runner.send_signal(number)
+    await runner.wait()
+
+    await until(lambda: nothing_lives(tmp_path, 2))
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="known by its environment, which only Linux shows")
+async def test_a_killed_runner_takes_daemons_along(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    runner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", RUNNER, sys.executable, "-c", f"{DAEMON}\ntime.sleep(1000)"),
+        cwd=tmp_path,
+        env=environment,
+    )
+
+    await until(lambda: len(pids(tmp_path)) == 1)
+    runner.kill()
+    await runner.wait()
+
+    await until(lambda: nothing_lives(tmp_path, 1))
+
+
+async def test_many_programs_at_once_leave_nothing(workbench: Workbench, tmp_path: Path) -> None:
+    agent = shell("sleep 1000 & echo $! >> pids; echo 1", tmp_path)
+    runner = LitAgentRunner[Any](OtelTracer(instrument=False), heartbeat_interval=0, max_concurrency=8, max_rollouts=16)
+    await workbench.store.add_resources(RESOURCES)
+    rollouts = [await workbench.store.enqueue_rollout(number) for number in range(16)]
+
+    with runner.run_context(agent=agent, store=workbench.store):
+        await runner.iter()
+
+    done = await workbench.store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=0)
+    assert [rollout.status for rollout in done] == ["succeeded"] * 16
+    assert nothing_lives(tmp_path, 16)

@@ -1,0 +1,274 @@
+"""AgentRouter: the right agent, called as it is written, with its own resources, under its own name."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.emitter import emit_message
+from agentlightning.errors import ConfigurationError, RolloutFailed
+from agentlightning.litagent import LitAgent, rollout
+from agentlightning.litagent.command import CommandAgent
+from agentlightning.litagent.router import AgentRouter, Route
+from agentlightning.tracer import get_active_tracer
+from agentlightning.types import LLM, NamedResources, PromptTemplate, RolloutConfig
+from tests.litagent.workbench import Workbench
+
+TALK = {"gen_ai.prompt.0.content": "Hi", "gen_ai.completion.0.content": "Ho", "gen_ai.request.model": "m"}
+
+
+class Plain(LitAgent[Any]):
+    """Notes how it was called; written plainly."""
+
+    def __init__(self, result: float = 1.0) -> None:
+        super().__init__()
+        self.result = result
+        self.seen: list[tuple[str, NamedResources, bool]] = []
+
+    def training_rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+        return self.note("training", resources)
+
+    def validation_rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+        return self.note("validation", resources)
+
+    def note(self, kind: str, resources: NamedResources) -> float:
+        emit_message(f"{kind} of {self.result}")
+        self.seen.append((kind, resources, threading.current_thread() is threading.main_thread()))
+        return self.result
+
+
+class Coroutine(Plain):
+    """The same, as coroutines."""
+
+    async def training_rollout_async(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+        await asyncio.sleep(0)
+        return self.note("training", resources)
+
+    async def validation_rollout_async(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+        await asyncio.sleep(0)
+        return self.note("validation", resources)
+
+
+class CoroutineUnderAPlainName(Plain):
+    async def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self.note("any", resources)
+
+    training_rollout = validation_rollout = rollout  # type: ignore[assignment]
+
+
+def kind_is(kind: str) -> Callable[[Any], bool]:
+    return lambda task: bool(task["kind"] == kind)
+
+
+def router_of(plain: LitAgent[Any], coroutine: LitAgent[Any], **options: Any) -> AgentRouter[Any]:
+    return AgentRouter({"sql": (kind_is("sql"), plain), "math": (kind_is("math"), coroutine)}, **options)
+
+
+async def test_each_task_goes_to_its_agent(workbench: Workbench) -> None:
+    router = router_of(Plain(0.1), Coroutine(0.2), default=Plain(0.3))
+
+    rewards = [(await workbench.run(router, {"kind": kind})).reward for kind in ("sql", "math", "other")]
+
+    assert rewards == [0.1, 0.2, 0.3]
+
+
+async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> None:
+    routes = [Route("never", Plain(0.1), lambda task: False), Route("first", Plain(0.2), lambda task: True)]
+
+    outcome = await workbench.run(AgentRouter([*routes, Route("second", Plain(0.3), lambda task: True)]))
+
+    assert outcome.reward == 0.2
+
+
+@pytest.mark.parametrize(
+    ("agent", "in_main_thread"),
+    [(Plain(), False), (Coroutine(), True), (CoroutineUnderAPlainName(), True)],
+    ids=["plain", "coroutine", "coroutine under a plain name"],
+)
+async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: Plain, in_main_thread: bool) -> None:
+    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, agent)}))
+
+    assert outcome.error is None
+    assert [is_main for _, _, is_main in agent.seen] == [in_main_thread]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("train", "training"), ("val", "validation"), (None, "validation")])
+@pytest.mark.parametrize("make", [Plain, Coroutine])
+async def test_the_mode_reaches_the_agent(workbench: Workbench, make: Any, mode: Any, kind: str) -> None:
+    agent = make()
+
+    await workbench.run(AgentRouter({"it": (lambda task: True, agent)}), mode=mode)
+
+    assert [seen[0] for seen in agent.seen] == [kind]
+
+
+async def test_functions_and_programs_are_agents_too(workbench: Workbench, llm: LLM) -> None:
+    @rollout
+    def plain(task: Any, llm: LLM) -> float:
+        return 0.1
+
+    @rollout
+    async def coroutine(task: Any, llm: LLM) -> float:
+        return 0.2
+
+    program = CommandAgent(["sh", "-c", "echo 0.3"])
+    router = router_of(plain, coroutine, default=program)
+
+    outcomes = [await workbench.run(router, {"kind": k}, resources={"llm": llm}) for k in ("sql", "math", "other")]
+
+    assert [outcome.reward for outcome in outcomes] == [0.1, 0.2, 0.3]
+
+
+async def test_the_trace_is_tagged_with_the_agent(workbench: Workbench) -> None:
+    outcome = await workbench.run(router_of(Plain(), Coroutine()), {"kind": "math"})
+    tag = outcome.span("math.agent")
+
+    assert tag.attributes == {"gen_ai.agent.name": "math"}
+    assert outcome.span("agentlightning.message").parent_id == tag.span_id
+
+
+@pytest.mark.parametrize(("match", "expected"), [("sql", ["sql"]), ("math", []), (None, ["sql"])])
+async def test_agent_match_finds_the_calls_of_the_agent(
+    workbench: Workbench, match: str | None, expected: list[str]
+) -> None:
+    class Talking(LitAgent[Any]):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+            tracer = get_active_tracer()
+            assert tracer is not None
+            tracer.create_span("openai.chat.completion", {**TALK})
+            return 1.0
+
+    outcome = await workbench.run(router_of(Talking(), Coroutine()), {"kind": "sql"})
+    triplets = TracerTraceToTriplet(agent_match=match).adapt(outcome.spans)
+
+    assert [triplet.metadata["agent_name"] for triplet in triplets] == expected
+
+
+async def test_each_agent_gets_the_resources_of_its_scope(workbench: Workbench, llm: LLM) -> None:
+    agent = Plain()
+    own = PromptTemplate(template="Write SQL.", engine="f-string")
+    resources: NamedResources = {"llm": llm, "sql/prompt": own, "math/prompt": own.model_copy()}
+
+    await workbench.run(router_of(agent, Coroutine()), {"kind": "sql"}, resources=resources)
+
+    assert agent.seen[0][1] == {"prompt": own, "llm": llm}
+
+
+@pytest.mark.parametrize("is_in_metadata", [True, False], ids=["by the rollout", "by the route"])
+async def test_a_pinned_agent_gets_the_resources_it_is_pinned_to(
+    workbench: Workbench, llm: LLM, is_in_metadata: bool
+) -> None:
+    agent = Plain()
+    old = await workbench.store.add_resources({"llm": llm})
+    route = Route("it", agent, lambda task: True, resources_id=None if is_in_metadata else old.resources_id)
+    metadata = {"pinned_resources": {"it": old.resources_id}} if is_in_metadata else None
+
+    outcome = await workbench.run(AgentRouter([route]), metadata=metadata)
+
+    assert outcome.error is None
+    assert agent.seen[0][1] == {"llm": llm}
+
+
+async def test_predicates_may_be_coroutines(workbench: Workbench) -> None:
+    async def asks_a_model(task: Any) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    outcome = await workbench.run(AgentRouter({"it": (asks_a_model, Plain(0.1))}, default=Plain(0.2)))
+
+    assert outcome.reward == 0.2
+
+
+async def test_routers_nest(workbench: Workbench, llm: LLM) -> None:
+    inner = Plain()
+    team = AgentRouter[Any]({"writer": (lambda task: True, inner)})
+
+    outcome = await workbench.run(AgentRouter({"team": (lambda task: True, team)}), resources={"team/writer/llm": llm})
+
+    assert outcome.span("writer.agent").parent_id == outcome.span("team.agent").span_id
+    assert inner.seen[0][1] == {"llm": llm}
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+async def test_a_task_that_no_route_takes_is_told_with_keys_and_routes(workbench: Workbench) -> None:
+    outcome = await workbench.run(router_of(Plain(), Coroutine()), {"kind": "poem", "text": "a secret"})
+
+    assert isinstance(outcome.error, RolloutFailed)
+    assert outcome.message == (
+        "No route takes a task with the keys 'kind', 'text'; the routes are 'sql', 'math'. "
+        "Add one that matches, or a default."
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "described"), [("text", "a task of type str"), ({}, "an empty task"), (None, "a task of type NoneType")]
+)
+async def test_other_tasks_are_told_by_their_type(task: Any, described: str) -> None:
+    router = AgentRouter[Any]({"it": (lambda task: False, Plain())})
+
+    with pytest.raises(RolloutFailed, match=f"No route takes {described};"):
+        await router.choose(task)
+
+
+async def test_a_predicate_that_fails_is_named(workbench: Workbench) -> None:
+    outcome = await workbench.run(router_of(Plain(), Coroutine()), "not a mapping")
+
+    assert "The predicate of route 'sql' raised TypeError for a task of type str" in outcome.message
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), StopIteration("end")], ids=lambda e: type(e).__name__
+)
+async def test_what_an_agent_raises_fails_its_attempt(workbench: Workbench, error: BaseException) -> None:
+    class Raising(LitAgent[Any]):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+            raise error
+
+    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, Raising())}))
+
+    assert outcome.attempt.status == "failed"
+    assert str(error) in outcome.message
+
+
+async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> None:
+    may_end = threading.Event()
+
+    class Hanging(LitAgent[Any]):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> None:
+            may_end.wait()
+
+    router = AgentRouter[Any]({"it": (lambda task: True, Hanging())})
+    outcome = await workbench.run(router, config=RolloutConfig(timeout_seconds=0.2))
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "agent"]
+    may_end.set()
+    thread.join()
+
+    assert outcome.attempt.status == "timeout"
+    assert thread.daemon
+
+
+@pytest.mark.parametrize(
+    ("routes", "message"),
+    [
+        ({}, "AgentRouter has no routes"),
+        ({"a/b": (bool, Plain())}, "An agent cannot be called 'a/b'"),
+        ({"a": Plain()}, r"The route 'a' must be a pair \(predicate, agent\)"),
+        ({"a": (Plain(), bool)}, "The route 'a' needs a predicate, .* it has a Plain and a type"),
+        ([Route("a", Plain(), bool), Route("a", Plain(), bool)], "Two routes are called 'a'"),
+    ],
+    ids=["none", "scope in name", "no pair", "wrong order", "twice"],
+)
+def test_wrong_routes_are_refused(routes: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AgentRouter(routes)
+
+
+def test_a_route_must_not_be_called_default_beside_a_default() -> None:
+    with pytest.raises(ConfigurationError, match="Two routes are called 'default'"):
+        AgentRouter({"default": (bool, Plain())}, default=Plain())

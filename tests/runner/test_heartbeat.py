@@ -1,0 +1,164 @@
+"""Signs of life of a worker, and what the store shows of it."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from agentlightning.execution import ThreadingEvent
+from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.heartbeat import Heartbeat
+from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import Worker
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until
+
+
+def beating_runner(mode: Any, **options: Any) -> LitAgentRunner[Any]:
+    return LitAgentRunner(
+        DummyTracer(),
+        poll_interval=0.05,
+        heartbeat_interval=0.05,
+        interval_jitter=0.01,
+        heartbeat_launch_mode=mode,
+        **options,
+    )
+
+
+async def seen_worker(store: Any, worker_id: str = "Worker-0") -> Worker:
+    worker: Worker | None = await store.get_worker_by_id(worker_id)
+    return worker or Worker(worker_id="none")
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+async def test_a_worker_tells_of_itself_while_it_is_idle(mode: str) -> None:
+    store = LightningStoreThreaded(await stocked_store())
+    event = ThreadingEvent()
+    runner = beating_runner(mode)
+
+    with runner.run_context(agent=Answering(lambda _: None), store=store):
+        work = asyncio.create_task(runner.iter(event=event))
+
+        async def has_beaten() -> bool:
+            return (await seen_worker(store)).heartbeat_stats is not None
+
+        await until(has_beaten)
+        event.set()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+    stats = (await seen_worker(store)).heartbeat_stats
+    assert stats is not None
+    assert {"timestamp", "host", "cpu_usage_pct", "mem_pct", "disk_pct"} <= set(stats)
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+async def test_heartbeats_end_with_the_work(mode: str) -> None:
+    store = LightningStoreThreaded(await stocked_store())
+    await store.enqueue_rollout("task")
+    runner = beating_runner(mode, max_rollouts=1)
+
+    with runner.run_context(agent=Answering(lambda _: None), store=store):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    names = {task.get_name() for task in asyncio.all_tasks() if not task.cancelling()} if hasattr(
+        asyncio.Task, "cancelling"
+    ) else set()
+    assert "heartbeat-Worker-0" not in names
+    assert "heartbeat-Worker-0" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_heartbeats_go_on_while_an_agent_blocks_the_loop() -> None:
+    store = LightningStoreThreaded(await stocked_store())
+    await store.enqueue_rollout("task")
+    beats: list[float] = []
+
+    class Counting(LightningStoreThreaded):
+        async def update_worker(self, *args: Any, **kwargs: Any) -> Any:
+            beats.append(time.monotonic())
+            return await super().update_worker(*args, **kwargs)
+
+    async def answer(_: Any) -> float:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(beats) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return 1.0
+
+    runner = beating_runner("thread", max_rollouts=1)
+    with runner.run_context(agent=Awaiting(answer), store=Counting(store)):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS + 5)
+
+    assert len(beats) >= 3
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+async def test_no_heartbeats_may_be_asked_for(interval: float) -> None:
+    store = await stocked_store()
+    await store.enqueue_rollout("task")
+    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=interval, max_rollouts=1)
+
+    with runner.run_context(agent=Answering(lambda _: None), store=store):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    assert (await seen_worker(store)).last_heartbeat_time is None
+
+
+async def test_a_worker_is_busy_while_it_works_and_idle_afterwards() -> None:
+    store = await stocked_store()
+    rollout = await store.enqueue_rollout("task")
+    seen: list[Worker] = []
+
+    async def answer(_: Any) -> float:
+        seen.append(await seen_worker(store, "Worker-7"))
+        return 1.0
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), heartbeat_interval=0, max_rollouts=1)
+    with runner.run_context(agent=Awaiting(answer), store=store, worker_id=7):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    assert (seen[0].status, seen[0].current_rollout_id) == ("busy", rollout.rollout_id)
+    after = await seen_worker(store, "Worker-7")
+    assert (after.status, after.current_rollout_id) == ("idle", None)
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+async def test_heartbeats_that_do_not_arrive_are_told_once_and_harm_nobody(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    class Deaf(InMemoryLightningStore):
+        async def update_worker(self, *args: Any, **kwargs: Any) -> Any:
+            tries.append(1)
+            raise ConnectionError("deaf")
+
+    store = Deaf()
+    await store.add_resources(RESOURCES)
+    event = ThreadingEvent()
+    runner = beating_runner(mode)
+
+    with runner.run_context(agent=Answering(lambda _: None), store=store):
+        work = asyncio.create_task(runner.iter(event=event))
+        await until(lambda: len(tries) >= 3)
+        event.set()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+    assert caplog.text.count("did not reach the store") == 1
+
+
+async def test_a_snapshot_that_takes_for_ever_does_not_keep_the_runner_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave = threading.Event()
+    monkeypatch.setattr("agentlightning.runner.heartbeat.system_snapshot", lambda _: leave.wait() or {})
+    store = await stocked_store()
+    beat = Heartbeat(interval_seconds=0.01, jitter_seconds=0.0)
+
+    began = time.monotonic()
+    with beat.beating(store, "Worker-0"):
+        await asyncio.sleep(0.1)
+    took = time.monotonic() - began
+    leave.set()
+
+    assert took < 10

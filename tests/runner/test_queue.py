@@ -1,0 +1,404 @@
+"""Working off the queue: how many at once, for how long, and how a runner pauses and stops without losing a rollout."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentlightning.emitter import emit_message
+from agentlightning.errors import ConfigurationError, InvalidTransition, StoreUnavailable
+from agentlightning.execution import ThreadingEvent
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore, LightningStoreThreaded
+from agentlightning.tracer import DummyTracer, OtelTracer
+from agentlightning.types import Hook
+from agentlightning.types.lifecycle import LifecycleState
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, stocked_store, until, work_off
+
+QUIET: dict[str, Any] = {"poll_interval": 0.05, "heartbeat_interval": 0}
+
+
+def quick_runner(**options: Any) -> LitAgentRunner[Any]:
+    return LitAgentRunner(DummyTracer(), **{**QUIET, **options})
+
+
+async def test_a_runner_ends_after_its_last_rollout() -> None:
+    store = await stocked_store()
+    await store.enqueue_rollout("left over")
+
+    worked = await work_off(Answering(lambda _: 1.0), "one", "two", store=store, max_rollouts=2)
+
+    assert Counter(r.status for r in await worked.store.query_rollouts()) == {"succeeded": 2, "queuing": 1}
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 8])
+async def test_no_more_rollouts_are_claimed_than_asked_for(concurrency: int) -> None:
+    store = await stocked_store()
+    for number in range(10):
+        await store.enqueue_rollout(number)
+
+    await work_off(Answering(lambda _: 1.0), "last", store=store, max_rollouts=5, max_concurrency=concurrency)
+
+    assert Counter(r.status for r in await store.query_rollouts()) == {"succeeded": 5, "queuing": 6}
+
+
+async def test_no_rollouts_at_all_may_be_asked_for() -> None:
+    worked = await work_off(Answering(lambda _: 1.0), "one", max_rollouts=0)
+
+    assert await worked.statuses() == ["queuing"]
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_a_runner_that_runs_nothing_at_once_is_refused(concurrency: int) -> None:
+    with pytest.raises(ConfigurationError, match="max_concurrency must be at least 1"):
+        quick_runner(max_concurrency=concurrency)
+
+
+# ---------------------------------------------------------------------- many at once
+
+
+async def test_coroutines_run_together_up_to_the_limit() -> None:
+    running = most = 0
+    all_here = asyncio.Event()
+
+    async def answer(_: Any) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 64:
+            all_here.set()
+        await asyncio.wait_for(all_here.wait(), PATIENCE_SECONDS)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 1.0
+
+    worked = await work_off(Awaiting(answer), *range(96), max_concurrency=64)
+
+    assert most == 64
+    assert set(await worked.statuses()) == {"succeeded"}
+
+
+async def test_plain_agents_run_together_in_threads_up_to_the_limit() -> None:
+    meeting = threading.Barrier(8)
+    counting = threading.Lock()
+    running = most = 0
+
+    def answer(_: Any) -> float:
+        nonlocal running, most
+        with counting:
+            running += 1
+            most = max(most, running)
+        meeting.wait(PATIENCE_SECONDS)
+        with counting:
+            running -= 1
+        return 1.0
+
+    worked = await work_off(Answering(answer), *range(32), max_concurrency=8)
+
+    assert most == 8
+    assert set(await worked.statuses()) == {"succeeded"}
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+async def test_no_span_goes_to_another_rollout(is_async: bool) -> None:
+    async def later(task: Any) -> float:
+        for number in range(5):
+            emit_message(f"{task}:{number}")
+            await asyncio.sleep(0.001)
+        return float(task)
+
+    def at_once(task: Any) -> float:
+        for number in range(5):
+            emit_message(f"{task}:{number}")
+            time.sleep(0.001)
+        return float(task)
+
+    agent = Awaiting(later) if is_async else Answering(at_once)
+    worked = await work_off(agent, *range(40), max_concurrency=16, tracer=OtelTracer())
+
+    for number, rollout_id in enumerate(worked.rollout_ids):
+        spans = await worked.store.query_spans(rollout_id)
+        messages = [str(span.attributes["message"]) for span in spans if "message" in span.attributes]
+        assert messages == [f"{number}:{position}" for position in range(5)]
+        assert await worked.rewards(number) == [float(number)]
+
+
+async def test_hooks_get_the_spans_of_their_own_rollout() -> None:
+    seen: dict[Any, list[str]] = {}
+
+    class Looking(Hook):
+        async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
+            seen[rollout.input] = [str(span.attributes["message"]) for span in spans if "message" in span.attributes]
+
+    async def answer(task: Any) -> None:
+        emit_message(f"{task}")
+        await asyncio.sleep(0.01)
+
+    await work_off(Awaiting(answer), *range(20), max_concurrency=8, hooks=[Looking()])
+
+    assert seen == {number: [str(number)] for number in range(20)}
+
+
+async def test_one_slow_rollout_does_not_hold_up_the_others() -> None:
+    leave = asyncio.Event()
+    done: list[Any] = []
+
+    async def answer(task: Any) -> float:
+        if task == "slow":
+            await asyncio.wait_for(leave.wait(), PATIENCE_SECONDS)
+        done.append(task)
+        if len(done) == 20:
+            leave.set()
+        return 1.0
+
+    worked = await work_off(Awaiting(answer), "slow", *range(20), max_concurrency=4)
+
+    assert done[-1] == "slow"
+    assert set(await worked.statuses()) == {"succeeded"}
+
+
+async def test_an_idle_place_is_filled_while_others_are_busy() -> None:
+    store = await stocked_store()
+    release = asyncio.Event()
+    started: list[Any] = []
+
+    async def answer(task: Any) -> float:
+        started.append(task)
+        if task == "first":
+            await asyncio.wait_for(release.wait(), PATIENCE_SECONDS)
+        return 1.0
+
+    runner = quick_runner(max_concurrency=2, max_rollouts=2)
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await store.enqueue_rollout("first")
+        await until(lambda: started == ["first"])
+        await store.enqueue_rollout("second")
+        await until(lambda: started == ["first", "second"])
+        release.set()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+
+# ---------------------------------------------------------------------- pausing and stopping
+
+
+async def test_a_paused_runner_claims_nothing_until_it_resumes() -> None:
+    store = await stocked_store()
+    runner = quick_runner(max_rollouts=1)
+
+    with runner.run_context(agent=Answering(lambda _: 1.0), store=store):
+        work = asyncio.create_task(runner.iter())
+        await until(lambda: runner.state is LifecycleState.RUNNING)
+        runner.pause()
+        await asyncio.sleep(0.3)  # for a claim that was under way
+        rollout = await store.enqueue_rollout("task")
+        done = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0.3)
+        assert (done, runner.state) == ([], LifecycleState.PAUSED)
+        runner.resume()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+    assert len(await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0)) == 1
+
+
+async def test_a_paused_runner_finishes_what_it_runs() -> None:
+    store = await stocked_store()
+    release, started = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Any) -> float:
+        started.set()
+        await release.wait()
+        return 1.0
+
+    runner = quick_runner(max_concurrency=2)
+    rollout = await store.enqueue_rollout("task")
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        runner.pause()
+        release.set()
+        assert await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=PATIENCE_SECONDS)
+        runner.stop()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+
+async def test_a_stopped_runner_finishes_what_it_runs_and_claims_nothing_more() -> None:
+    store = await stocked_store()
+    release, started = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Any) -> float:
+        started.set()
+        await release.wait()
+        return 1.0
+
+    for number in range(3):
+        await store.enqueue_rollout(number)
+    runner = quick_runner()
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        runner.stop()
+        release.set()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+    assert Counter(r.status for r in await store.query_rollouts()) == {"succeeded": 1, "queuing": 2}
+
+
+def test_a_runner_that_does_not_run_cannot_be_paused() -> None:
+    with pytest.raises(InvalidTransition, match="The runner is created and cannot pause"):
+        quick_runner().pause()
+
+
+async def test_a_runner_that_stopped_can_be_used_again() -> None:
+    store = await stocked_store()
+    runner = quick_runner()
+
+    with runner.run_context(agent=Answering(lambda _: 1.0), store=store):
+        for _round in range(2):
+            event = ThreadingEvent()
+            work = asyncio.create_task(runner.iter(event=event))
+            rollout = await store.enqueue_rollout("task")
+            assert await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=PATIENCE_SECONDS)
+            event.set()
+            await asyncio.wait_for(work, PATIENCE_SECONDS)
+            assert runner.state is LifecycleState.READY
+
+    assert runner.state is LifecycleState.STOPPED
+
+
+async def test_a_runner_may_iterate_once_at_a_time() -> None:
+    runner = quick_runner()
+    event = ThreadingEvent()
+
+    with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
+        work = asyncio.create_task(runner.iter(event=event))
+        await until(lambda: runner.state is LifecycleState.RUNNING)
+        with pytest.raises(InvalidTransition):
+            await runner.iter(event=event)
+        assert runner.state is LifecycleState.RUNNING
+        event.set()
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("poll_interval", [0.05, 60.0])
+async def test_an_idle_runner_stops_soon_when_it_is_told(poll_interval: float) -> None:
+    event = ThreadingEvent()
+    runner = quick_runner(poll_interval=poll_interval)
+
+    with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
+        work = asyncio.create_task(runner.iter(event=event))
+        await until(lambda: runner.state is LifecycleState.RUNNING)
+        event.set()
+        await asyncio.wait_for(work, 10)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_no_rollout_is_lost_when_a_runner_stops_as_it_claims(concurrency: int) -> None:
+    store = LightningStoreThreaded(InMemoryLightningStore())
+    await store.add_resources(RESOURCES)
+
+    for round_number in range(60):
+        event = ThreadingEvent()
+        runner = quick_runner(poll_interval=5.0, max_concurrency=concurrency)
+        with runner.run_context(agent=Answering(lambda _: 1.0), store=store):
+            work = asyncio.create_task(runner.iter(event=event))
+            await asyncio.sleep(0.001 * (round_number % 7))
+            asyncio.get_running_loop().call_later(0.0005 * (round_number % 5), event.set)
+            await store.enqueue_rollout(round_number)
+            await asyncio.wait_for(work, PATIENCE_SECONDS)
+
+    left = Counter(rollout.status for rollout in await store.query_rollouts())
+    assert set(left) <= {"queuing", "succeeded"}, left
+
+
+async def test_a_runner_that_is_cancelled_gives_up_its_attempt() -> None:
+    store = await stocked_store()
+    started = asyncio.Event()
+
+    async def answer(_: Any) -> float:
+        started.set()
+        await asyncio.sleep(1000)
+        return 1.0
+
+    rollout = await store.enqueue_rollout("task")
+    runner = quick_runner()
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        work.cancel()
+        await asyncio.wait([work], timeout=PATIENCE_SECONDS)
+
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    assert attempt.status == "unresponsive"
+    assert work.cancelled()
+
+
+async def test_rollouts_that_run_together_are_all_given_up_by_a_runner_that_is_cancelled() -> None:
+    store = await stocked_store()
+    started: list[Any] = []
+
+    async def answer(task: Any) -> float:
+        started.append(task)
+        await asyncio.sleep(1000)
+        return 1.0
+
+    for number in range(4):
+        await store.enqueue_rollout(number)
+    runner = quick_runner(max_concurrency=4)
+    with runner.run_context(agent=Awaiting(answer), store=store):
+        work = asyncio.create_task(runner.iter())
+        await until(lambda: len(started) == 4)
+        work.cancel()
+        await asyncio.wait([work], timeout=PATIENCE_SECONDS)
+
+    attempts = [await store.get_latest_attempt(r.rollout_id) for r in await store.query_rollouts()]
+    assert [attempt and attempt.status for attempt in attempts] == ["unresponsive"] * 4
+
+
+async def test_idle_threads_end_with_the_runner() -> None:
+    await work_off(Answering(lambda _: 1.0), *range(8), max_concurrency=4)
+
+    await until(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("agent-")])
+
+
+async def test_an_outage_of_the_store_is_ridden_out() -> None:
+    class Wobbly(InMemoryLightningStore):
+        """Cannot be reached for the first few claims."""
+
+        outages = 3
+
+        async def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
+            if self.outages > 0:
+                self.outages -= 1
+                raise StoreUnavailable("The store cannot be reached.")
+            return await super().dequeue_rollout(*args, **kwargs)
+
+    store = Wobbly()
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: 1.0), store=store)
+
+    assert await worked.statuses() == ["succeeded"]
+
+
+async def test_a_status_that_cannot_be_written_does_not_end_the_runner(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(InMemoryLightningStore):
+        has_failed = False
+
+        async def update_attempt(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.has_failed and kwargs.get("status"):
+                self.has_failed = True
+                raise StoreUnavailable("gone")
+            return await super().update_attempt(*args, **kwargs)
+
+    store = Forgetful()
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: 1.0), "one", "two", store=store)
+
+    assert (await worked.statuses())[1] == "succeeded"
+    assert "could not be written" in caplog.text

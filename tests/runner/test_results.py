@@ -1,0 +1,274 @@
+"""What an agent returns, with every tracer: the reward and the spans are in the store, once."""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+
+from agentlightning.emitter import emit_message, emit_reward, find_final_reward
+from agentlightning.store import LightningStore
+from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
+from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Span, SpanCoreFields, TraceStatus
+from tests.runner.working import Answering, Awaiting, stocked_store, work_off
+
+
+class OldTracer(Tracer):
+    """A tracer of the 0.2 kind: it knows traces and nothing of spans that are created or operations."""
+
+    def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        self.number = worker_id
+
+    @asynccontextmanager
+    async def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> Any:
+        yield None
+
+    def get_last_trace(self) -> list[Any]:
+        return []
+
+
+KINDS: dict[str, type[Tracer]] = {
+    "otel": OtelTracer,
+    "dummy": DummyTracer,
+    "agentops": AgentOpsTracer,
+    "old": OldTracer,
+}
+
+
+@pytest.fixture(params=KINDS)
+def any_tracer(request: pytest.FixtureRequest) -> Iterator[Tracer]:
+    yield KINDS[request.param]()
+
+
+def core_span(name: str) -> SpanCoreFields:
+    return SpanCoreFields(name=name, status=TraceStatus(status_code="OK"), attributes={}, start_time=1.0, end_time=2.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "reward"),
+    [(0.5, 0.5), (0.0, 0.0), (-1.25, -1.25), (1, 1.0), (True, 1.0), (False, 0.0)],
+    ids=repr,
+)
+async def test_a_number_is_stored_once_as_the_reward(any_tracer: Tracer, result: float, reward: float) -> None:
+    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert await worked.rewards() == [reward]
+    assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == reward
+
+
+async def test_a_coroutine_s_number_is_stored_once_as_the_reward(any_tracer: Tracer) -> None:
+    async def answer(_: Any) -> float:
+        return 0.25
+
+    worked = await work_off(Awaiting(answer), tracer=any_tracer)
+
+    assert await worked.rewards() == [0.25]
+
+
+async def test_a_reward_of_another_number_type_is_a_reward() -> None:
+    worked = await work_off(Answering(lambda _: Fraction(1, 4)))
+
+    assert await worked.rewards() == [0.25]
+
+
+async def test_a_decimal_is_refused_in_words() -> None:
+    worked = await work_off(Answering(lambda _: Decimal("0.5")))
+
+    assert "Decimal" in (await worked.error())["message"]
+
+
+@pytest.mark.parametrize("result", [math.nan, math.inf])
+async def test_a_reward_that_is_not_finite_is_refused_in_words(any_tracer: Tracer, result: float) -> None:
+    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+
+    assert await worked.statuses() == ["failed"]
+    assert "finite" in (await worked.error())["message"]
+
+
+async def test_a_whole_number_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    await work_off(Answering(lambda _: 1))
+
+    assert "taken as the reward 1.0" in caplog.text
+
+
+async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
+    worked = await work_off(Answering(lambda _: None), tracer=any_tracer)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert await worked.span_names() == []
+
+
+@pytest.mark.parametrize("result", ["0.5", {"reward": 1}, (1.0,), b"x", object()], ids=lambda r: type(r).__name__)
+async def test_anything_else_fails_the_attempt_in_words(any_tracer: Tracer, result: Any) -> None:
+    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+
+    assert await worked.statuses() == ["failed"]
+    error = await worked.error()
+    assert error["type"] == "TypeError"
+    assert f"returned a {type(result).__name__}" in error["message"]
+
+
+async def test_an_empty_list_succeeds_with_a_warning(any_tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
+    worked = await work_off(Answering(lambda _: []), tracer=any_tracer)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert "empty list" in caplog.text
+
+
+async def test_returned_core_spans_are_stored_in_order(any_tracer: Tracer) -> None:
+    worked = await work_off(Answering(lambda _: [core_span("one"), core_span("two")]), tracer=any_tracer)
+
+    spans = await worked.store.query_spans(worked.rollout_ids[0])
+    assert [span.name for span in spans] == ["one", "two"]
+    assert len({span.sequence_id for span in spans}) == 2
+
+
+async def test_returned_spans_are_stored_under_their_attempt(any_tracer: Tracer) -> None:
+    class Spanning(Answering):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+            attempt_id = rollout.attempt.attempt_id  # type: ignore[attr-defined] # a runner hands in attempted ones
+            ids: dict[str, Any] = {"rollout_id": rollout.rollout_id, "attempt_id": attempt_id, "sequence_id": 1}
+            return [Span.from_attributes(attributes={"reward": 0.75}, name="mine", **ids)]
+
+    worked = await work_off(Spanning(lambda _: None), tracer=any_tracer)
+
+    assert await worked.span_names() == ["mine"]
+    assert await worked.rewards() == [0.75]
+
+
+async def test_returned_otel_spans_that_nobody_traced_are_stored() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    elsewhere = TracerProvider().get_tracer("elsewhere")
+
+    def answer(_: Any) -> list[Any]:
+        with elsewhere.start_as_current_span("foreign") as span:
+            pass
+        return [span]
+
+    worked = await work_off(Answering(answer), tracer=DummyTracer())
+
+    assert await worked.span_names() == ["foreign"]
+
+
+@pytest.mark.parametrize("kind", ["otel", "agentops"])
+async def test_returned_otel_spans_that_were_traced_are_stored_once(kind: str) -> None:
+    def answer(_: Any) -> list[Any]:
+        with trace.get_tracer("agent").start_as_current_span("mine") as span:
+            pass
+        return [span]
+
+    worked = await work_off(Answering(answer), tracer=KINDS[kind]())
+
+    assert await worked.span_names() == ["mine"]
+
+
+async def test_what_an_emitter_returned_is_stored_once(any_tracer: Tracer) -> None:
+    if isinstance(any_tracer, OldTracer):
+        pytest.skip("an emitter needs a tracer that records")
+
+    worked = await work_off(Answering(lambda _: [emit_reward(0.5)]), tracer=any_tracer)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert await worked.rewards() == [0.5]
+
+
+async def test_an_emitted_and_a_returned_reward_are_both_there_and_the_returned_one_is_final() -> None:
+    def answer(_: Any) -> float:
+        emit_reward(0.1)
+        return 0.9
+
+    worked = await work_off(Answering(answer))
+
+    assert await worked.rewards() == [0.1, 0.9]
+    assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == 0.9
+
+
+@pytest.mark.parametrize(
+    "result", [["text"], [{"name": "span"}], [None], [core_span("one"), 0.5]], ids=["str", "dict", "None", "mixed"]
+)
+async def test_a_list_of_anything_else_fails_the_attempt_in_words(any_tracer: Tracer, result: Any) -> None:
+    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+
+    assert await worked.statuses() == ["failed"]
+    error = await worked.error()
+    assert (error["type"], "a list may hold spans only" in error["message"]) == ("ValueError", True)
+
+
+async def test_a_mixed_list_that_is_refused_stores_none_of_it() -> None:
+    worked = await work_off(Answering(lambda _: [core_span("one"), "text"]))
+
+    assert "one" not in await worked.span_names()
+
+
+async def test_all_kinds_of_spans_may_be_in_one_list() -> None:
+    def answer(_: Any) -> list[Any]:
+        with trace.get_tracer("agent").start_as_current_span("traced") as span:
+            pass
+        return [span, core_span("core")]
+
+    worked = await work_off(Answering(answer))
+
+    assert sorted(await worked.span_names()) == ["core", "traced"]
+
+
+async def test_emitted_spans_are_stored_once_and_in_order(any_tracer: Tracer) -> None:
+    if isinstance(any_tracer, OldTracer):
+        pytest.skip("an emitter needs a tracer that records")
+
+    def answer(_: Any) -> float:
+        for number in range(20):
+            emit_message(f"message {number}")
+        return 1.0
+
+    worked = await work_off(Answering(answer), tracer=any_tracer)
+
+    spans = await worked.store.query_spans(worked.rollout_ids[0])
+    assert [span.sequence_id for span in spans] == sorted({span.sequence_id for span in spans})
+    assert len(spans) == 21
+
+
+async def test_a_tracer_that_fails_fails_the_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(OldTracer):
+        def trace_context(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no trace today")
+
+    with caplog.at_level(logging.ERROR):
+        worked = await work_off(Answering(lambda _: 0.5), tracer=Failing())
+
+    assert await worked.statuses() == ["failed"]
+    assert (await worked.error())["message"] == "no trace today"
+
+
+async def test_every_attempt_of_a_retried_rollout_has_its_own_spans() -> None:
+    from agentlightning.types import RolloutConfig
+
+    calls: list[int] = []
+
+    def answer(_: Any) -> float:
+        calls.append(1)
+        emit_message(f"call {len(calls)}")
+        if len(calls) == 1:
+            raise ValueError("once")
+        return 1.0
+
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    worked = await work_off(Answering(answer), store=await stocked_store(), config=config, max_rollouts=2)
+
+    first, second = await worked.store.query_attempts(worked.rollout_ids[0])
+    assert (first.status, second.status) == ("failed", "succeeded")
+    assert len(await worked.store.query_spans(worked.rollout_ids[0], first.attempt_id)) == 2  # the exception too
+    assert await worked.rewards() == [1.0]

@@ -1,0 +1,435 @@
+"""A part is built from every form in which it may be given, and wrong forms are answered in words."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.trainer import init_utils
+from agentlightning.trainer.init_utils import (
+    build_component,
+    instantiate_component,
+    instantiate_from_spec,
+    load_class,
+)
+from agentlightning.trainer.registry import ExecutionStrategyRegistry
+
+HERE = "parts_of_a_test"
+
+
+class Engine:
+    """What the tests build."""
+
+    def __init__(self, fuel: str = "petrol", *, cylinders: int = 4) -> None:
+        self.fuel = fuel
+        self.cylinders = cylinders
+
+
+class Diesel(Engine):
+    pass
+
+
+class Swallowing(Engine):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.swallowed = kwargs
+
+
+class Needy(Engine):
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+
+class Stalling(Engine):
+    def __init__(self) -> None:
+        raise TypeError("no spark")
+
+
+class Wheel:
+    pass
+
+
+class CallableEngine(Engine):
+    def __call__(self, road: str) -> str:
+        return road
+
+
+def made_by_path(fuel: str = "wood") -> Engine:
+    return Engine(fuel)
+
+
+def greets(name: str, /, *rest: str) -> str:
+    return name
+
+
+REGISTRY = {"std": f"{HERE}.Engine", "oil": f"{HERE}.Diesel"}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes above as a module that can be imported by name, whatever name pytest gives this one."""
+    module = ModuleType(HERE)
+    vars(module).update({name: value for name, value in globals().items() if not name.startswith("_")})
+    monkeypatch.setitem(sys.modules, HERE, module)
+
+
+def build(spec: Any, **options: Any) -> Any:
+    return build_component(spec, **{"expected_type": Engine, "spec_name": "engine", **options})
+
+
+# ---------------------------------------------------------------------- import paths
+
+
+def test_a_path_loads_what_it_names() -> None:
+    assert load_class(f"{HERE}.Diesel") is Diesel
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_package.module.Thing", "No module named 'no_such_package'"),
+        ("agentlightning.trainer.no_such.Thing", "No module named 'agentlightning.trainer.no_such'"),
+        (f"{HERE}.Missing", "has no attribute 'Missing'"),
+    ],
+    ids=["package", "module", "class"],
+)
+def test_a_path_that_leads_nowhere_is_named_with_its_cause(path: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{path}' cannot be imported: .*{reason}") as caught:
+        load_class(path)
+
+    assert isinstance(caught.value.__cause__, (ImportError, AttributeError))
+
+
+@pytest.mark.parametrize("path", ["Engine", "", ".Engine", "a..B", "a.b.", "a b.C", "a.b:C", "../engine.py"])
+def test_text_that_is_no_path_is_told_how_a_path_looks(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no import path; write 'package.module.Class'"):
+        load_class(path)
+
+
+def test_a_module_that_misses_an_optional_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_on_touch(name: str) -> object:
+        raise ImportError("Weave is missing; pip install 'agentlightning[weave]'.")
+
+    module = ModuleType("lazy_room")
+    monkeypatch.setattr(module, "__getattr__", load_on_touch, raising=False)
+    monkeypatch.setitem(sys.modules, "lazy_room", module)
+
+    with pytest.raises(ConfigurationError, match=r"'lazy_room.Tracer' .* pip install 'agentlightning\[weave\]'\.$"):
+        load_class("lazy_room.Tracer")
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def test_arguments_are_passed_by_name() -> None:
+    engine = instantiate_component(Engine, {"fuel": "gas", "cylinders": 2})
+
+    assert (engine.fuel, engine.cylinders) == ("gas", 2)
+
+
+def test_defaults_fill_only_parameters_without_argument() -> None:
+    engine = instantiate_component(Engine, {"fuel": "gas"}, {"fuel": "coal", "cylinders": 8, "wheels": 4})
+
+    assert (engine.fuel, engine.cylinders) == ("gas", 8)
+
+
+def test_a_default_that_is_a_function_is_called_and_only_if_it_is_used() -> None:
+    def never() -> str:
+        raise AssertionError("called although not needed")
+
+    engine = instantiate_component(Engine, {"fuel": "gas"}, {"cylinders": lambda: 12, "fuel": never, "wheels": never})
+
+    assert engine.cylinders == 12
+
+
+def test_keyword_arguments_of_any_name_attract_no_defaults() -> None:
+    assert instantiate_component(Swallowing, {"a": 1}, {"fuel": "coal"}).swallowed == {"a": 1}
+
+
+def test_positional_only_parameters_attract_no_defaults() -> None:
+    with pytest.raises(TypeError, match="takes 'name', 'rest' and was given nothing"):
+        instantiate_component(greets, None, {"name": "x"})
+
+
+def test_an_inherited_constructor_counts() -> None:
+    assert instantiate_component(Diesel, None, {"cylinders": 6}).cylinders == 6
+
+
+def test_a_function_may_stand_for_a_class() -> None:
+    assert instantiate_component(made_by_path, None, {"fuel": "coal", "cylinders": 6}).fuel == "coal"
+
+
+def test_a_builtin_without_signature_is_called_as_it_is() -> None:
+    assert instantiate_component(dict, {"a": 1}, {"b": 2}) == {"a": 1}
+
+
+def test_the_given_arguments_are_not_changed() -> None:
+    given = {"fuel": "gas"}
+
+    instantiate_component(Engine, given, {"cylinders": 6})
+
+    assert given == {"fuel": "gas"}
+
+
+def test_an_unknown_argument_is_answered_with_the_parameters() -> None:
+    with pytest.raises(TypeError, match=r"'feul'.* takes 'fuel', 'cylinders' and was given 'feul'\.$"):
+        instantiate_component(Engine, {"feul": "gas"})
+
+
+def test_what_a_constructor_raises_is_not_reworded() -> None:
+    with pytest.raises(TypeError, match=r"^no spark$"):
+        instantiate_component(Stalling)
+
+
+# ---------------------------------------------------------------------- names and dictionaries
+
+
+@pytest.mark.parametrize(
+    ("spec", "cls"),
+    [
+        (f"{HERE}.Diesel", Diesel),
+        ("oil", Diesel),
+        ({"type": f"{HERE}.Diesel"}, Diesel),
+        ({"type": "oil"}, Diesel),
+        ({"name": "oil"}, Diesel),
+        ({"name": f"{HERE}.Diesel"}, Diesel),
+        ({"type": "std", "cylinders": 4}, Engine),
+        (f"{HERE}.made_by_path", Engine),
+    ],
+    ids=["path", "registered", "type-path", "type-registered", "name", "name-path", "arguments", "function"],
+)
+def test_a_name_or_a_dictionary_builds_what_it_names(spec: Any, cls: type[Engine]) -> None:
+    built = instantiate_from_spec(spec, spec_name="engine", registry=REGISTRY)
+
+    assert type(built) is cls
+
+
+def test_other_keys_of_a_dictionary_are_arguments_and_defaults_fill_the_rest() -> None:
+    spec = {"type": f"{HERE}.Engine", "fuel": "gas"}
+
+    engine = instantiate_from_spec(spec, spec_name="engine", optional_defaults={"fuel": "coal", "cylinders": 3})
+
+    assert (engine.fuel, engine.cylinders) == ("gas", 3)
+    assert spec == {"type": f"{HERE}.Engine", "fuel": "gas"}
+
+
+def test_type_goes_before_name_which_then_is_an_argument() -> None:
+    spec = {"type": f"{HERE}.Swallowing", "name": "oil"}
+
+    assert instantiate_from_spec(spec, spec_name="engine", registry=REGISTRY).swallowed == {"name": "oil"}
+
+
+def test_without_registry_a_name_is_an_argument() -> None:
+    built = instantiate_from_spec(
+        {"name": "oil"}, spec_name="engine", dict_requires_type=False, dict_default_cls=Swallowing
+    )
+
+    assert built.swallowed == {"name": "oil"}
+
+
+def test_a_dictionary_without_type_builds_the_default_class() -> None:
+    engine = instantiate_from_spec(
+        {"fuel": "gas"}, spec_name="engine", dict_requires_type=False, dict_default_cls=Diesel
+    )
+
+    assert (type(engine), engine.fuel) == (Diesel, "gas")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dict_default_cls": Diesel},
+        {"dict_requires_type": False},
+    ],
+    ids=["required", "required-although-there-is-a-default", "no-default"],
+)
+def test_a_dictionary_without_type_says_what_it_lacks(options: Any) -> None:
+    with pytest.raises(ValueError, match="engine dict must have a 'type' key with an import path; it has 'fuel'"):
+        instantiate_from_spec({"fuel": "gas"}, spec_name="engine", **options)
+
+
+def test_a_dictionary_without_type_is_told_the_names_of_the_registry() -> None:
+    with pytest.raises(ConfigurationError, match=r"or a 'name' key with one of 'std', 'oil'; it has nothing\.$"):
+        instantiate_from_spec({}, spec_name="engine", registry=REGISTRY)
+
+
+@pytest.mark.parametrize("spec", [5, None, ["oil"], Engine], ids=["number", "none", "list", "class"])
+def test_any_other_specification_is_a_type_error(spec: Any) -> None:
+    with pytest.raises(TypeError, match="engine spec must be a string or dict"):
+        instantiate_from_spec(spec, spec_name="engine")
+
+
+@pytest.mark.parametrize("spec", ["oill", {"type": "oill"}, {"name": "oill"}], ids=["text", "type", "name"])
+def test_a_misspelt_name_is_answered_with_the_known_ones(spec: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"engine cannot be 'oill' .*; name one of 'std', 'oil' or an import path"
+    ):
+        instantiate_from_spec(spec, spec_name="engine", registry=REGISTRY)
+
+
+def test_a_name_without_registry_is_told_how_a_path_looks() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine cannot be 'oil' .*; name an import path such as 'package\."):
+        instantiate_from_spec("oil", spec_name="engine")
+
+
+@pytest.mark.parametrize("wrong", [5, None, Diesel], ids=["number", "none", "class"])
+def test_a_type_that_is_no_text_is_named(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"engine cannot be .*; name an import path"):
+        instantiate_from_spec({"type": wrong}, spec_name="engine")
+
+
+def test_a_path_that_leads_nowhere_names_the_argument() -> None:
+    with pytest.raises(ConfigurationError, match=f"^engine '{HERE}.Missing' cannot be imported") as caught:
+        instantiate_from_spec(f"{HERE}.Missing", spec_name="engine")
+
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_path_to_a_value_that_builds_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine '.*REGISTRY' is .* \(dict\), which is no class"):
+        instantiate_from_spec(f"{HERE}.REGISTRY", spec_name="engine")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"type": f"{HERE}.Engine", "feul": "gas"}, r"takes 'fuel', 'cylinders' and was given 'feul'"),
+        (f"{HERE}.Needy", r"'key'; the class .*Needy takes 'key' and was given nothing"),
+    ],
+    ids=["unknown", "missing"],
+)
+def test_arguments_that_do_not_fit_name_the_part(spec: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"^engine cannot be built: .*{words}"):
+        instantiate_from_spec(spec, spec_name="engine")
+
+
+# ---------------------------------------------------------------------- the whole way
+
+FORMS = [
+    pytest.param(Diesel, id="class"),
+    pytest.param(lambda: Diesel(), id="factory"),
+    pytest.param(f"{HERE}.Diesel", id="path"),
+    pytest.param("oil", id="registered"),
+    pytest.param({"type": "oil"}, id="dict"),
+    pytest.param({"name": "oil"}, id="dict-by-name"),
+]
+
+
+@pytest.mark.parametrize("spec", FORMS)
+def test_every_form_builds_the_part(spec: Any) -> None:
+    assert type(build(spec, registry=REGISTRY)) is Diesel
+
+
+def test_an_instance_is_taken_as_it_is_even_if_it_can_be_called() -> None:
+    engine = CallableEngine()
+
+    assert build(engine, optional_defaults={"fuel": "coal"}) is engine
+    assert engine.fuel == "petrol"
+
+
+@pytest.mark.parametrize("spec", [Diesel, "oil", {"type": "oil"}], ids=["class", "registered", "dict"])
+def test_defaults_reach_what_is_built(spec: Any) -> None:
+    engine = build(spec, registry=REGISTRY, optional_defaults={"cylinders": 6, "wheels": 4})
+
+    assert engine.cylinders == 6
+
+
+def test_a_factory_gets_no_defaults() -> None:
+    assert build(made_by_path, optional_defaults={"fuel": "coal"}).fuel == "wood"
+
+
+def test_a_dictionary_without_type_becomes_the_default_class() -> None:
+    engine = build({"fuel": "gas"}, dict_requires_type=False, dict_default_cls=Diesel)
+
+    assert (type(engine), engine.fuel) == (Diesel, "gas")
+
+
+def test_none_becomes_the_default_before_it_is_allowed() -> None:
+    assert isinstance(build(None, default_factory=Diesel, allow_none=True), Diesel)
+    assert build(None, allow_none=True) is None
+
+
+def test_none_without_default_is_refused_with_the_accepted_forms() -> None:
+    with pytest.raises(ValueError, match=r"^engine cannot be None\. It may be an instance or a subclass of Engine"):
+        build(None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "described"),
+    [
+        (5, r"5 \(int\)"),
+        (["oil"], r"\['oil'\] \(list\)"),
+        (Wheel(), r"<.*Wheel object.*> \(Wheel\)"),
+        (Wheel, r"the class .*\.Wheel"),
+    ],
+    ids=["number", "list", "other-instance", "other-class"],
+)
+def test_any_other_form_is_refused_with_the_accepted_ones(spec: Any, described: str) -> None:
+    accepted = r"It may be .* Engine, a function that makes one, a name \('std', 'oil'\), an import path"
+    with pytest.raises(ConfigurationError, match=rf"^engine cannot be {described}\. {accepted}"):
+        build(spec, registry=REGISTRY)
+
+
+def test_the_words_for_a_wrong_form_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match=r"^want Engine, have int$"):
+        build(5, invalid_spec_error_fmt="want {expected_type}, have {actual_type}")
+
+
+WRONG_BUILDERS: list[tuple[Any, dict[str, Any]]] = [
+    (lambda: Wheel(), {}),
+    (f"{HERE}.Wheel", {}),
+    ({"type": f"{HERE}.Wheel"}, {}),
+    ({}, {"dict_requires_type": False, "dict_default_cls": Wheel}),
+    (None, {"default_factory": Wheel}),
+]
+
+
+@pytest.mark.parametrize(("spec", "options"), WRONG_BUILDERS, ids=["factory", "path", "dict", "dict-default", "none"])
+def test_a_part_of_the_wrong_type_is_a_type_error(spec: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"^engine factory returned Wheel, which is not a Engine subclass\.$"):
+        build(spec, **options)
+
+
+def test_the_words_for_a_wrong_type_can_be_chosen() -> None:
+    with pytest.raises(TypeError, match=r"^want Engine, have Wheel$"):
+        build(lambda: Wheel(), type_error_fmt="want {expected_type}, have {type_name}")
+
+
+@pytest.mark.parametrize("spec", [lambda road: road, greets], ids=["lambda", "function"])
+def test_a_function_that_needs_arguments_is_no_factory(spec: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"^engine cannot be built: .* takes '.*' and was given nothing"):
+        build(spec)
+
+
+def test_what_a_factory_raises_is_raised_on() -> None:
+    def broken() -> Engine:
+        raise LookupError("out of fuel")
+
+    with pytest.raises(LookupError, match="out of fuel"):
+        build(broken)
+
+
+# ---------------------------------------------------------------------- what stands where
+
+
+def test_the_registry_knows_both_strategies() -> None:
+    assert ExecutionStrategyRegistry == {
+        "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
+        "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
+    }
+
+
+def test_a_misspelt_strategy_is_answered_with_both() -> None:
+    with pytest.raises(ConfigurationError, match=r"strategy cannot be 'smh' .*; name one of 'shm', 'cs' or"):
+        build("smh", spec_name="strategy", registry=ExecutionStrategyRegistry)
+
+
+def test_public_names() -> None:
+    assert sorted(init_utils.__all__) == [
+        *("OptionalDefaults", "build_component", "instantiate_component", "instantiate_from_spec", "load_class"),
+    ]

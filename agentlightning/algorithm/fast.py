@@ -78,7 +78,7 @@ class Baseline(FastAlgorithm):
         return (await store.update_resources("default", resources)).resources_id
 
     async def _wait_for_room(self, store: LightningStore) -> None:
-        while len(await store.query_rollouts(status_in=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
+        while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
             await asyncio.sleep(min(self.polling_interval, 0.1))
 
     async def _harvest(self, store: LightningStore, rollout_id: str) -> None:

@@ -29,7 +29,8 @@ def resolve_managed_store_flag(value: bool | None) -> bool:
 class ExecutionStrategy:
     """Places one algorithm and its runners."""
 
-    n_runners: int = 1
+    n_runners: int = 0
+    """How many workers it places; zero if that is not its own to say."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run both sides until the algorithm is done; returns when all has ended."""

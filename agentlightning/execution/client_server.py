@@ -83,6 +83,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
         self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747)
+        if n_runners < 1:
+            raise ConfigurationError(f"n_runners must be at least 1; it is {n_runners}.")
         if main_process == "runner" and self.role != "both":
             raise ConfigurationError(f"main_process='runner' requires role 'both'; it is {self.role!r}.")
         if main_process == "runner" and n_runners != 1:
@@ -264,6 +266,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             asyncio.run(self._execute_algorithm_with(crew, algorithm, store, stop))
         finally:
             self._shutdown_processes(crew.processes, stop)
+            crew.give_back_at_the_end(store)
         self._check_process_exitcodes(crew.processes)
 
     async def _execute_algorithm_with(
@@ -395,9 +398,22 @@ class _Crew:
                 return
             await asyncio.sleep(_LOOK_SECONDS / 4)
 
+    def give_back_at_the_end(self, store: LightningStore) -> None:
+        """Give back what runners were at that had to be killed, so that it does not look as if they still worked."""
+        killed = [(number, p.exitcode) for number, p in enumerate(self.processes) if p.exitcode]
+
+        async def give_back() -> None:
+            for number, exit_code in killed:
+                await self._give_back(store, number, exit_code)
+
+        if killed:
+            asyncio.run(give_back())
+
     async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
-        if exit_code in self._allowed or self._stop.is_set():
-            return
+        if exit_code not in self._allowed and not self._stop.is_set():
+            await self._give_back(store, number, exit_code)
+
+    async def _give_back(self, store: LightningStore, number: int, exit_code: int) -> None:
         reason = f"process runner-{number} died with exit code {exit_code}"
         try:
             await recover_attempts(store, self._name_of(number), reason)

@@ -26,7 +26,7 @@ async def recover_attempts(store: LightningStore, worker_id: str, reason: str) -
     Whether a rollout is tried again is said by its own configuration.
     """
     recovered: list[str] = []
-    for rollout in await store.query_rollouts(status_in=_OPEN):
+    for rollout in await store.query_rollouts(status=_OPEN):
         if not isinstance(rollout, AttemptedRollout) or rollout.attempt.worker_id != worker_id:
             continue
         if rollout.attempt.status not in _OPEN:

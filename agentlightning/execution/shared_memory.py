@@ -54,6 +54,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         """
         if main_thread not in ("algorithm", "runner"):
             raise ConfigurationError(f"main_thread must be 'algorithm' or 'runner'; it is {main_thread!r}.")
+        if n_runners < 1:
+            raise ConfigurationError(f"n_runners must be at least 1; it is {n_runners}.")
         if main_thread == "runner" and n_runners != 1:
             raise ConfigurationError(
                 f"main_thread='runner' requires n_runners to be 1; it is {n_runners}. Use main_thread='algorithm'."

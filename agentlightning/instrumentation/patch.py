@@ -22,14 +22,9 @@ __all__ = ["Patch"]
 logger = logging.getLogger(__name__)
 
 _ABSENT: Final = object()
+_WATCH: Final = ImportWatch()  # one for the process, as the import system is
 Wrapper = Callable[..., Any]
 """Called with the original function, then with its arguments."""
-
-
-@functools.cache
-def _watch() -> ImportWatch:
-    """One for the process, as the import system is."""
-    return ImportWatch()
 
 
 class Patch:
@@ -80,7 +75,7 @@ class Patch:
                 return
             self._undoings.append(self._mark_undone)
         # This waits for whoever is importing the module, and that one may be waiting to change it.
-        cancel = _watch().when_imported(self.module, self._change_or_degrade)
+        cancel = _WATCH.when_imported(self.module, self._change_or_degrade)
         with self._changing:
             if self._undoings:
                 self._undoings.insert(0, cancel)

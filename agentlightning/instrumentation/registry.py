@@ -4,11 +4,11 @@
 first applies the patches, the last undoes them.
 """
 
-import functools
 import importlib
 import threading
 
 from agentlightning.instrumentation.patch import Patch
+from agentlightning.utils.once import once
 
 __all__ = ["Instrumentation", "instrument_all", "instrumentation", "uninstrument_all"]
 
@@ -65,7 +65,7 @@ class Instrumentation:
         return tuple(patch.name for patch in self.patches if patch.is_applied)
 
 
-@functools.cache
+@once
 def instrumentation() -> Instrumentation:
     """One per process, as the libraries it changes are."""
     return Instrumentation(tuple(_made(address) for address in _PATCHES))

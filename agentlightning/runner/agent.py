@@ -100,6 +100,8 @@ class LitAgentRunner(Runner[T_task]):
         self._store: LightningStore | None = None
         self._abilities = _Abilities()
         self._hooks: list[Hook] = []
+        self._around: Surroundings | None = None
+        self._is_new = True
         self._threads = DaemonThreads("agent")
         self._life = Lifecycle("The runner")
 
@@ -118,6 +120,8 @@ class LitAgentRunner(Runner[T_task]):
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
         """Take the store, in the worker that will use it."""
         self._store = store
+        self._is_new = True
+        self._around = None
         self._abilities = _Abilities.of(store)
         self.worker_id = worker_id
         self._tracer.init_worker(worker_id, store)
@@ -125,6 +129,7 @@ class LitAgentRunner(Runner[T_task]):
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         self._agent = None
         self._store = None
+        self._around = None
         self.worker_id = None
         self._hooks = []
         self._threads.close()
@@ -154,7 +159,7 @@ class LitAgentRunner(Runner[T_task]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, here or in another process, is as new: with a tracer of its own, and nothing that runs."""
         kept = {name: value for name, value in vars(self).items() if name not in ("_threads", "_life")}
-        return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "worker_id": None}
+        return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_around": None, "worker_id": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -198,7 +203,7 @@ class LitAgentRunner(Runner[T_task]):
         except BaseException as error:
             self._life.step("fail", error=error)
             raise
-        self._life.step("become ready" if self._life.state is not LifecycleState.STOPPING else "end")
+        self._life.step("finish" if self._life.state is not LifecycleState.STOPPING else "end")
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
         running: set[asyncio.Task[None]] = set()
@@ -257,7 +262,9 @@ class LitAgentRunner(Runner[T_task]):
     async def _claim(self, limit: int, event: "ExecutionEvent | None", *, is_idle: bool) -> Sequence[AttemptedRollout]:
         """Rollouts from the head of the queue; where there are none, wait for a while."""
         try:
-            rollouts = await self._dequeue(limit)
+            # The first claim may wait at once: that opens the store's live channel, which the next ones then use.
+            rollouts = [] if self._is_new and self._abilities.waits else await self._dequeue(limit)
+            self._is_new = False
             if rollouts or not is_idle:
                 return rollouts
             if self._abilities.waits:
@@ -343,16 +350,20 @@ class LitAgentRunner(Runner[T_task]):
         finally:
             thread.stop()
 
+    def _surroundings(self) -> Surroundings:
+        if self._around is None:
+            self._around = Surroundings(
+                agent=self.get_agent(),
+                store=self.get_store(),
+                tracer=self._tracer,
+                runner=self,
+                threads=self._threads,
+                hooks=self._hooks,
+            )
+        return self._around
+
     async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        around = Surroundings(
-            agent=self.get_agent(),
-            store=self.get_store(),
-            tracer=self._tracer,
-            runner=self,
-            threads=self._threads,
-            hooks=self._hooks,
-        )
-        attempt = AttemptRun(around, next_rollout)
+        attempt = AttemptRun(self._surroundings(), next_rollout)
         await attempt.run()
         if raise_on_exception and attempt.error is not None:
             raise attempt.error

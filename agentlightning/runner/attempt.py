@@ -6,20 +6,23 @@ status: an attempt that nobody answers for would keep its rollout waiting.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.emitter import emit_exception
-from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
+from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.results import record_reward, store_returned_spans
 from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
+from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import (
     AttemptedRollout,
     AttemptStatus,
@@ -39,7 +42,7 @@ _LONGEST_TEXT: Final = 20_000
 """Characters of a traceback that are kept on the attempt."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Surroundings:
     """What all attempts of a runner have in common."""
 
@@ -49,6 +52,16 @@ class Surroundings:
     runner: Any
     threads: DaemonThreads
     hooks: Sequence[Hook] = ()
+
+    @functools.cached_property
+    def ends_at_once(self) -> bool:
+        """Whether an attempt's last spans and its status may be written as one step."""
+        return (
+            not self.hooks
+            and type(self.agent).on_rollout_end is LitAgent.on_rollout_end
+            and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
+            and type(self.store).finish_attempt is not LightningStore.finish_attempt
+        )
 
 
 @dataclass
@@ -60,6 +73,7 @@ class AttemptRun:
     error: BaseException | None = None
     """What made it fail."""
     spans: Sequence[Any] = field(default_factory=list)
+    _last: LastSpans = field(default_factory=LastSpans)
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
@@ -91,18 +105,26 @@ class AttemptRun:
         resources = await self._resources()
         await self._tell_hooks("on_rollout_start")
         self._tell_agent("on_rollout_start")
-        rollout, attempt = self.rollout, self.rollout.attempt
-        tracer, store = self.around.tracer, self.around.store
         try:
-            async with tracer.trace_context(
-                name=rollout.rollout_id, store=store, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id
-            ):
+            async with self._trace_context() as trace:
+                if isinstance(trace, LastSpans):
+                    self._last = trace
                 result = await self._traced(resources)
         finally:
-            self.spans = _last_trace(tracer)
-        self.spans = await store_returned_spans(result, rollout, store, self.spans)
-        self._tell_agent("on_rollout_end", rollout)
+            self.spans = _last_trace(self.around.tracer)
+        if isinstance(result, list):
+            await self._store_last_spans()
+        self.spans = await store_returned_spans(result, self.rollout, self.around.store, self.spans)
+        self._tell_agent("on_rollout_end", self.rollout)
         return "succeeded"
+
+    def _trace_context(self) -> AbstractAsyncContextManager[Any]:
+        """A trace whose last spans are stored with the status, where nobody looks at the store in between."""
+        tracer, store, rollout = self.around.tracer, self.around.store, self.rollout
+        place: Any = {"store": store, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        if self.around.ends_at_once and isinstance(tracer, RecordingTracer):
+            return tracer.attempt_context(**place)
+        return tracer.trace_context(name=rollout.rollout_id, **place)
 
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
         """What the agent returned; a number, or what it raised, is recorded in the trace."""
@@ -206,15 +228,35 @@ class AttemptRun:
             logger.exception("%s.%s failed.", type(agent).__name__, name)
 
     async def _write_status(self, status: AttemptStatus) -> None:
-        attempt = self.rollout.attempt
-        notes = self._notes()
-        changes: dict[str, Any] = {"status": status}
-        if notes:
-            changes["metadata"] = {**(attempt.metadata or {}), **notes}
+        store, rollout_id, attempt = self.around.store, self.rollout.rollout_id, self.rollout.attempt
         try:
-            await self.around.store.update_attempt(self.rollout.rollout_id, attempt.attempt_id, **changes)
+            if self._last.spans:
+                try:
+                    options = {"spans": self._last.spans, **self._changes()}
+                    await store.finish_attempt(rollout_id, attempt.attempt_id, status, **options)
+                    return
+                except StoreError as error:
+                    logger.warning("Rollout %s could not be finished in one step: %s", rollout_id, error)
+                    await self._store_last_spans()
+            await store.update_attempt(rollout_id, attempt.attempt_id, status=status, **self._changes())
         except Exception:  # the store's own time limits will settle the attempt
-            logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
+            logger.exception("The status of rollout %s could not be written.", rollout_id)
+
+    def _changes(self) -> dict[str, Any]:
+        notes = self._notes()
+        return {"metadata": {**(self.rollout.attempt.metadata or {}), **notes}} if notes else {}
+
+    async def _store_last_spans(self) -> None:
+        """One by one, so that a span which the store refuses does not take others with it."""
+        store, rollout_id, attempt_id = self.around.store, self.rollout.rollout_id, self.rollout.attempt.attempt_id
+        spans, self._last.spans = self._last.spans, []
+        for span in spans:
+            try:
+                number = await store.get_next_span_sequence_id(rollout_id, attempt_id)
+                await store.add_many_spans([span.model_copy(update={"sequence_id": number})])
+            except StoreError as error:
+                reason = f"the store refused it: {type(error).__name__}: {error}"
+                self.around.tracer.get_last_losses().add(reason)
 
     def _notes(self) -> dict[str, Any]:
         """What the attempt should say besides its status."""

@@ -24,14 +24,16 @@ async def record_reward(result: object, rollout: AttemptedRollout, store: Lightn
     """Record a number that an agent returned; called while its trace is open. Anything else is left alone."""
     if result is None or isinstance(result, list):
         return
-    if not isinstance(result, Real):
+    if isinstance(result, float):
+        reward = result
+    elif isinstance(result, Real):
+        reward = float(result)
+        logger.warning("The agent returned %r, which is taken as the reward %s.", result, reward)
+    else:
         raise TypeError(
             f"The agent returned a {type(result).__name__}; it may return None, a number as its reward, or a list of "
             "spans. To record something else, call emit_object."
         )
-    reward = float(result)
-    if not isinstance(result, float):
-        logger.warning("The agent returned %r, which is taken as the reward %s.", result, reward)
     if not math.isfinite(reward):
         raise ValueError(f"The agent returned {reward} as its reward, which must be a finite number.")
     if current_binding() is None and get_active_tracer() is None:  # the tracer records elsewhere

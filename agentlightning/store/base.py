@@ -291,6 +291,23 @@ class LightningStore:
         """
         raise NotImplementedError
 
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish")
+    async def finish_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: AttemptStatus,
+        *,
+        spans: Sequence[Span] = (),
+        metadata: dict[str, Any] | None | Unset = UNSET,
+    ) -> Attempt:
+        """Add the last spans of an attempt and write its status, as one step: what a runner says when it is done.
+
+        The spans are numbered here, in the order given, whatever numbers they have; a span id that the attempt has
+        already is left out.
+        """
+        raise NotImplementedError
+
     # ------------------------------------------------------------------ spans
 
     @operation("POST", "/spans", body="span", echoes="span", status=201)

@@ -7,7 +7,6 @@ the one rollout that is running in the process, and if several are, to none, bec
 worse than one that is missing.
 """
 
-import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.once import once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -148,7 +148,7 @@ class Observations:
             self._tracers = tuple(tracers)
 
 
-@functools.cache
+@once
 def observations() -> Observations:
     """One per process, as OpenTelemetry's provider is: a bare thread has nothing else to go by."""
     return Observations()

@@ -33,8 +33,10 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.conversion import SpanConverter
 from agentlightning.tracer.parcels import Parcel, store_parcels
+from agentlightning.types import Span
 from agentlightning.utils.deadline import within
 from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.once import once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -48,6 +50,7 @@ FLUSH_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
+UNNUMBERED: Final = 0
 MOST_SEARCHED: Final = 100
 """In a longer queue than this the end of a trace does not look for its spans."""
 IDLE_ROUNDS: Final = 10
@@ -81,7 +84,7 @@ class Delivery:
 
     def _start_afresh(self) -> None:
         """As new; also in a forked child, where the thread and what it had to deliver are the parent's."""
-        self._starting = threading.Lock()  # protects `_thread`
+        self._starting = threading.RLock()  # protects `_thread`; a span may end while this very thread holds it
         self._thread: LoopThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread_id: int | None = None
@@ -158,6 +161,24 @@ class Delivery:
             otel_context.detach(attached)
             self._put_back(parcels)
         return True
+
+    def withdraw(self, binding: Binding) -> list[Span] | None:
+        """What is left of a trace, for a caller who stores it himself, in the order the spans ended and unnumbered.
+
+        None if there is too much of it, or some of it is on its way already: then it must be flushed.
+        """
+        parcels = self._take_own(binding)
+        if parcels is None:
+            return None
+        converter, spans = self._converter(), []
+        for parcel in sorted(parcels, key=lambda parcel: parcel.span.end_time or 0):
+            try:
+                spans.append(converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, UNNUMBERED))
+            except (ValueError, TypeError) as error:
+                parcel.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
+            parcel.is_settled = True
+        self._put_back(parcels)
+        return spans
 
     def _take_own(self, binding: Binding) -> list[Parcel] | None:
         """What waits of a trace, out of the queue; None if there is too much, or some of it is on its way."""
@@ -407,7 +428,7 @@ class Deliveries:
             delivery.close()
 
 
-@functools.cache
+@once
 def deliveries() -> Deliveries:
     """One per process, so that rollouts side by side fill the same batches."""
     return Deliveries()

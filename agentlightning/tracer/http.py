@@ -6,7 +6,6 @@ can be ended.
 """
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from agentlightning.tracer.http_child import ChildRun
 from agentlightning.tracer.http_trace import HttpTrace, HttpTraceOptions
 from agentlightning.types import SpanCoreFields
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.once import once
 
 __all__ = ["HttpTracer"]
 
@@ -146,7 +146,7 @@ class HttpTracer(DummyTracer):
         return child.outcome()
 
 
-@functools.cache
+@once
 def _clients() -> Instrumentation:
     """One per process, as the libraries it changes are; in use while a trace is open."""
     return Instrumentation(http_patches(_log_here))

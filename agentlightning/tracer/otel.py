@@ -4,7 +4,6 @@ It needs no service and no network. The process has one provider: ours, unless t
 then gets our processor besides those it has.
 """
 
-import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +15,7 @@ from agentlightning.tracer.processor import processor_on, provider_of_this_proce
 from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.tracer.writing import operation, write_span
 from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext, TraceStatus
+from agentlightning.utils.once import once
 from agentlightning.utils.otel import get_tracer
 
 __all__ = ["OtelTracer"]
@@ -80,7 +80,7 @@ class OtelTracer(RecordingTracer):
         return operation(get_tracer(), name, attributes, start_time=start_time, end_time=end_time)
 
 
-@functools.cache
+@once
 def _thread_context() -> Instrumentation:
     """One per process: every tracer wants the same."""
     return Instrumentation((ThreadContextPatch(CARRIED),))

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigurationError, TracingError
@@ -15,10 +16,17 @@ from agentlightning.types import Span
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["RecordingTracer"]
+__all__ = ["LastSpans", "RecordingTracer"]
 
 _LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
 """The trace that was opened last in this context; it stays when the trace is closed."""
+
+
+@dataclass
+class LastSpans:
+    """Spans of a trace that has ended which are not in the store yet."""
+
+    spans: list[Span] = field(default_factory=list)
 
 
 class RecordingTracer(Tracer):
@@ -65,6 +73,29 @@ class RecordingTracer(Tracer):
         finally:
             if isinstance(binding.carrier, Delivery):
                 await binding.carrier.flush(binding)
+            self._tell_listeners(lambda: _as_spans(binding))
+
+    @asynccontextmanager
+    async def attempt_context(
+        self, *, store: LightningStore, rollout_id: str, attempt_id: str
+    ) -> AsyncIterator["LastSpans"]:
+        """As `trace_context`, but what is left of a short trace at its end is the caller's to store.
+
+        For a runner, which writes the attempt's status together with its last spans.
+        """
+        binding = self._bind(rollout_id, store, rollout_id, attempt_id)
+        last = LastSpans()
+        try:
+            with observe(binding):
+                self._remember(binding)
+                yield last
+        finally:
+            if isinstance(binding.carrier, Delivery):
+                rest = binding.carrier.withdraw(binding)
+                if rest is None:
+                    await binding.carrier.flush(binding)
+                else:
+                    last.spans = rest
             self._tell_listeners(lambda: _as_spans(binding))
 
     @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm
+from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.recovery import recover_attempts, worker_name
 from agentlightning.litagent import LitAgent
@@ -105,6 +106,8 @@ class AlgorithmSide:
                 self.was_stopped = True
                 work.cancel()
                 await asyncio.wait([work])
+        if work.cancelled() and not self.was_stopped:
+            raise TrainingError("The algorithm was cancelled from within: something it awaited raised CancelledError.")
         if not work.cancelled():
             work.result()
 

@@ -4,24 +4,26 @@ import asyncio
 import logging
 import pkgutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, InvalidTransition
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.signature import check_signature
 from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.console import Console, ProgressMode
-from agentlightning.trainer.init_utils import build_component
+from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
-from agentlightning.trainer.sides import AlgorithmSide, RunnerSide, Switches
+from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
 from agentlightning.trainer.stores import built_store, described, store_address
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
@@ -154,13 +156,13 @@ class Trainer:
         defaults: dict[str, Any] = {"n_runners": self.n_runners}
         if self.port is not None:
             defaults["server_port"] = self.port
-        if isinstance(strategy, str) and strategy == "shm" and self.n_runners > 1:
-            defaults["main_thread"] = "algorithm"
+        if self.n_runners > 1:
+            defaults["main_thread"] = "algorithm"  # for `shm`
         built = build_component(
             strategy,
             expected_type=ExecutionStrategy,
             spec_name="strategy",
-            default_factory=lambda: ClientServerExecutionStrategy(**defaults),
+            default_factory=lambda: instantiate_component(ClientServerExecutionStrategy, None, defaults),
             optional_defaults=defaults,
             registry=ExecutionStrategyRegistry,
         )
@@ -246,7 +248,24 @@ class Trainer:
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train the registered agent, without blocking the event loop; without an algorithm, only try it."""
         algorithm = Baseline() if self.algorithm is None else self.algorithm
-        await asyncio.to_thread(self._fit, algorithm, self._agent_for(None), train_dataset, val_dataset)
+        agent = self._agent_for(None)
+        # Not in a thread of the loop's own pool: that waits for its threads at the end, also in a forked child.
+        threads = DaemonThreads("fit")
+        work = asyncio.ensure_future(threads.run(lambda: self._fit(algorithm, agent, train_dataset, val_dataset)))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await self._stopped(work)
+            raise
+        finally:
+            threads.close()
+
+    async def _stopped(self, work: "asyncio.Future[None]") -> None:
+        """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""
+        while not work.done():
+            with suppress(InvalidTransition, ConfigurationError):  # it has not quite begun, or has just ended
+                self.stop()
+            await asyncio.wait([work], timeout=LOOK_SECONDS)
 
     def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
         """Train with the v0.1 protocol. Deprecated."""
@@ -255,8 +274,9 @@ class Trainer:
     def _fit(self, algorithm: Algorithm | None, agent: LitAgent[Any], train_dataset: Any, val_dataset: Any) -> None:
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             _check_dataset(label, dataset)
+        self._life.step("become ready")
         agent.set_trainer(self)
-        context = start_context()
+        context = start_context(getattr(self.strategy, "start_method", None))
         switches = Switches(paused=MultiprocessingEvent(ctx=context), stopped=MultiprocessingEvent(ctx=context))
         side = AlgorithmSide(
             algorithm,
@@ -270,7 +290,6 @@ class Trainer:
         )
         self._switches = switches
         self.tracer.init()
-        self._life.step("become ready")
         self._life.step("start")
         try:
             self.strategy.execute(
@@ -390,7 +409,8 @@ def _checked_agent(agent: Any) -> LitAgent[Any]:
 
 
 def _check_dataset(label: str, dataset: Any) -> None:
-    if dataset is None or (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
+    if dataset is None or is_indexed:
         return
     raise ConfigurationError(
         f"{label} must have a length and give its samples by number, as a list does; a {type(dataset).__name__} does "

@@ -27,7 +27,8 @@ class LifecycleState(str, Enum):
 
 
 _STEPS: dict[str, tuple[set[str], LifecycleState]] = {
-    "become ready": ({"created", "stopped", "failed", "ready", "running", "paused"}, LifecycleState.READY),
+    "become ready": ({"created", "stopped", "failed", "ready"}, LifecycleState.READY),
+    "finish": ({"running", "paused"}, LifecycleState.READY),
     "start": ({"created", "ready", "stopped"}, LifecycleState.RUNNING),
     "pause": ({"running", "paused"}, LifecycleState.PAUSED),
     "resume": ({"paused", "running"}, LifecycleState.RUNNING),

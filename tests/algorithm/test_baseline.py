@@ -10,10 +10,11 @@ from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Baseline
 from agentlightning.emitter import emit_message
 from agentlightning.runner import LitAgentRunner
-from agentlightning.store import InMemoryLightningStore
+from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import PromptTemplate
-from tests.runner.working import PATIENCE_SECONDS, Answering, stocked_store
+from tests.runner.test_stores import OldStore
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, stocked_store
 
 LOGGER = "agentlightning.algorithm.fast"
 
@@ -26,8 +27,8 @@ def answer(task: Any) -> float:
 
 
 async def run_baseline(
-    algorithm: Baseline, *, store: InMemoryLightningStore | None = None, adapter: Any = None, **datasets: Any
-) -> InMemoryLightningStore:
+    algorithm: Baseline, *, store: LightningStore | None = None, adapter: Any = None, **datasets: Any
+) -> LightningStore:
     """Run it beside a runner."""
     store = store or await stocked_store()
     algorithm.set_store(store)
@@ -81,6 +82,15 @@ async def test_initial_resources_are_published_under_their_name() -> None:
 
     assert await store.get_resources_by_id("default") is not None
     assert [rollout.resources_id for rollout in await store.query_rollouts()] == ["default"]
+
+
+async def test_a_store_of_the_0_2_release_will_do() -> None:
+    store = OldStore()
+    await store.add_resources(RESOURCES)
+
+    await run_baseline(Baseline(polling_interval=0.05), store=store, train_dataset=list(range(6)))
+
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded"}
 
 
 async def test_what_came_back_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

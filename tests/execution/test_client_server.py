@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,9 +100,7 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AGL_MANAGED_STORE", "no")
 
     strategy = ClientServerExecutionStrategy()
-    explicit = ClientServerExecutionStrategy(
-        role="algorithm", server_host="here", server_port=9, managed_store=True
-    )
+    explicit = ClientServerExecutionStrategy(role="algorithm", server_host="here", server_port=9, managed_store=True)
 
     assert (strategy.role, strategy.server_host, strategy.server_port, strategy.managed_store) == (
         *("runner", "trainer", 1234),
@@ -135,6 +133,7 @@ def test_an_environment_that_makes_no_sense_is_refused(
     ("options", "words"),
     [
         ({"role": "boss"}, "role must be"),
+        ({"n_runners": 0}, "n_runners must be at least 1"),
         ({"main_process": "runner", "n_runners": 2}, "main_process='runner' requires n_runners to be 1"),
         ({"main_process": "runner", "role": "algorithm"}, "main_process='runner' requires role 'both'"),
         ({"main_process": "both"}, "main_process must be"),
@@ -207,7 +206,7 @@ async def test_a_store_that_is_not_ours_goes_to_both_sides_as_it_is() -> None:
 class FakeServer(InMemoryLightningStore):
     """Notes how it is made and what is done to it."""
 
-    made: list[Any] = []
+    made: ClassVar[list[Any]] = []
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
@@ -231,7 +230,7 @@ async def test_the_server_is_made_as_tests_of_the_0_2_release_expect(monkeypatch
 
 
 async def test_a_runner_s_client_is_made_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    made: ClassVar[list[Any]] = []
 
     class FakeClient(InMemoryLightningStore):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -477,7 +476,7 @@ def test_an_algorithm_process_that_fails_is_told() -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         raise ValueError("no")
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*algorithm"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*algorithm"):
         a_strategy(main_process="runner").execute(algorithm, working, InMemoryLightningStore())
 
 
@@ -486,7 +485,7 @@ def test_an_algorithm_process_that_is_killed_is_told() -> None:
         await asyncio.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*algorithm"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*algorithm"):
         a_strategy(main_process="runner").execute(algorithm, serving, InMemoryLightningStore())
 
 
@@ -510,7 +509,7 @@ def test_a_runner_that_raises_ends_a_training_that_would_wait_for_ever() -> None
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         raise ValueError("cannot start")
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*runner-0"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-0"):
         a_strategy(n_runners=2).execute(enqueueing(1), runner, InMemoryLightningStore())
 
 
@@ -520,7 +519,7 @@ def test_one_runner_of_several_that_raises_ends_the_training() -> None:
             raise ValueError("cannot start")
         await until_stopped(event)
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*runner-1"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-1"):
         a_strategy(n_runners=2).execute(enqueueing(1), runner, InMemoryLightningStore())
 
 
@@ -529,7 +528,7 @@ def test_a_training_whose_runners_all_died_raises_instead_of_waiting() -> None:
         await store.dequeue_rollout(worker_id=f"Worker-{worker_id}", wait=PATIENCE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*runner-0"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-0"):
         a_strategy(n_runners=2).execute(enqueueing(10), runner, InMemoryLightningStore())
 
 
@@ -583,7 +582,7 @@ def test_a_runner_that_always_dies_is_not_started_for_ever() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*runner-0"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-0"):
         a_strategy(max_restarts=2).execute(enqueueing(1), runner, InMemoryLightningStore())
 
 
@@ -600,7 +599,7 @@ def test_a_runner_that_hangs_is_ended_in_the_stated_time() -> None:
             await asyncio.sleep(0.01)
 
     began = time.monotonic()
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*-9"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*-9"):
         a_strategy(graceful_timeout=0.5, terminate_timeout=0.5).execute(algorithm, runner, InMemoryLightningStore())
     assert time.monotonic() - began < 20
 
@@ -634,7 +633,7 @@ def test_runners_alone_whose_process_dies_are_told() -> None:
 
     strategy = a_strategy(role="runner", n_runners=2, managed_store=False)
 
-    with pytest.raises(RuntimeError, match="Subprocesses failed: .*runner-0"):
+    with pytest.raises(RuntimeError, match=r"Subprocesses failed: .*runner-0"):
         strategy.execute(doing_nothing, runner, InMemoryLightningStore())
 
 

@@ -110,6 +110,7 @@ def test_a_part_that_failed_keeps_its_error_until_it_is_retried() -> None:
         (("become ready", "start"), "start"),
         (("become ready", "start", "stop"), "pause"),
         (("become ready", "start", "stop"), "start"),
+        (("become ready", "start"), "become ready"),
         (("become ready", "start"), "be retried"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else value,

@@ -67,6 +67,11 @@ def test_a_main_thread_of_another_name_is_refused() -> None:
         SharedMemoryExecutionStrategy(main_thread="both")  # type: ignore[arg-type] # on purpose
 
 
+def test_no_runners_are_too_few() -> None:
+    with pytest.raises(ValueError, match="n_runners must be at least 1"):
+        SharedMemoryExecutionStrategy(n_runners=0, main_thread="algorithm")
+
+
 def test_a_runner_in_the_main_thread_must_be_alone() -> None:
     with pytest.raises(ValueError, match="requires n_runners to be 1"):
         SharedMemoryExecutionStrategy(n_runners=2, main_thread="runner")

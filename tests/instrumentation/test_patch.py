@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.instrumentation.patch import Patch, _watch
+from agentlightning.instrumentation.patch import _WATCH, Patch
 
 LIBRARY = "library_for_test_patch"
 
@@ -296,7 +296,7 @@ def test_undoing_and_applying_while_the_library_is_imported_does_not_block(
         is_told.set()
         is_waiting.wait(0.2)
 
-    cancel = _watch().when_imported(LIBRARY, hesitate)  # before the patch's own
+    cancel = _WATCH.when_imported(LIBRARY, hesitate)  # before the patch's own
     patch = Shouting((Base, "greet", shout))
     patch.apply()
 

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import pickle
+import subprocess
 import sys
 import threading
 from types import ModuleType
@@ -226,3 +227,66 @@ def test_a_child_process_records_its_own_calls(stub_model: StubModel, method: An
 
     assert (names, child.exitcode) == (["openai.chat.completion", "anthropic.messages"], 0)
     assert was_patched is (is_on_before and method == "fork")
+
+
+MADE_AT_ONCE = """
+import importlib, sys, threading, time
+
+def made(module, kind, function):
+    owner = importlib.import_module(f"agentlightning.{module}")
+    init = getattr(owner, kind).__init__
+    getattr(owner, kind).__init__ = lambda self, *args: time.sleep(0.05) or init(self, *args)
+    begin, found = threading.Barrier(8), []
+    def work():
+        begin.wait()
+        found.append(getattr(owner, function)())
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    getattr(owner, kind).__init__ = init
+    return len(set(map(id, found)))
+
+assert made(*sys.argv[1:]) == 1
+"""
+MADE_ONCE = {
+    "patches": ("instrumentation.registry", "Instrumentation", "instrumentation"),
+    "thread context": ("tracer.otel", "Instrumentation", "_thread_context"),
+    "HTTP clients": ("tracer.http", "Instrumentation", "_clients"),
+    "observations": ("tracer.binding", "Observations", "observations"),
+    "deliveries": ("tracer.delivery", "Deliveries", "deliveries"),
+}
+
+
+@pytest.mark.parametrize("case", MADE_ONCE.values(), ids=MADE_ONCE)
+def test_threads_that_begin_together_share_what_a_process_has_one_of(case: tuple[str, str, str]) -> None:
+    """Two sets of patches would be applied one over the other, and record everything twice."""
+    outcome = subprocess.run([sys.executable, "-c", MADE_AT_ONCE, *case], capture_output=True, text=True, timeout=60)
+
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_workers_that_begin_together_record_once(stub_model: StubModel) -> None:
+    code = """
+import sys, threading, openai
+from agentlightning.tracer import OtelTracer
+begin, names = threading.Barrier(8), []
+def work():
+    tracer = OtelTracer()
+    begin.wait()
+    tracer.init_worker(0)
+    with tracer._trace_context_sync() as recorder:
+        client.chat.completions.create(model="stub-model", messages=[{"role": "user", "content": "hi"}])
+    names.append([span.name for span in recorder.spans()])
+    tracer.teardown_worker(0)
+client = openai.OpenAI(base_url=sys.argv[1], api_key="any")
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert names == [["openai.chat.completion"]] * 8, names
+assert not hasattr(openai._base_client.SyncAPIClient.request, "__wrapped__")
+"""
+    outcome = subprocess.run(
+        [sys.executable, "-c", code, stub_model.openai_url], capture_output=True, text=True, timeout=60
+    )
+
+    assert outcome.returncode == 0, outcome.stderr

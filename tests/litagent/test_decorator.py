@@ -110,7 +110,7 @@ def test_what_get_resources_returned_will_do() -> None:
 
 
 def test_resources_that_are_missing_are_named() -> None:
-    with pytest.raises(ValueError, match="at_the_top needs a resource of type LLM.*'prompt'"):
+    with pytest.raises(ValueError, match=r"at_the_top needs a resource of type LLM.*'prompt'"):
         calling(at_the_top, {"prompt": PROMPT})
     with pytest.raises(ValueError, match="no resources at all"):
         calling(at_the_top, {})

@@ -50,8 +50,14 @@ class Heir(CoroutineUnderThePlainName):
 
 @pytest.mark.parametrize(
     ("kind", "is_async"),
-    [(LitAgent, False), (Plain, False), (Async, True), (AsyncToTrain, True), (CoroutineUnderThePlainName, True)]
-    + [(Heir, True)],
+    [
+        (LitAgent, False),
+        (Plain, False),
+        (Async, True),
+        (AsyncToTrain, True),
+        (CoroutineUnderThePlainName, True),
+        (Heir, True),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_agent_knows_whether_it_is_written_as_coroutines(kind: type[LitAgent[str]], is_async: bool) -> None:

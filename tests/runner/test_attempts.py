@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from agentlightning.emitter import emit_message, emit_reward
+from agentlightning.errors import PayloadTooLarge
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import attempt as attempt_module
 from agentlightning.store import InMemoryLightningStore
@@ -352,7 +353,7 @@ async def test_an_agent_that_forks_a_child_is_done_once() -> None:
 
 async def test_an_agent_that_blocks_the_loop_only_delays_itself() -> None:
     async def answer(_: Any) -> float:
-        time.sleep(0.2)
+        time.sleep(0.2)  # noqa: ASYNC251 # that is what is wrong with it
         return 1.0
 
     worked = await work_off(Awaiting(answer), "one", "two", max_concurrency=2)
@@ -383,19 +384,25 @@ async def test_an_agent_that_emits_thousands_of_spans_loses_none() -> None:
     assert len(await worked.span_names()) == 2001
 
 
+class Refusing(InMemoryLightningStore):
+    """Takes no spans."""
+
+    error: Exception = PayloadTooLarge("no spans today")
+
+    async def add_many_spans(self, spans: Any) -> Any:
+        raise self.error
+
+    async def add_span(self, span: Any) -> Any:
+        raise self.error
+
+    async def add_otel_span(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error
+
+    async def finish_attempt(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error
+
+
 async def test_lost_spans_are_noted_on_the_attempt() -> None:
-    class Refusing(InMemoryLightningStore):
-        """Takes no messages."""
-
-        async def add_many_spans(self, spans: Any) -> Any:
-            raise ValueError("no spans today")
-
-        async def add_span(self, span: Any) -> Any:
-            raise ValueError("no spans today")
-
-        async def add_otel_span(self, *args: Any, **kwargs: Any) -> Any:
-            raise ValueError("no spans today")
-
     store = Refusing()
     await store.add_resources(RESOURCES)
 
@@ -406,6 +413,17 @@ async def test_lost_spans_are_noted_on_the_attempt() -> None:
 
     metadata = (await worked.attempt()).metadata or {}
     assert metadata["lost_spans"]["count"] == 1
+
+
+@pytest.mark.parametrize("error", [PayloadTooLarge("large"), RuntimeError("odd")], ids=lambda e: type(e).__name__)
+async def test_spans_that_the_store_refuses_do_not_keep_an_attempt_from_its_status(error: Exception) -> None:
+    store = Refusing()
+    store.error = error
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: 1.0), store=store)
+
+    assert (await worked.attempt()).status in ("succeeded", "failed")
 
 
 # ---------------------------------------------------------------------- agents in every form

@@ -62,9 +62,11 @@ async def test_heartbeats_end_with_the_work(mode: str) -> None:
     with runner.run_context(agent=Answering(lambda _: None), store=store):
         await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
 
-    names = {task.get_name() for task in asyncio.all_tasks() if not task.cancelling()} if hasattr(
-        asyncio.Task, "cancelling"
-    ) else set()
+    names = (
+        {task.get_name() for task in asyncio.all_tasks() if not task.cancelling()}
+        if hasattr(asyncio.Task, "cancelling")
+        else set()
+    )
     assert "heartbeat-Worker-0" not in names
     assert "heartbeat-Worker-0" not in {thread.name for thread in threading.enumerate()}
 
@@ -82,7 +84,7 @@ async def test_heartbeats_go_on_while_an_agent_blocks_the_loop() -> None:
     async def answer(_: Any) -> float:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(beats) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(0.02)  # noqa: ASYNC251 # that is what is wrong with it
         return 1.0
 
     runner = beating_runner("thread", max_rollouts=1)

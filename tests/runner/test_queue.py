@@ -387,13 +387,22 @@ async def test_an_outage_of_the_store_is_ridden_out() -> None:
 
 async def test_a_status_that_cannot_be_written_does_not_end_the_runner(caplog: pytest.LogCaptureFixture) -> None:
     class Forgetful(InMemoryLightningStore):
-        has_failed = False
+        """Cannot be told how the first attempt ended."""
 
-        async def update_attempt(self, *args: Any, **kwargs: Any) -> Any:
-            if not self.has_failed and kwargs.get("status"):
-                self.has_failed = True
+        lost = ""
+
+        async def update_attempt(self, rollout_id: str, *args: Any, **kwargs: Any) -> Any:
+            self._refuse_first(rollout_id)
+            return await super().update_attempt(rollout_id, *args, **kwargs)
+
+        async def finish_attempt(self, rollout_id: str, *args: Any, **kwargs: Any) -> Any:
+            self._refuse_first(rollout_id)
+            return await super().finish_attempt(rollout_id, *args, **kwargs)
+
+        def _refuse_first(self, rollout_id: str) -> None:
+            self.lost = self.lost or rollout_id
+            if rollout_id == self.lost:
                 raise StoreUnavailable("gone")
-            return await super().update_attempt(*args, **kwargs)
 
     store = Forgetful()
     await store.add_resources(RESOURCES)

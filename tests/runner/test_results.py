@@ -49,7 +49,7 @@ KINDS: dict[str, type[Tracer]] = {
 
 @pytest.fixture(params=KINDS)
 def any_tracer(request: pytest.FixtureRequest) -> Iterator[Tracer]:
-    yield KINDS[request.param]()
+    return KINDS[request.param]()
 
 
 def core_span(name: str) -> SpanCoreFields:

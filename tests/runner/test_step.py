@@ -56,9 +56,8 @@ async def test_a_step_raises_what_the_agent_raised_after_the_attempt_was_marked(
     def answer(_: Any) -> None:
         raise KeyError("lost")
 
-    with runner.run_context(agent=Answering(answer), store=store):
-        with pytest.raises(KeyError, match="lost"):
-            await runner.step("task")
+    with runner.run_context(agent=Answering(answer), store=store), pytest.raises(KeyError, match="lost"):
+        await runner.step("task")
 
     assert [r.status for r in await store.query_rollouts()] == ["failed"]
 
@@ -66,17 +65,21 @@ async def test_a_step_raises_what_the_agent_raised_after_the_attempt_was_marked(
 async def test_a_step_without_resources_fails_in_words() -> None:
     runner = a_runner()
 
-    with runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()):
-        with pytest.raises((RuntimeError, RolloutFailed), match="no resources"):
-            await runner.step("task")
+    with (
+        runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()),
+        pytest.raises((RuntimeError, RolloutFailed), match="no resources"),
+    ):
+        await runner.step("task")
 
 
 async def test_missing_resources_are_a_runtime_error_as_in_the_0_2_release() -> None:
     runner = a_runner()
 
-    with runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()):
-        with pytest.raises(RuntimeError):
-            await runner.step("task")
+    with (
+        runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()),
+        pytest.raises(RuntimeError),
+    ):
+        await runner.step("task")
 
 
 async def test_a_rollout_that_is_gone_after_its_step_is_an_error() -> None:
@@ -88,9 +91,11 @@ async def test_a_rollout_that_is_gone_after_its_step_is_an_error() -> None:
     await store.add_resources(RESOURCES)
     runner = a_runner()
 
-    with runner.run_context(agent=Answering(lambda _: None), store=store):
-        with pytest.raises(RuntimeError, match="Failed to fetch completed rollout by id after step"):
-            await runner.step("task")
+    with (
+        runner.run_context(agent=Answering(lambda _: None), store=store),
+        pytest.raises(RuntimeError, match="Failed to fetch completed rollout by id after step"),
+    ):
+        await runner.step("task")
 
 
 async def test_step_impl_returns_the_id_whatever_happens() -> None:
@@ -128,9 +133,11 @@ def test_a_blocking_step_raises_what_the_agent_raised() -> None:
 
     runner = a_runner()
 
-    with runner.run_context(agent=Awaiting(answer), store=asyncio.run(stocked_store())):
-        with pytest.raises(ValueError, match="no"):
-            runner.step_sync("task")
+    with (
+        runner.run_context(agent=Awaiting(answer), store=asyncio.run(stocked_store())),
+        pytest.raises(ValueError, match="no"),
+    ):
+        runner.step_sync("task")
 
 
 async def test_steps_may_run_together() -> None:

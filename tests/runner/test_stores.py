@@ -1,4 +1,4 @@
-"""Runners with stores of other kinds: those of the 0.2 release, and one behind a server that goes away and comes back."""
+"""Runners with other stores: those of the 0.2 release, and one behind a server that goes away and comes back."""
 
 import asyncio
 from pathlib import Path

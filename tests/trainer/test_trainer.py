@@ -12,7 +12,7 @@ import pytest
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, algo
 from agentlightning.emitter import find_final_reward
-from agentlightning.errors import ConfigurationError, InvalidTransition
+from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
 from agentlightning.execution import (
     ClientServerExecutionStrategy,
     ExecutionEvent,
@@ -204,7 +204,7 @@ def test_hooks_may_be_one_or_several() -> None:
     ids=str,
 )
 def test_old_arguments_are_deprecated(options: dict[str, Any], message: str, attribute: str, value: Any) -> None:
-    with pytest.warns(DeprecationWarning) as warned:
+    with pytest.warns(DeprecationWarning, match="deprecated|are given") as warned:
         trainer = Trainer(**options, progress="off")
 
     assert any(message in str(warning.message) for warning in warned)
@@ -306,21 +306,19 @@ def test_dev_needs_no_algorithm() -> None:
 
 async def test_run_uses_the_registered_agent_and_does_not_block_the_loop() -> None:
     trainer = a_trainer(algorithm=None)
-    trainer.add_agent(Halving())
-    ticks = 0
+    loop_runs = threading.Event()
 
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.01)
+    def answer(_: Any) -> float:
+        return float(loop_runs.wait(PATIENCE_SECONDS))
 
-    ticking = asyncio.create_task(tick())
-    await asyncio.wait_for(trainer.run([1], [2]), PATIENCE_SECONDS)
-    ticking.cancel()
+    trainer.add_agent(Answering(answer))
+    work = asyncio.create_task(trainer.run([1], [2]))
+    while trainer.state is not LifecycleState.RUNNING:
+        await asyncio.sleep(0.01)
+    loop_runs.set()
+    await asyncio.wait_for(work, PATIENCE_SECONDS)
 
-    assert ticks > 3
-    assert len(await trainer.store.query_rollouts()) == 2
+    assert [rollout.status for rollout in await trainer.store.query_rollouts()] == ["succeeded"] * 2
 
 
 async def test_run_works_over_processes_too() -> None:
@@ -501,20 +499,29 @@ def test_a_plain_algorithm_that_fails_is_told() -> None:
         a_trainer(algorithm=failing).fit(Halving())
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("odd")], ids=lambda e: type(e).__name__)
-def test_an_algorithm_that_leaves_oddly_ends_the_fit(error: BaseException) -> None:
+def test_an_algorithm_that_is_cancelled_from_within_fails() -> None:
     @algo
     async def leaving(*, store: Any) -> None:
-        raise error
+        raise asyncio.CancelledError("odd")
 
     trainer = a_trainer(algorithm=leaving)
-    try:
-        trainer.fit(Halving())
-    except BaseException as raised:  # whichever way it is told
-        assert isinstance(raised, type(error))
 
-    (run,) = runs_of(trainer.store)
-    assert run.status in ("failed", "stopped")
+    with pytest.raises(TrainingError, match="cancelled from within"):
+        trainer.fit(Halving())
+    assert [run.status for run in runs_of(trainer.store)] == ["failed"]
+
+
+@pytest.mark.parametrize("make", [a_trainer, over_processes], ids=["threads", "processes"])
+def test_an_algorithm_that_exits_ends_the_program_and_its_run(make: Any) -> None:
+    @algo
+    async def leaving(*, store: Any) -> None:
+        raise SystemExit(3)
+
+    trainer = make(algorithm=leaving)
+
+    with pytest.raises(SystemExit):
+        trainer.fit(Halving())
+    assert [run.status for run in runs_of(trainer.store)] in (["failed"], ["stopped"])
 
 
 def test_a_failed_fit_may_be_retried() -> None:

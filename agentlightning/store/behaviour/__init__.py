@@ -28,6 +28,7 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
         attempts.update_attempt,
         spans.add_span,
         spans.add_many_spans,
+        spans.finish_attempt,
         spans.get_next_span_sequence_id,
         spans.get_many_span_sequence_ids,
         spans.query_spans,

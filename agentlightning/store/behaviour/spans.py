@@ -1,9 +1,10 @@
 """What the store does with spans: keep them, number them, and take them as signs of life."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentlightning.errors import InvalidValue, SpansEvicted
-from agentlightning.store.behaviour.attempts import find_attempt, known_attempt
+from agentlightning.store.behaviour.attempts import find_attempt, known_attempt, update_attempt
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.lifecycle import (
@@ -12,10 +13,11 @@ from agentlightning.store.lifecycle import (
     is_queuing,
     rollout_status_after_span,
 )
+from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import replaced
-from agentlightning.types import Attempt, FilterLogic, PaginatedResult, Rollout, SortOrder, Span
+from agentlightning.types import Attempt, AttemptStatus, FilterLogic, PaginatedResult, Rollout, SortOrder, Span
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -58,6 +60,31 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
     for group in by_attempt.values():
         _append(tx, now, group)
     return fresh
+
+
+def finish_attempt(
+    tx: Transaction,
+    now: float,
+    rollout_id: str,
+    attempt_id: str,
+    status: AttemptStatus,
+    *,
+    spans: Sequence[Span] = (),
+    metadata: dict[str, Any] | None | Unset = UNSET,
+) -> Attempt:
+    for span in spans:
+        if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
+            raise InvalidValue(
+                f"Span '{span.name}' belongs to attempt '{span.attempt_id}' of rollout '{span.rollout_id}'; attempt "
+                f"'{attempt_id}' of rollout '{rollout_id}' is finished with its own spans only."
+            )
+    if spans:
+        known = known_attempt(tx, rollout_id, attempt_id)
+        fresh = [span for span in spans if not tx.has_span(known, span.span_id)]
+        numbers = get_many_span_sequence_ids(tx, now, [(rollout_id, attempt_id)] * len(fresh))
+        numbered = [replaced(span, sequence_id=number) for span, number in zip(fresh, numbers, strict=True)]
+        add_many_spans(tx, now, numbered)
+    return update_attempt(tx, now, rollout_id, attempt_id, status=status, metadata=metadata)
 
 
 def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:

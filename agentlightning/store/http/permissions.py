@@ -64,6 +64,7 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "query_attempts": _RUNNER,
     "get_latest_attempt": _RUNNER,
     "update_attempt": _RUNNER,
+    "finish_attempt": _RUNNER,
     "add_span": Permission(runner=True, attempt=_owner_of_span),
     "add_many_spans": Permission(runner=True, attempt=_owners_of_spans),
     "get_next_span_sequence_id": Permission(runner=True, attempt=_named_owner),

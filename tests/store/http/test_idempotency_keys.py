@@ -35,6 +35,7 @@ def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[st
         "update_rollout": {"rollout_id": rollout.rollout_id, "metadata": {}},
         "start_attempt": {"rollout_id": rollout.rollout_id},
         "update_attempt": {**owner, "status": "running"},
+        "finish_attempt": {**owner, "status": "succeeded", "spans": [span]},
         "add_span": {"span": span},
         "add_many_spans": {"spans": [span]},
         "get_next_span_sequence_id": owner,

@@ -1,0 +1,307 @@
+"""`agl runner`: joins a training from another machine, works for it, and leaves."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.store import LightningStoreClient
+from agentlightning.types import AttemptedRollout, RolloutConfig
+from tests.e2e.server_process import ServerProcess, free_port, left_behind
+from tests.runner.working import RESOURCES
+
+PATIENCE_SECONDS = 60.0
+AGENTS = """
+import time
+from agentlightning import LitAgent, rollout
+
+class Halving(LitAgent):
+    def rollout(self, task, resources, rollout):
+        time.sleep(task.get("seconds", 0))
+        return task["n"] / 2
+
+agent = Halving()
+
+@rollout
+async def prompted(task, prompt_template):
+    return 0.5
+
+class Needy(LitAgent):
+    def __init__(self, argument):
+        raise AssertionError
+
+def plain(task):
+    return 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AGL_CURRENT_ROLE", "AGL_SERVER_HOST", "AGL_SERVER_PORT", "AGL_MANAGED_STORE", "AGL_STORE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    assert left_behind() == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "user_agents.py").write_text(AGENTS)
+    return tmp_path
+
+
+class Joining:
+    """The command as a process group of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentlightning.cli", "runner", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def interrupt(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        printed, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, printed
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+
+
+@pytest.fixture
+def join(folder: Path) -> Iterator[Callable[..., Joining]]:
+    joined: list[Joining] = []
+
+    def start(*arguments: str, **environment: str) -> Joining:
+        joined.append(Joining(folder, *arguments, **environment))
+        return joined[-1]
+
+    yield start
+    for one in joined:
+        one.kill()
+
+
+async def enqueue(store: LightningStoreClient, *tasks: Any, config: RolloutConfig | None = None) -> list[str]:
+    await store.add_resources(RESOURCES)
+    return [(await store.enqueue_rollout(task, config=config or RolloutConfig())).rollout_id for task in tasks]
+
+
+async def attempts_of(store: LightningStoreClient, ids: list[str]) -> list[AttemptedRollout]:
+    done = await store.wait_for_rollouts(rollout_ids=ids, timeout=PATIENCE_SECONDS)
+    assert len(done) == len(ids)
+    rollouts = [await store.get_rollout_by_id(rollout_id) for rollout_id in ids]
+    return [rollout for rollout in rollouts if isinstance(rollout, AttemptedRollout)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--n-runners", "2"), ("--max-concurrency", "4")], ids=str)
+async def test_it_works_for_a_store_and_leaves_with_ctrl_c(join: Any, options: tuple[str, ...]) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            ids = await enqueue(store, *({"n": number} for number in range(6)))
+            runner = join("--store", server.url, "--name", "guest", *options, "user_agents:agent")
+            rollouts = await attempts_of(store, ids)
+            runner.interrupt()
+            code, printed = await asyncio.to_thread(runner.end)
+
+    assert {rollout.status for rollout in rollouts} == {"succeeded"}
+    assert {(rollout.attempt.worker_id or "").rpartition("-")[0] for rollout in rollouts} == {"guest"}
+    assert (code, "Traceback" in printed) == (0, False), printed
+    assert f"guest works for {server.url}" in printed
+
+
+@pytest.mark.slow
+async def test_ctrl_c_lets_what_runs_finish(join: Any) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            ids = await enqueue(store, {"n": 1, "seconds": 2.0}, {"n": 2, "seconds": 2.0})
+            runner = join("--store", server.url, "user_agents:agent")
+            await until_claimed(store)
+            runner.interrupt()
+            code, _ = await asyncio.to_thread(runner.end)
+            statuses = [rollout.status for rollout in await store.query_rollouts(rollout_ids=ids)]
+
+    assert (code, sorted(statuses)) == (0, ["queuing", "succeeded"])
+
+
+@pytest.mark.slow
+async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
+            runner = join("--store", server.url, "user_agents:agent")
+            await until_claimed(store)
+            runner.interrupt()
+            await asyncio.sleep(0.5)  # two at once would be one
+            runner.interrupt()
+            began = time.monotonic()
+            _, printed = await asyncio.to_thread(runner.end)
+            took = time.monotonic() - began
+            rollout = await store.get_rollout_by_id(rollout_id)
+
+    assert took < 20
+    assert rollout is not None
+    assert rollout.status == "requeuing"
+    assert "Traceback" not in printed, printed
+
+
+async def until_claimed(store: LightningStoreClient) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await store.query_rollouts(status_in=["preparing", "running"]):
+        assert time.monotonic() < deadline, "nothing was claimed"
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_it_leaves_after_as_many_rollouts_as_it_was_told(join: Any) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            await enqueue(store, *({"n": number} for number in range(3)))
+            code, _ = await asyncio.to_thread(
+                join("--store", server.url, "--max-rollouts", "2", "user_agents:Halving").end
+            )
+            statuses = [rollout.status for rollout in await store.query_rollouts()]
+
+    assert (code, sorted(statuses)) == (0, ["queuing", "succeeded", "succeeded"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_option", [True, False])
+async def test_a_token_lets_it_in(join: Any, as_option: bool) -> None:
+    token = "a-token-of-some-length-0123456789"
+    with ServerProcess(token=token) as server:
+        async with LightningStoreClient(server.url, token=token) as store:
+            ids = await enqueue(store, {"n": 1})
+            given = ("--token", token) if as_option else ()
+            environment = {} if as_option else {"AGL_STORE_TOKEN": token}
+            runner = join("--store", server.url, "--max-rollouts", "1", *given, "user_agents:prompted", **environment)
+            rollouts = await attempts_of(store, ids)
+            code, printed = await asyncio.to_thread(runner.end)
+
+    assert ([rollout.status for rollout in rollouts], code) == (["succeeded"], 0)
+    assert token not in printed
+
+
+@pytest.mark.slow
+def test_a_wrong_token_is_told(join: Any) -> None:
+    with ServerProcess(token="a-token-of-some-length-0123456789") as server:
+        code, printed = join("--store", server.url, "user_agents:agent").end()
+
+    assert code == 1
+    assert "token" in printed.lower()
+    assert "Traceback" not in printed, printed[-1500:]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_not_there_is_told_and_waited_for(join: Any) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    runner = join("--store", url, "user_agents:agent")
+    assert runner.process.stdout is not None
+
+    lines: list[str] = []
+    while not any("does not answer" in line for line in lines):
+        line = runner.process.stdout.readline()
+        assert line, "".join(lines)
+        lines.append(line)
+    runner.interrupt()
+    code, printed = runner.end()
+
+    assert (code, "Traceback" in printed) == (0, False), printed
+
+
+@pytest.mark.slow
+def test_a_runner_process_that_is_killed_leaves_no_other(join: Any) -> None:
+    with ServerProcess() as server:
+        runner = join("--store", server.url, "--n-runners", "2", "--grace", "1", "user_agents:agent")
+        family: list[psutil.Process] = []
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(family) < 2:
+            assert time.monotonic() < deadline
+            family = psutil.Process(runner.process.pid).children(recursive=True)
+            time.sleep(0.05)
+        os.kill(runner.process.pid, signal.SIGKILL)
+        runner.end()
+        _, alive = psutil.wait_procs(family, timeout=20)
+
+    assert alive == []
+
+
+# ---------------------------------------------------------------------- wrong addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("user_agents", "write it as module:agent"),
+        ("missing_module:agent", "There is no agent at 'missing_module:agent'"),
+        ("user_agents:missing", "There is no agent at 'user_agents:missing'"),
+        ("user_agents:plain", "decorate a function with @rollout"),
+        (":agent", "There is no agent at ':agent'"),
+        ("user agents:agent", "There is no agent"),
+        ("", "module:agent"),
+    ],
+)
+def test_an_address_of_no_agent_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str, words: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("agentlightning.cli.runner.setup", lambda _: None)
+
+    code = main(["runner", address])
+
+    said = capsys.readouterr().err
+    assert code == 1
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_a_module_that_cannot_be_imported_is_told_in_its_own_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "needs_more.py").write_text("import a_package_that_is_missing\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("agentlightning.cli.runner.setup", lambda _: None)
+
+    assert main(["runner", "needs_more:agent"]) == 1
+    assert "a_package_that_is_missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--n-runners", "0", "n_runners must be at least 1"),
+        ("--max-concurrency", "0", "max_concurrency must be at least 1"),
+        ("--log-level", "LOUD", "Log level 'LOUD' is unknown"),
+        ("--store", "trainer", "trainer"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_told(folder: Path, option: str, value: str, words: str) -> None:
+    joining = Joining(folder, option, value, "user_agents:agent")
+    try:
+        code, printed = joining.end()
+    finally:
+        joining.kill()
+
+    assert code != 0
+    assert words in printed
+    assert "Traceback" not in printed, printed[-1500:]

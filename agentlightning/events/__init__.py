@@ -1,6 +1,7 @@
 """EVENTS — typed views over spans: what happened, who did it, and how it was judged; filtered, added up, streamed."""
 
 from agentlightning.events.batching import Batch, StreamMode, StreamOptions
+from agentlightning.events.collaboration import Handover, Subtask, handovers, progress_of, subtasks
 from agentlightning.events.event import (
     AgentEvent,
     AgentReply,
@@ -71,6 +72,11 @@ __all__ = [
     "by_task",
     "grouped",
     "latest_attempts",
+    "Handover",
+    "Subtask",
+    "handovers",
+    "progress_of",
+    "subtasks",
     "Batch",
     "EventStream",
     "Handler",

@@ -6,6 +6,9 @@ returns is its result: None if its spans say it all, a number as the reward, or 
 
 import inspect
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.errors import ConfigurationError
@@ -15,12 +18,25 @@ from agentlightning.utils.deprecation import deprecated
 if TYPE_CHECKING:
     from agentlightning.tracer import Tracer
 
-__all__ = ["LitAgent", "is_v0_1_rollout_api"]
+__all__ = ["LitAgent", "is_v0_1_rollout_api", "working_for"]
 
 T = TypeVar("T")
 
 _ASYNC_NAMES = ("training_rollout_async", "validation_rollout_async", "rollout_async")
 _PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
+
+
+_RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
+
+
+@contextmanager
+def working_for(runner: Any) -> Iterator[None]:
+    """What agents do inside is done for this runner; several may share an agent."""
+    token = _RUNNER.set(runner)
+    try:
+        yield
+    finally:
+        _RUNNER.reset(token)
 
 
 def is_v0_1_rollout_api(func: Any) -> bool:
@@ -63,8 +79,9 @@ class LitAgent(Generic[T]):
         self._runner_ref = weakref.ref(runner)
 
     def get_runner(self) -> Any:
-        """The runner; ValueError if there is none."""
-        return self._owner("runner")
+        """The runner that runs the agent here or, outside of rollouts, the last that was set; ValueError if none."""
+        runner = _RUNNER.get()
+        return runner if runner is not None else self._owner("runner")
 
     def _owner(self, name: str) -> Any:
         reference = vars(self).get(f"_{name}_ref")
@@ -78,7 +95,7 @@ class LitAgent(Generic[T]):
     def get_tracer(self) -> "Tracer":
         """The tracer of the runner or, without one, of the trainer."""
         reference = vars(self).get("_runner_ref")
-        runner = None if reference is None else reference()
+        runner = _RUNNER.get() or (None if reference is None else reference())
         if runner is not None and getattr(runner, "tracer", None) is not None:
             tracer: Tracer = runner.tracer
         else:

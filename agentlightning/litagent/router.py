@@ -19,6 +19,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult
+from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AgentRouter", "Predicate", "Route"]
 
@@ -58,6 +59,7 @@ class AgentRouter(LitAgent[T]):
             default: Takes what no route takes, under the name `default`; without it, such a task fails.
         """
         super().__init__()
+        self._threads = DaemonThreads("routed-agent")
         if isinstance(routes, Mapping):
             routes = [_route_of(name, pair) for name, pair in routes.items()]
         self.routes = tuple(routes)
@@ -103,7 +105,9 @@ class AgentRouter(LitAgent[T]):
         route = await self.choose(task)
         own = await self._resources(route, resources, rollout)
         with _tagged(route.name):
-            return await call_agent(route.agent, method, task=task, resources=own, rollout=rollout)
+            return await call_agent(
+                route.agent, method, task=task, resources=own, rollout=rollout, threads=self._threads
+            )
 
     async def _resources(self, route: Route, resources: NamedResources, rollout: Rollout) -> NamedResources:
         pinned_to = pinned_id(route.name, rollout) or route.resources_id

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.attempt import AttemptRun, Surroundings
+from agentlightning.runner.attempt import AttemptRun, Surroundings, innermost
 from agentlightning.runner.base import Runner
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
-from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class _Abilities:
 
     @classmethod
     def of(cls, store: LightningStore) -> "_Abilities":
+        store = innermost(store)
         has_batches = type(store).dequeue_many_rollouts is not LightningStore.dequeue_many_rollouts
         return cls(
             waits=_takes(store.dequeue_rollout, "wait"),
@@ -268,7 +269,11 @@ class LitAgentRunner(Runner[T_task]):
             if rollouts or not is_idle:
                 return rollouts
             if self._abilities.waits:
-                return await self._wait_for_work(limit, event)
+                asked = asyncio.get_running_loop().time()
+                rollouts = await self._wait_for_work(limit, event)
+                # A store that did not wait, though it was asked to, is one of the 0.2 release behind another.
+                if rollouts or asyncio.get_running_loop().time() - asked > self._poll_interval / 2:
+                    return rollouts
         except StoreUnavailable as error:
             logger.warning("The store cannot be reached (%s); asking again.", error)
         await self._sleep_until_next_poll(event)
@@ -280,9 +285,11 @@ class LitAgentRunner(Runner[T_task]):
             return await store.dequeue_many_rollouts(limit=limit, worker_id=self.get_worker_id(), **options)
         if self._abilities.names_claimers:
             claimed = await store.dequeue_rollout(worker_id=self.get_worker_id(), **options)
-            return [] if claimed is None else [claimed]
-        claimed = await store.dequeue_rollout()
-        return [] if claimed is None else await self._named_on(claimed)
+        else:
+            claimed = await store.dequeue_rollout()
+        if claimed is None:
+            return []
+        return [claimed] if claimed.attempt.worker_id is not None else await self._named_on(claimed)
 
     async def _named_on(self, rollout: AttemptedRollout) -> Sequence[AttemptedRollout]:
         """Put our name on a claim, in a store of the 0.2 release, which does not do so itself."""

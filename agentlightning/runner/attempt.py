@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.emitter import emit_exception
-from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed, StoreError
+from agentlightning.errors import AttemptTimedOut, InvalidValue, NoActiveTracer, RolloutFailed
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.calling import call_agent
+from agentlightning.litagent.litagent import working_for
 from agentlightning.runner.results import record_reward, store_returned_spans
-from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import (
@@ -31,15 +33,16 @@ from agentlightning.types import (
     RolloutRawResult,
     Task,
 )
+from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["AttemptRun", "Surroundings"]
+__all__ = ["AttemptRun", "Surroundings", "innermost"]
 
 logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS: Final = 5.0
 """How long an agent that was cancelled may take to end before it is left behind."""
 _LONGEST_TEXT: Final = 20_000
-"""Characters of a traceback that are kept on the attempt."""
+"""Characters of a message, and of a traceback, that are kept on the attempt."""
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Surroundings:
             not self.hooks
             and type(self.agent).on_rollout_end is LitAgent.on_rollout_end
             and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
-            and type(self.store).finish_attempt is not LightningStore.finish_attempt
+            and type(innermost(self.store)).finish_attempt is not LightningStore.finish_attempt
         )
 
 
@@ -74,9 +77,15 @@ class AttemptRun:
     """What made it fail."""
     spans: Sequence[Any] = field(default_factory=list)
     _last: LastSpans = field(default_factory=LastSpans)
+    _has_begun: bool = False
+    """Whether the agent and the hooks were told that it begins."""
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
+        with working_for(self.around.runner):
+            await self._run_and_report()
+
+    async def _run_and_report(self) -> None:
         status: AttemptStatus = "failed"
         try:
             status = await self._run()
@@ -98,13 +107,16 @@ class AttemptRun:
                 exc_info=None if isinstance(error, RolloutFailed) else error,
             )
         finally:
-            await self._tell_hooks("on_rollout_end", spans=self.spans)
+            if self._has_begun:
+                self._tell_agent("on_rollout_end", self.rollout)
+                await self._tell_hooks("on_rollout_end", spans=self.spans)
             await self._write_status(status)
 
     async def _run(self) -> AttemptStatus:
         resources = await self._resources()
-        await self._tell_hooks("on_rollout_start")
+        self._has_begun = True
         self._tell_agent("on_rollout_start")
+        await self._tell_hooks("on_rollout_start")
         try:
             async with self._trace_context() as trace:
                 if isinstance(trace, LastSpans):
@@ -115,7 +127,6 @@ class AttemptRun:
         if isinstance(result, list):
             await self._store_last_spans()
         self.spans = await store_returned_spans(result, self.rollout, self.around.store, self.spans)
-        self._tell_agent("on_rollout_end", self.rollout)
         return "succeeded"
 
     def _trace_context(self) -> AbstractAsyncContextManager[Any]:
@@ -179,24 +190,19 @@ class AttemptRun:
         return work.result()
 
     async def _work(self, resources: NamedResources) -> RolloutRawResult:
-        agent, rollout = self.around.agent, self.rollout
-        name = "training_rollout" if rollout.mode == "train" else "validation_rollout"
-        call: Callable[..., Any] = getattr(agent, name)
+        rollout = self.rollout
         try:
-            if not agent.is_async():
-                result = await self.around.threads.run(
-                    lambda: call(rollout.input, resources=resources, rollout=rollout)
-                )
-            elif _is_written_plainly(agent):
-                result = await call(rollout.input, resources=resources, rollout=rollout)
-            else:
-                call = getattr(agent, f"{name}_async")
-                result = await call(rollout.input, resources=resources, rollout=rollout)
+            return await call_agent(
+                self.around.agent,
+                "training_rollout" if rollout.mode == "train" else "validation_rollout",
+                task=rollout.input,
+                resources=resources,
+                rollout=rollout,
+                threads=self.around.threads,
+            )
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
-        checked: RolloutRawResult = result
-        return checked
 
     # ------------------------------------------------------------------ telling others
 
@@ -235,8 +241,9 @@ class AttemptRun:
                     options = {"spans": self._last.spans, **self._changes()}
                     await store.finish_attempt(rollout_id, attempt.attempt_id, status, **options)
                     return
-                except StoreError as error:
+                except Exception as error:  # noqa: BLE001 # the longer way may still be open
                     logger.warning("Rollout %s could not be finished in one step: %s", rollout_id, error)
+                    self.around.ends_at_once = isinstance(error, InvalidValue)
                     await self._store_last_spans()
             await store.update_attempt(rollout_id, attempt.attempt_id, status=status, **self._changes())
         except Exception:  # the store's own time limits will settle the attempt
@@ -253,8 +260,8 @@ class AttemptRun:
         for span in spans:
             try:
                 number = await store.get_next_span_sequence_id(rollout_id, attempt_id)
-                await store.add_many_spans([span.model_copy(update={"sequence_id": number})])
-            except StoreError as error:
+                await store.add_span(span.model_copy(update={"sequence_id": number}))
+            except Exception as error:  # noqa: BLE001 # whatever a store raises: the loss is reported on the attempt
                 reason = f"the store refused it: {type(error).__name__}: {error}"
                 self.around.tracer.get_last_losses().add(reason)
 
@@ -265,7 +272,7 @@ class AttemptRun:
             text = "".join(traceback.format_exception(self.error))
             notes["error"] = {
                 "type": type(self.error).__name__,
-                "message": str(self.error),
+                "message": str(self.error)[:_LONGEST_TEXT],
                 "traceback": text[-_LONGEST_TEXT:],
                 "time": time.time(),
             }
@@ -275,10 +282,11 @@ class AttemptRun:
         return notes
 
 
-def _is_written_plainly(agent: LitAgent[Any]) -> bool:
-    """Whether the agent's coroutines have the names of plain methods."""
-    names = ("training_rollout_async", "validation_rollout_async", "rollout_async")
-    return all(getattr(type(agent), name) is getattr(LitAgent, name) for name in names)
+def innermost(store: LightningStore) -> LightningStore:
+    """The store behind wrappers of this process."""
+    while isinstance(store, LightningStoreThreaded):
+        store = store.store
+    return store
 
 
 async def _end(work: "asyncio.Future[Any]") -> None:

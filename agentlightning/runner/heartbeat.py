@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.system_snapshot import system_snapshot
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
+from agentlightning.store import compound
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
-from agentlightning.store.operations import UNSET, Unset, operation, operations_of
+from agentlightning.store.operations import UNSET, Unset, operation, operations_of, understood
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -115,7 +116,8 @@ class LightningStore:
         parameters = operations_of(LightningStore)[name].signature.parameters
         # What is as by default is left out: a store that was written for an earlier release may not know it.
         given = {key: value for key, value in arguments.items() if value is not parameters[key].default}
-        return await getattr(self, name)(**given)
+        method = getattr(self, name)
+        return await method(**understood(method, given))
 
     @operation("POST", "/requests/{request_id}/abandon")
     async def abandon_request(self, request_id: str) -> bool:
@@ -173,7 +175,7 @@ class LightningStore:
     @operation("POST", "/queues/rollouts/enqueue", status=201)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all or none, in the given order."""
-        raise NotImplementedError
+        return await compound.enqueue_rollouts(self, rollouts)
 
     @operation("POST", "/queues/rollouts/dequeue-one", by_keyword=True)
     async def dequeue_rollout(
@@ -190,7 +192,7 @@ class LightningStore:
         self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
-        raise NotImplementedError
+        return await compound.dequeue_rollouts(self, limit, worker_id=worker_id, wait=wait)
 
     @operation("GET", "/rollouts/{rollout_id}", mutates=False)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -301,12 +303,9 @@ class LightningStore:
         spans: Sequence[Span] = (),
         metadata: dict[str, Any] | None | Unset = UNSET,
     ) -> Attempt:
-        """Add the last spans of an attempt and write its status, as one step: what a runner says when it is done.
-
-        The spans are numbered here, in the order given, whatever numbers they have; a span id that the attempt has
-        already is left out.
-        """
-        raise NotImplementedError
+        """Add the last spans of an attempt, numbered here in their order, and write its status, as one step."""
+        changes = {} if isinstance(metadata, Unset) else {"metadata": metadata}
+        return await compound.finish(self, rollout_id, attempt_id, status, spans, **changes)
 
     # ------------------------------------------------------------------ spans
 
@@ -318,7 +317,7 @@ class LightningStore:
     @operation("POST", "/spans/batch", echoes="spans", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
         """Append all or none; of spans with one id in one attempt the first is kept, the others answer None."""
-        raise NotImplementedError
+        return await compound.add_spans(self, spans)
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
@@ -339,7 +338,7 @@ class LightningStore:
     @operation("POST", "/spans/next/batch")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), in the given order."""
-        raise NotImplementedError
+        return await compound.sequence_ids(self, rollout_attempt_ids)
 
     @operation("POST", "/spans/search", mutates=False)
     async def query_spans(

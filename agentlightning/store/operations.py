@@ -113,8 +113,8 @@ class Operation:
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call this operation on another store, in the argument shape that a store of any release understands."""
-        named = self.name_arguments(args, kwargs)
         method = getattr(target, self.name)
+        named = understood(method, self.name_arguments(args, kwargs))
         if self.by_keyword:
             return method(**named)
         positional = [
@@ -140,6 +140,23 @@ class Operation:
         if isinstance(brief, list):
             return [item if is_kept else None for item, is_kept in zip(given, brief, strict=True)]
         return given if brief else None
+
+
+def understood(method: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments a method knows: one of a store that was written for an earlier release may know fewer."""
+    known = _parameters_of(getattr(method, "__func__", method))
+    return arguments if known is None else {name: value for name, value in arguments.items() if name in known}
+
+
+@functools.cache
+def _parameters_of(function: Any) -> frozenset[str] | None:
+    """Names of the parameters; None if it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if is_open else frozenset(parameters)
 
 
 @dataclass(frozen=True)

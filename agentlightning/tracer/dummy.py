@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opentelemetry.sdk.trace import ReadableSpan
+
 from agentlightning.tracer.binding import current_binding, observations
 from agentlightning.tracer.recording import RecordingTracer
 from agentlightning.tracer.synthetic import SyntheticRecording, readable_span
@@ -36,8 +38,18 @@ class DummyTracer(RecordingTracer):
             start_time=now,
             end_time=now,
         )
-        self._keep(core)
+        self._keep(readable_span(core))
         return core
+
+    def create_readable_span(self, name: str, attributes: Attributes | None = None) -> ReadableSpan:
+        """As `create_span`, and gives the very span that is recorded."""
+        now = time.time()
+        unset = TraceStatus(status_code="UNSET")
+        sane = sanitize_attributes(attributes or {})
+        core = SpanCoreFields(name=name, status=unset, attributes=sane, start_time=now, end_time=now)
+        span = readable_span(core)
+        self._keep(span)
+        return span
 
     @contextmanager
     def operation_context(
@@ -55,13 +67,12 @@ class DummyTracer(RecordingTracer):
             raise
         finally:
             recording.end(time.time() if end_time is None else end_time)
-            self._keep(recording.get_recorded_span())
+            self._keep(readable_span(recording.get_recorded_span()))
 
-    def _keep(self, core: SpanCoreFields) -> None:
+    def _keep(self, span: ReadableSpan) -> None:
         binding = current_binding() or observations().sole_binding()
         if binding is None or binding.tracer is not self:
             return
-        span = readable_span(core)
         binding.recorder.record(span)
         if binding.carrier is not None:
             binding.carrier.put(binding, span)

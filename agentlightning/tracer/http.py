@@ -18,7 +18,7 @@ from agentlightning.tracer.binding import Binding, current_binding, is_unobserve
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.http_child import ChildRun
 from agentlightning.tracer.http_trace import HttpTrace, HttpTraceOptions
-from agentlightning.types import SpanCoreFields
+from agentlightning.tracer.writing import core_fields_of
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.once import once
 
@@ -97,10 +97,10 @@ class HttpTracer(DummyTracer):
             ),
         )
 
-    def _keep(self, core: SpanCoreFields) -> None:
+    def _keep(self, span: ReadableSpan) -> None:
         trace = _trace_here()
         if trace is not None:
-            trace.record_emitted(core)
+            trace.record_emitted(core_fields_of(span))
 
     # ------------------------------------------------------------------ functions
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentlightning.errors import InvalidValue
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import SpanConverter, attributes_behind
 from agentlightning.types import Span
@@ -100,6 +101,8 @@ def _convert(parcel: Parcel, sequence_id: int, converter: SpanConverter) -> None
 
 def _has_batches(store: LightningStore) -> bool:
     """Stores that were written for the 0.2 release take spans one by one."""
+    while isinstance(store, LightningStoreThreaded):
+        store = store.store
     declared = LightningStore.add_many_spans
     return getattr(type(store), "add_many_spans", declared) is not declared
 

@@ -16,10 +16,10 @@ from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.recovery import recover_attempts, worker_name
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
-from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources, Worker
+from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AlgorithmSide", "RunnerSide", "Switches"]
 

@@ -17,7 +17,6 @@ from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.signature import check_signature
 from agentlightning.runner import LitAgentRunner, Runner
-from agentlightning.runner.threads import DaemonThreads
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.console import Console, ProgressMode
@@ -27,6 +26,7 @@ from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide
 from agentlightning.trainer.stores import built_store, described, store_address
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = ["Trainer"]

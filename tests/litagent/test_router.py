@@ -244,10 +244,10 @@ async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> 
             may_end.wait()
 
     router = AgentRouter[Any]({"it": (lambda task: True, Hanging())})
+    before = set(threading.enumerate())
     outcome = await workbench.run(router, config=RolloutConfig(timeout_seconds=0.2))
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "agent"]
+    (thread,) = set(threading.enumerate()) - before
     may_end.set()
-    thread.join()
 
     assert outcome.attempt.status == "timeout"
     assert thread.daemon

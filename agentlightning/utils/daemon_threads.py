@@ -5,15 +5,18 @@ program from ending.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 __all__ = ["DaemonThreads"]
 
 _T = TypeVar("_T")
+IDLE_SECONDS: Final = 10.0
+"""After which a thread without work ends."""
 _Job = tuple[Callable[[], Any], contextvars.Context, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
@@ -26,6 +29,10 @@ class DaemonThreads:
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
         self._count = 0
         self._is_closed = False
+
+    def __reduce__(self) -> Any:
+        """In another process it has no threads yet."""
+        return DaemonThreads, (self._name,)
 
     async def run(self, function: Callable[[], _T]) -> _T:
         """Call a function in the caller's context; what it raises is raised here. Cancelling leaves it behind."""
@@ -55,7 +62,7 @@ class DaemonThreads:
         return jobs
 
     def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
-        while (job := jobs.get()) is not None:
+        while (job := self._next(jobs)) is not None:
             function, context, loop, future = job
             try:
                 outcome, error = context.run(function), None
@@ -69,6 +76,16 @@ class DaemonThreads:
             del job, function, context, loop, future, outcome, error
             if is_closed:
                 return
+
+    def _next(self, jobs: "queue.SimpleQueue[_Job | None]") -> _Job | None:
+        """The next job; None if there is none for a while, and the thread is to end."""
+        with contextlib.suppress(queue.Empty):
+            return jobs.get(timeout=IDLE_SECONDS)
+        with self._changing:
+            if jobs in self._idle:
+                self._idle.remove(jobs)
+                return None
+        return jobs.get()  # it was just given one
 
 
 def _tell(

@@ -1,0 +1,59 @@
+"""Operations that are made of others, for stores that were written before there were these.
+
+They are what the contract says, but for being one step: a store of ours does each in one transaction.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, Span
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+__all__ = ["add_spans", "dequeue_rollouts", "enqueue_rollouts", "finish", "sequence_ids"]
+
+
+async def enqueue_rollouts(store: "LightningStore", rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    enqueued = []
+    for rollout in rollouts:
+        given = {name: value for name in rollout.model_fields_set if (value := getattr(rollout, name)) is not None}
+        enqueued.append(await store.enqueue_rollout(**given))
+    return enqueued
+
+
+async def dequeue_rollouts(store: "LightningStore", limit: int, **options: Any) -> list[AttemptedRollout]:
+    """Waits, if it may, for the first only."""
+    claimed: list[AttemptedRollout] = []
+    while len(claimed) < limit:
+        given = {
+            name: value for name, value in options.items() if value is not None and (name != "wait" or not claimed)
+        }
+        rollout = await store.perform("dequeue_rollout", given)
+        if rollout is None:
+            break
+        claimed.append(rollout)
+    return claimed
+
+
+async def add_spans(store: "LightningStore", spans: Sequence[Span]) -> list[Span | None]:
+    return [await store.add_span(span) for span in spans]
+
+
+async def sequence_ids(store: "LightningStore", attempts: Sequence[tuple[str, str]]) -> list[int]:
+    return [await store.get_next_span_sequence_id(*attempt) for attempt in attempts]
+
+
+async def finish(
+    store: "LightningStore",
+    rollout_id: str,
+    attempt_id: str,
+    status: AttemptStatus,
+    spans: Sequence[Span],
+    **changes: Any,
+) -> Attempt:
+    numbers = await store.get_many_span_sequence_ids([(rollout_id, attempt_id)] * len(spans)) if spans else []
+    numbered = [span.model_copy(update={"sequence_id": n}) for span, n in zip(spans, numbers, strict=True)]
+    if numbered:
+        await store.add_many_spans(numbered)
+    return await store.update_attempt(rollout_id, attempt_id, status=status, **changes)

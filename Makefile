@@ -34,7 +34,8 @@ FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
 	touch $@
 
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
-	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks tests/instrumentation $(ARGS)
+	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks \
+		$(if $(filter openai%,$*),tests/instrumentation) $(ARGS)
 
 test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
 

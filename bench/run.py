@@ -35,6 +35,7 @@ import span_encoding
 import startup
 import throughput
 import tracing
+import trainer
 from children import Bench, ChildFailed, Interpreter
 from report import Outcome, show
 from rich.console import Console
@@ -54,6 +55,7 @@ SECTIONS = (
     load,
     adapter,
     tracing,
+    trainer,
 )
 ON_REQUEST = (soak,)
 """Sections that are measured only if they are named."""

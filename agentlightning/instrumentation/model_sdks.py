@@ -28,6 +28,10 @@ class _BaseClientPatch(Patch):
     sdk: ClassVar[Literal["openai", "anthropic"]]
     dialects: ClassVar[dict[str, Dialect]]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_address: tuple[Any, str] = (None, "")
+
     def change(self, module: ModuleType) -> None:
         self.replace(module.SyncAPIClient, "request", self._request)
         self.replace(module.AsyncAPIClient, "request", self._request_async)
@@ -65,7 +69,7 @@ class _BaseClientPatch(Patch):
         if dialect is None:
             return options, None
         body = _body_of(options)
-        attributes: dict[str, Any] = {"server.address": str(getattr(client, "base_url", ""))}
+        attributes: dict[str, Any] = {"server.address": self._address_of(client)}
         router = current_router()
         target = None if router is None else router(ModelRequest(self.sdk, client, path, body.get("model")))
         if target is not None:
@@ -77,10 +81,18 @@ class _BaseClientPatch(Patch):
         if is_recorded_by_agentops(dialect.span_name):
             CallWatch.notice()
             return options, None
-        if getattr(options, "span_name", None):  # newer SDKs would write a span of their own, which says less
+        if vars(options).get("span_name"):  # newer SDKs would write a span of their own, which says less
             options = _copy_of(options)
             options.span_name = None
         return options, ModelCall(dialect, body, attributes=attributes)
+
+    def _address_of(self, client: Any) -> str:
+        """Where the client sends its calls; kept for the last one, because an agent rarely has more than one."""
+        url, (last_url, address) = vars(client).get("_base_url"), self._last_address
+        if url is None or url is not last_url:
+            address = str(getattr(client, "base_url", ""))
+            self._last_address = (url, address)
+        return address
 
     def _redirected(self, client: Any, options: Any, target: Target) -> Any:
         options, path = _copy_of(options), str(options.url)

@@ -56,14 +56,14 @@ class Parcel:
 
 def _weigh(span: "ReadableSpan") -> int:
     """Bytes, roughly: enough to keep long prompts from filling the memory."""
-    weight = BARE_SPAN_BYTES + BARE_SPAN_BYTES * len(span.events)
-    for value in tuple(attributes_behind(span).values()):
+    values = tuple(attributes_behind(span).values())
+    weight = BARE_SPAN_BYTES * (1 + len(span.events)) + ITEM_BYTES * len(values)
+    for value in values:
         kind = type(value)
         if kind is str:
             weight += len(value)
         elif kind is tuple or kind is list:
             weight += ITEM_BYTES * len(value) + sum(len(item) for item in value if type(item) is str)
-        weight += ITEM_BYTES
     return weight
 
 

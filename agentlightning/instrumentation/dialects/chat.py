@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentlightning.instrumentation.dialects import fields
-from agentlightning.instrumentation.dialects.fields import Attributes, Dialect, field, items
+from agentlightning.instrumentation.dialects.fields import Attributes, Dialect, field, items, opened
 
 __all__ = ["DIALECT", "ChatAssembler"]
 
+_PLAIN_MESSAGE: Final = {"role", "content"}
 _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """Parts of an answer that come in pieces."""
 
@@ -22,11 +23,16 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
 
 
 def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
+    content = field(message, "content")
+    if type(message) is dict and type(content) is str and message.keys() == _PLAIN_MESSAGE:  # as most
+        attributes[f"{prefix}.role"] = message["role"]
+        attributes[f"{prefix}.content"] = content
+        return
     fields.write_message(
         attributes,
         prefix,
         role=str(field(message, "role") or "assistant"),
-        content=field(message, "content"),
+        content=content,
         tool_call_id=field(message, "tool_call_id"),
     )
     fields.write_tool_calls(attributes, prefix, _tool_calls(message))
@@ -56,12 +62,13 @@ def _tools(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
 
 def response_attributes(response: Any) -> Attributes:
     attributes: Attributes = {}
+    response = opened(response)
     fields.write_response(attributes, response)
-    fields.write_usage(attributes, field(response, "usage"))
-    choices = list(items(field(response, "choices")))
+    fields.write_usage(attributes, opened(field(response, "usage")))
+    choices = [opened(choice) for choice in items(field(response, "choices"))]
     for number, choice in enumerate(choices):
         prefix = f"{fields.COMPLETION}.{number}"
-        message = field(choice, "message")
+        message = opened(field(choice, "message"))
         _write_message(attributes, prefix, message)
         besides = {
             "finish_reason": field(choice, "finish_reason"),

@@ -568,7 +568,7 @@ def test_details_of_a_type(annotation: Any, details: tuple[object, bool, bool]) 
         (Any, str),
         ("Unresolved", str),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_reader_of_a_type(annotation: Any, reader: object) -> None:
     assert _determine_argparse_type(annotation) is reader

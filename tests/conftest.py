@@ -1,12 +1,26 @@
 """What all tests share: a clock they can turn, and spans they can add."""
 
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Commands set up the logging of the process; the next test finds it as it was."""
+    loggers = [logging.getLogger(name) for name in (None, "agentlightning")]
+    before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, propagate, disabled, handlers in before:
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled
+        if logger.name == "agentlightning":
+            logger.handlers[:] = handlers
 
 
 class Clock:

@@ -17,6 +17,8 @@ __all__ = ["DaemonThreads"]
 _T = TypeVar("_T")
 IDLE_SECONDS: Final = 10.0
 """After which a thread without work ends."""
+END_SECONDS: Final = 1.0
+"""How long an idle thread is waited for when all are to end."""
 _Job = tuple[Callable[[], Any], contextvars.Context, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
@@ -27,6 +29,7 @@ class DaemonThreads:
         self._name = name
         self._changing = threading.Lock()  # protects the list of idle threads and the count
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
+        self._threads: dict[int, threading.Thread] = {}  # by the id of their queue
         self._count = 0
         self._is_closed = False
 
@@ -46,8 +49,11 @@ class DaemonThreads:
         with self._changing:
             self._is_closed = True
             idle, self._idle = self._idle, []
+            ending = [thread for jobs in idle if (thread := self._threads.pop(id(jobs), None)) is not None]
         for jobs in idle:
             jobs.put(None)
+        for thread in ending:
+            thread.join(END_SECONDS)
 
     def _a_thread(self) -> "queue.SimpleQueue[_Job | None]":
         with self._changing:
@@ -57,6 +63,8 @@ class DaemonThreads:
             number = self._count
         jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._serve, args=(jobs,), name=f"{self._name}-{number}", daemon=True)
+        with self._changing:
+            self._threads[id(jobs)] = thread
         # In an empty context: a thread serves one rollout after the other, and belongs to none.
         contextvars.Context().run(thread.start)
         return jobs
@@ -75,6 +83,7 @@ class DaemonThreads:
             _tell(loop, future, outcome, error)
             del job, function, context, loop, future, outcome, error
             if is_closed:
+                self._threads.pop(id(jobs), None)
                 return
 
     def _next(self, jobs: "queue.SimpleQueue[_Job | None]") -> _Job | None:
@@ -84,6 +93,7 @@ class DaemonThreads:
         with self._changing:
             if jobs in self._idle:
                 self._idle.remove(jobs)
+                self._threads.pop(id(jobs), None)
                 return None
         return jobs.get()  # it was just given one
 

@@ -25,6 +25,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.runner.legacy import LegacyAgentRunner
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Hook, NamedResources
+from tests.e2e.server_process import left_behind
 from tests.legacy.agents import EVERY_RELEASE, FirstRelease, Newer
 from tests.legacy.conftest import ServerInThread
 
@@ -163,7 +164,7 @@ def test_an_interrupt_ends_it_well(n_runners: int, served: ServerInThread, conne
     threading.Thread(target=interrupt_when_done).start()
     training(n_runners=n_runners).fit_v0(Newer(), connect(served.endpoint))
 
-    children = [child.name() for child in psutil.Process().children(recursive=True)]
+    children = [child.name() for child in left_behind()]
     assert [name for name in children if name.startswith("AgentLightning-")] == []
 
 
@@ -251,7 +252,7 @@ def test_an_algorithm_that_serves_gets_its_results(n_runners: int, kind: type[Se
 def test_an_algorithm_that_fails_leaves_no_process(resources: Any) -> None:
     class Failing(Serving):
         def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            self.children = psutil.Process().children(recursive=True)
+            self.children = left_behind()
             raise ValueError("not today")
 
     algorithm = Failing(resources)

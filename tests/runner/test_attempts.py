@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 from agentlightning.emitter import emit_message, emit_reward
@@ -17,6 +16,7 @@ from agentlightning.runner import attempt as attempt_module
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.types import NamedResources, Rollout, RolloutConfig, RolloutRawResult
+from tests.e2e.server_process import left_behind
 from tests.runner.working import RESOURCES, Answering, Awaiting, stocked_store, until, work_off
 
 
@@ -348,7 +348,7 @@ async def test_an_agent_that_forks_a_child_is_done_once() -> None:
 
     assert await worked.statuses() == ["succeeded"]
     assert await worked.rewards() == [1.0]
-    assert psutil.Process().children() == []
+    assert left_behind() == []
 
 
 async def test_an_agent_that_blocks_the_loop_only_delays_itself() -> None:

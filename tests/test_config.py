@@ -585,7 +585,6 @@ def test_reader_of_a_type(annotation: Any, reader: object) -> None:
         (float, True, {"type": float, "nargs": "*"}),
         (list[Optional[int]], True, {"type": nullable_int, "nargs": "*"}),
     ],
-    ids=str,
 )
 def test_reader_and_number_of_values(core_type: Any, is_list: bool, options: dict[str, Any]) -> None:
     assert _determine_argparse_type_and_nargs(core_type, is_list) == options

@@ -82,12 +82,13 @@ class ModelCall:
         self._assembler: Assembler | None = None
         self._first_token_seconds: float | None = None
         self._is_ended = False
+        self._known: dict[str, Any] = {}  # written when the call ends, with the answer: twice would cost more
         try:
-            known = {**dialect.request_attributes(body), **(attributes or {})}
+            self._known.update(dialect.request_attributes(body))
         except Exception:  # a request of a shape we do not know is still a call
             logger.exception("A request to a model could not be read; its span says nothing of it.")
-            known = dict(attributes or {})
-        self.step = Step(dialect.span_name, known, kind=SpanKind.CLIENT)
+        self._known.update(attributes or {})
+        self.step = Step(dialect.span_name, kind=SpanKind.CLIENT)
 
     def add_event(self, event: Mapping[str, Any]) -> None:
         """One event of a stream."""
@@ -111,9 +112,10 @@ class ModelCall:
             return
         self._is_ended = True
         try:
-            self.step.set(self._answer(response, is_cut=is_cut))
+            self._known.update(self._answer(response, is_cut=is_cut))
         except Exception:
             logger.exception("A model's answer could not be read; its span says nothing of it.")
+        self.step.set(self._known)
         self.step.end(error=error)
 
     def _answer(self, response: Any, *, is_cut: bool) -> dict[str, Any]:

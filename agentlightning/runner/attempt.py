@@ -260,7 +260,8 @@ class AttemptRun:
         for span in spans:
             try:
                 number = await store.get_next_span_sequence_id(rollout_id, attempt_id)
-                await store.add_span(span.model_copy(update={"sequence_id": number}))
+                # Not add_span, which would keep a span twice that the step before has stored after all.
+                await store.add_many_spans([span.model_copy(update={"sequence_id": number})])
             except Exception as error:  # noqa: BLE001 # whatever a store raises: the loss is reported on the attempt
                 reason = f"the store refused it: {type(error).__name__}: {error}"
                 self.around.tracer.get_last_losses().add(reason)

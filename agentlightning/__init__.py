@@ -40,6 +40,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("LitAgent", "llm_rollout", "prompt_rollout", "rollout", "CommandAgent", "AgentRouter", "Route"),
         "resources_for",
     ),
+    "agentlightning.llm_proxy": ("LLMProxy", "Budget"),
     "agentlightning.runner": ("Runner", "LitAgentRunner"),
     "agentlightning.runner.legacy": ("LegacyAgentRunner",),
     "agentlightning.trainer": ("Trainer", "build_component"),
@@ -101,7 +102,7 @@ __all__ = ["__version__", *_HOME_OF]  # strings, of the table
 _ROOMS = frozenset(
     [
         *("adapter", "algorithm", "emitter", "errors", "events", "execution", "instrumentation", "litagent", "runner"),
-        *("semconv", "store", "tracer", "trainer", "types"),
+        *("llm_proxy", "semconv", "store", "tracer", "trainer", "types"),
     ]
 )
 

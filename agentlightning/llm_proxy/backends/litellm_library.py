@@ -1,0 +1,130 @@
+"""Providers the proxy does not speak to itself, reached through the litellm library.
+
+The library is imported with the first such call and told to use the prices it brings along, so that the import does
+not reach for the network. What it gives is made into the bytes of OpenAI's dialect, and what it raises into an answer
+with the status and the error shape of that dialect.
+"""
+
+import asyncio
+import importlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import orjson
+
+from agentlightning.llm_proxy.backends.answer import Reply
+from agentlightning.llm_proxy.backends.asking import Outgoing
+from agentlightning.llm_proxy.backends.backend import Backend
+from agentlightning.llm_proxy.backends.errors import BackendBroken
+from agentlightning.llm_proxy.backends.lane import Lane
+from agentlightning.llm_proxy.backends.sending import Failure
+
+__all__ = ["LibrarySender"]
+
+_LOCAL_PRICES_VARIABLE: Final = "LITELLM_LOCAL_MODEL_COST_MAP"
+_SERVER_ERROR: Final = 500
+_DONE: Final = b"data: [DONE]\n\n"
+_PASSED_ON: Final = ("retry-after", "retry-after-ms", "x-should-retry")
+_UNSEEN: Final = frozenset({"accept-encoding"})
+
+
+class _Whole:
+    """A body that is there at once."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def next(self) -> bytes:
+        content, self._content = self._content, b""
+        return content
+
+    async def close(self) -> None:
+        self._content = b""
+
+
+class _Events:
+    """A body of events, one for each chunk of the library."""
+
+    def __init__(self, chunks: AsyncIterator[Any], backend: Backend) -> None:
+        self._chunks = chunks
+        self._backend = backend
+        self._is_over = False
+
+    async def next(self) -> bytes:
+        if self._is_over:
+            return b""
+        try:
+            chunk = await asyncio.wait_for(self._chunks.__anext__(), self._backend.timeout)
+        except StopAsyncIteration:
+            self._is_over = True
+            return _DONE
+        except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
+            words = self._backend.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
+        else:
+            return b"data: " + _json_of(chunk) + b"\n\n"
+        self._is_over = True
+        raise BackendBroken(f"Backend '{self._backend.name}' broke off in the middle of an answer ({words}).")
+
+    async def close(self) -> None:
+        self._is_over = True
+        close = getattr(self._chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class LibrarySender:
+    """Sends what goes through the litellm library."""
+
+    async def send(self, lane: Lane, backend: Backend, outgoing: Outgoing) -> Reply | Failure:
+        """Have the library answer; never a Failure, since the library tells errors of the way as statuses too."""
+        arguments = _arguments_of(lane, backend, outgoing)
+        try:
+            library = await asyncio.to_thread(_library)
+            function = library.aembedding if outgoing.dialect == "embeddings" else library.acompletion
+            result = await function(**arguments)
+        except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
+            return _reply_to(error, backend)
+        if outgoing.stream:
+            return Reply(200, {"content-type": "text/event-stream"}, _Events(aiter(result), backend), reason="OK")
+        return Reply(200, {"content-type": "application/json"}, _Whole(_json_of(result)), reason="OK")
+
+
+def _library() -> Any:
+    os.environ.setdefault(_LOCAL_PRICES_VARIABLE, "True")
+    library: Any = importlib.import_module("litellm")
+    library.suppress_debug_info = True  # it prints advice to the terminal otherwise
+    return library
+
+
+def _arguments_of(lane: Lane, backend: Backend, outgoing: Outgoing) -> dict[str, Any]:
+    arguments: dict[str, Any] = {**orjson.loads(outgoing.body), **backend.options, "model": backend.model}
+    headers = {name: value for name, value in lane.headers.items() if name.lower() not in _UNSEEN}
+    headers.pop("Authorization", None)  # the library makes its own from the key
+    arguments |= {"timeout": backend.timeout, "num_retries": 0, "max_retries": 0}
+    if headers or outgoing.headers:
+        arguments["extra_headers"] = {**outgoing.headers, **headers}
+    if outgoing.dialect != "embeddings":
+        arguments["stream"] = outgoing.stream
+    return arguments
+
+
+def _json_of(value: Any) -> bytes:
+    return orjson.dumps(value if isinstance(value, Mapping) else value.model_dump(mode="json", exclude_unset=True))
+
+
+def _reply_to(error: Exception, backend: Backend) -> Reply:
+    """The error as OpenAI would tell it."""
+    status = getattr(error, "status_code", None)
+    if isinstance(status, bool) or not isinstance(status, int) or not 400 <= status < 600:
+        status = _SERVER_ERROR
+    told = {
+        "message": backend.redacted(str(getattr(error, "message", None) or error)),
+        "type": type(error).__name__,
+        "param": getattr(error, "param", None),
+        "code": getattr(error, "code", None) or status,
+    }
+    given = getattr(getattr(error, "response", None), "headers", None) or {}
+    headers = {name: given[name] for name in _PASSED_ON if given.get(name) is not None}
+    body = _Whole(orjson.dumps({"error": told}, default=str))
+    return Reply(status, {"content-type": "application/json", **headers}, body, reason=type(error).__name__)

@@ -1,0 +1,273 @@
+"""One call through the proxy: read, admitted, sent on, answered, recorded.
+
+The request goes to the backend as it came, but for what must change: the model's name, fields that ask for token ids,
+and the dialect where the backend speaks another. The answer goes back as it came, without what the caller did not ask
+for. Before its last byte goes out the call is in the recorder's hands.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from agentlightning.errors import ProxyError, StoreUnavailable
+from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
+from agentlightning.llm_proxy.backends.errors import BackendError
+from agentlightning.llm_proxy.dialects.failures import (
+    BackendStreamError,
+    Failure,
+    error_body,
+    error_event,
+    failure_of,
+)
+from agentlightning.llm_proxy.outgoing import OutgoingCall
+from agentlightning.llm_proxy.records import CallRecord, Origin, Outcome
+from agentlightning.llm_proxy.relay import StreamRelay, usage_of, visible_answer
+from agentlightning.llm_proxy.wire import answer_headers, read_body, send_answer
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy.backends import Answer
+    from agentlightning.llm_proxy.gateway import Gateway
+    from agentlightning.llm_proxy.replay import RecordedAnswer
+
+__all__ = ["Exchange"]
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LEFT_STATUS: Final = 499
+"""What is noted for a caller who did not wait for the answer; nginx's number, since HTTP has none."""
+_SERVER_ERROR: Final = 500
+_FIRST_ERROR: Final = 400
+
+
+class Exchange:
+    """One call."""
+
+    def __init__(self, gateway: "Gateway", route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        assert route.dialect is not None
+        self.gateway = gateway
+        self.dialect = route.dialect
+        self._route = route
+        self._headers = headers
+        self._receive = receive
+        self._send = send
+        self._has_left = False
+        self._is_finished = False
+        self._record: CallRecord | None = None
+        self._origin: Origin | None = None
+        self._outgoing: OutgoingCall | None = None
+        self._relay: StreamRelay | None = None
+
+    async def run(self) -> None:
+        """Serve the call; nothing escapes but the end of the server."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            caller = self.gateway.doorkeeper.admit(self._route, self._headers)
+            self._origin = caller.origin
+            request = await read_body(self._receive, self.gateway.settings.max_request_bytes)
+            watching = asyncio.create_task(self._watch(asyncio.current_task()))
+            self._begin(request)
+            if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
+                await self._check_key()
+            await self._serve(request)
+        except asyncio.CancelledError:
+            self._finish("cancelled", LEFT_STATUS, error=None if self._has_left else "The proxy was stopped.")
+            if not self._has_left:
+                raise
+        except Refused as refusal:
+            await self._fail(refusal.failure, outcome="refused")
+        except BackendStreamError as error:
+            await self._fail(error.failure)
+        except BackendError as error:
+            self._note_tries(len(error.tries))
+            await self._fail(_failure_from(error, retry_after=error.retry_after_seconds))
+        except ProxyError as error:
+            await self._fail(_failure_from(error))
+        except StoreUnavailable as error:
+            await self._fail(Failure(503, f"The proxy cannot reach its store: {error}", None), outcome="refused")
+        except Exception:  # a fault of ours: the caller is told that there was one, the log what it was
+            logger.exception("A model call could not be served.")
+            await self._fail(Failure(_SERVER_ERROR, "The proxy failed to serve this call; its log says why.", None))
+        finally:
+            if watching is not None:
+                watching.cancel()
+            if self._outgoing is not None:
+                self._outgoing.settle_budget(self._record)
+
+    async def _watch(self, serving: "asyncio.Task[None] | None") -> None:
+        """Stop serving when the caller leaves."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_finished and serving is not None:
+            self._has_left = True
+            serving.cancel()
+
+    # ------------------------------------------------------------------ the record
+
+    def _begin(self, request: bytes) -> None:
+        parent = parent_of(self._headers)
+        record = self._record = CallRecord(
+            origin=self._origin or Origin("", ""),
+            dialect=self.dialect,
+            trace_id=secrets.token_hex(16) if parent is None else parent.trace_id,
+            span_id=secrets.token_hex(8),
+            raw_span_id=secrets.token_hex(8),
+            parent_id=None if parent is None else parent.span_id,
+            request=request,
+        )
+        if self._origin is None:
+            self.gateway.note_unattributed(self._route.path)
+        else:
+            self.gateway.recorder.begin(record)
+
+    def _finish(self, outcome: Outcome, status: int, *, error: str | None = None) -> None:
+        """The call is over; harmless the second time."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        record = self._record
+        if record is None:
+            return
+        record.outcome, record.status, record.error = outcome, status, error
+        if self._relay is not None:
+            self._relay.complete(record)
+        if self._origin is not None:
+            self.gateway.recorder.finish(record)
+
+    def _note_tries(self, tries: int) -> None:
+        if self._record is not None:
+            self._record.tries = tries
+
+    # ------------------------------------------------------------------ serving
+
+    async def _check_key(self) -> None:
+        """A key ends with its attempt."""
+        if self._origin is None:
+            raise Refused(Failure(401, "This key names no attempt.", "authentication_error"))
+        facts = await self.gateway.attempts.facts(self._origin)
+        if not facts.is_running:
+            what = "is over" if facts.is_known else "is not known here"
+            raise Refused(Failure(401, f"The attempt of this key {what}; the key is void.", "authentication_error"))
+
+    async def _serve(self, request: bytes) -> None:
+        record = self._record
+        assert record is not None
+        asked = _read_request(request)
+        record.model = asked["model"]
+        record.is_stream = asked.get("stream") is True
+        outgoing = self._outgoing = OutgoingCall(self.gateway, self.dialect, self._origin, asked, record, self._headers)
+        await outgoing.settle_model()
+        while True:
+            async with await outgoing.answered() as answer:
+                record.tries, record.waited_seconds = len(answer.tries), answer.waited_seconds
+                if answer.status >= _FIRST_ERROR:
+                    body = await answer.read(self.gateway.settings.max_response_bytes)
+                    if outgoing.takes_back_extras(answer.status, body):
+                        continue
+                    await self._pass_failure(answer, outgoing, body)
+                elif record.is_stream:
+                    await self._stream(answer, outgoing)
+                else:
+                    await self._pass_whole(answer, outgoing)
+                outgoing.confirm()
+                if record.usage is not None:
+                    answer.use_tokens(sum(record.usage))
+                return
+
+    async def _pass_whole(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
+        record = self._record
+        assert record is not None
+        body = record.response = await answer.read(self.gateway.settings.max_response_bytes)
+        record.answer = _read_answer(body)
+        outgoing.note_tokens(record)
+        record.usage = usage_of(record.answer)
+        shown = visible_answer(record.answer, outgoing)
+        self._finish("answered", answer.status)
+        await send_answer(self._send, answer.status, answer_headers(answer.headers), body if shown is None else shown)
+
+    async def _stream(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
+        """Pass a stream on as it arrives; what goes wrong before its first event is a plain error."""
+        record = self._record
+        assert record is not None
+        relay = self._relay = StreamRelay(answer, outgoing, record.started_at)
+        async with contextlib.aclosing(relay.parts()) as parts:
+            async for part in parts:
+                if not relay.has_begun:
+                    await self._send({"type": "http.response.start", "status": 200, "headers": relay.headers()})
+                    relay.has_begun = True
+                if relay.is_over:
+                    self._finish_stream(relay, outgoing, record)
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        self._finish_stream(relay, outgoing, record)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _finish_stream(self, relay: StreamRelay, outgoing: OutgoingCall, record: CallRecord) -> None:
+        if not self._is_finished:
+            relay.complete(record)
+            outgoing.note_tokens(record)
+            self._finish("answered", 200)
+
+    # ------------------------------------------------------------------ failing
+
+    async def _pass_failure(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall, body: bytes) -> None:
+        """A backend's error, as it came where the caller speaks its dialect."""
+        record = self._record
+        assert record is not None
+        assert record.backend_dialect is not None
+        body = record.response = outgoing.redacted(body)
+        failure = failure_of(record.backend_dialect, answer.status, answer.headers, body)
+        is_readable = answer.headers.get("content-type", "").startswith("application/json")
+        if record.backend_dialect != self.dialect or not is_readable:
+            body = error_body(self.dialect, failure)
+        self._finish("failed", answer.status, error=failure.message)
+        headers = answer_headers(answer.headers, content_type="application/json")
+        await send_answer(self._send, answer.status, headers, body)
+
+    async def _fail(self, failure: Failure, *, outcome: Outcome = "failed") -> None:
+        """Tell the caller of a failure: as an answer, or within a stream that has begun."""
+        self._finish(outcome, failure.status, error=failure.message)
+        with contextlib.suppress(OSError):
+            if self._relay is not None and self._relay.has_begun:
+                event = error_event(self.dialect, failure)
+                await self._send({"type": "http.response.body", "body": event, "more_body": False})
+                return
+            headers = [(b"content-type", b"application/json")]
+            if failure.retry_after is not None:
+                headers.append((b"retry-after", f"{failure.retry_after:.0f}".encode()))
+            if outcome == "refused":  # the SDKs of OpenAI and Anthropic would try some of these again
+                headers.append((b"x-should-retry", b"false"))
+            await send_answer(self._send, failure.status, headers, error_body(self.dialect, failure))
+
+
+def _read_request(request: bytes) -> dict[str, Any]:
+    try:
+        asked = orjson.loads(request)
+    except ValueError as error:
+        raise Refused(Failure(400, f"The request is not JSON: {error}", "invalid_request_error")) from None
+    if not isinstance(asked, dict):
+        raise Refused(Failure(400, "The request must be a JSON object.", "invalid_request_error"))
+    if not isinstance(asked.get("model"), str) or not asked["model"]:
+        raise Refused(Failure(400, "The request names no model.", "invalid_request_error", param="model"))
+    return asked
+
+
+def _read_answer(body: bytes) -> Mapping[str, Any]:
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ProxyError(f"The backend answered what is not a JSON object: {body[:200]!r}")
+    return answer
+
+
+def _failure_from(error: ProxyError, *, retry_after: float | None = None) -> Failure:
+    status = error.http_status if error.http_status != _SERVER_ERROR else 502
+    return Failure(status, str(error), None, retry_after=retry_after)

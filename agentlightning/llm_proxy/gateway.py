@@ -1,0 +1,175 @@
+"""The proxy's door: an ASGI application that serves model calls, and says how it is.
+
+    POST  [/rollout/{id}/attempt/{id}[/agent/{name}]][/v1]/chat/completions, /completions, /responses, /embeddings
+    POST  [...]/v1/messages
+    GET   [...][/v1]/models, /models/{name}
+    POST  /rollout/{id}/attempt/{id}/agl/flush      wait until the calls of an attempt are stored
+    GET   /health, /agl/status
+
+It is written to ASGI directly: a framework's routing and validation would cost as much as the rest of a call.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from agentlightning.llm_proxy.attempts import Attempts
+from agentlightning.llm_proxy.attribution import Doorkeeper, Refused, Route, as_headers, route_of
+from agentlightning.llm_proxy.backends import Fleet
+from agentlightning.llm_proxy.budgets import Budgets
+from agentlightning.llm_proxy.dialects.failures import Failure, error_body
+from agentlightning.llm_proxy.exchange import Exchange
+from agentlightning.llm_proxy.recorder import Recorder
+from agentlightning.llm_proxy.replay import Replays
+from agentlightning.llm_proxy.wire import send_answer
+
+__all__ = ["Gateway", "GatewaySettings"]
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_JSON: Final = [(b"content-type", b"application/json")]
+FLUSH_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What the gateway allows and asks for."""
+
+    max_request_bytes: int = 64 * 1024**2
+    max_response_bytes: int = 256 * 1024**2
+    asks_for_ids: bool = True
+    asks_for_logprobs: bool = True
+
+
+class Gateway:
+    """Serves the calls of one proxy. Lives in one event loop."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        recorder: Recorder,
+        doorkeeper: Doorkeeper,
+        *,
+        settings: GatewaySettings | None = None,
+        budgets: Budgets | None = None,
+        replays: Replays | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.recorder = recorder
+        self.doorkeeper = doorkeeper
+        self.settings = settings or GatewaySettings()
+        self.budgets = budgets or Budgets()
+        self.replays = replays
+        self.attempts = Attempts(recorder.store)
+        self.plain_backends: set[str] = set()
+        """Names of backends that refuse requests with fields they do not know."""
+        self.versioned_models: frozenset[str] = frozenset()
+        """Models of which some backends belong to certain resources."""
+        self._started = time.monotonic()
+
+    def note_models(self, model_list: Sequence[Any]) -> None:
+        """The list of models has changed."""
+        self.plain_backends = set()
+        self.versioned_models = frozenset(
+            str(entry.get("model_name"))
+            for entry in model_list
+            if entry.get("resources_id") or (entry.get("model_info") or {}).get("resources_id")
+        )
+
+    def note_unattributed(self, path: str) -> None:
+        """A call came that belongs to no rollout."""
+        self.recorder.unattributed += 1
+        if self.recorder.unattributed == 1:
+            logger.warning(
+                "A model call at '%s' names no rollout, so it is served and not recorded; use the endpoint of "
+                "as_resource(rollout_id, attempt_id), or the key of an attempt. Further ones are counted only.",
+                path,
+            )
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        route = route_of(scope["path"])
+        headers = as_headers(scope["headers"])
+        method = scope["method"]
+        if route.dialect is not None and method == "POST":
+            await Exchange(self, route, headers, receive, send).run()
+            return
+        try:
+            status, answer = await self._other(method, route, headers)
+        except Refused as refusal:
+            status, answer = refusal.failure.status, error_body(route.dialect or "chat", refusal.failure)
+        await send_answer(send, status, _JSON, b"" if method == "HEAD" else answer)
+
+    # ------------------------------------------------------------------ what is not a model call
+
+    async def _other(self, method: str, route: Route, headers: dict[bytes, bytes]) -> tuple[int, bytes]:
+        path, is_get = route.path, method in ("GET", "HEAD")
+        if path in ("/health", "/health/liveliness", "/health/readiness") and is_get:
+            return 200, orjson.dumps({"status": "ok"})
+        caller = self.doorkeeper.admit(route, headers)
+        if path == "/models" and is_get:
+            return 200, self._models(is_anthropic=b"anthropic-version" in headers)
+        if path.startswith("/models/") and is_get:
+            return self._model(path.removeprefix("/models/"), is_anthropic=b"anthropic-version" in headers)
+        if path == "/agl/status" and is_get:
+            return 200, orjson.dumps(self.status(), default=str)
+        if path == "/agl/flush" and method == "POST" and caller.origin is not None:
+            is_complete = await self.recorder.flush(caller.origin, timeout=FLUSH_SECONDS)
+            ledger = self.recorder.report(caller.origin)
+            return 200, orjson.dumps(
+                {
+                    "is_complete": is_complete and not ledger.lost,
+                    "stored": ledger.stored,
+                    "waiting": ledger.waiting,
+                    "in_flight": ledger.in_flight,
+                    "lost": dict(ledger.lost),
+                }
+            )
+        if route.dialect is not None:
+            raise Refused(Failure(405, f"'{path}' takes POST, not {method}.", "invalid_request_error"))
+        raise Refused(Failure(404, f"There is nothing at '{path}'; see the list of routes in the documentation.", None))
+
+    def _models(self, *, is_anthropic: bool) -> bytes:
+        listed = [_described(name, is_anthropic=is_anthropic) for name in self.fleet.models()]
+        if not is_anthropic:
+            return orjson.dumps({"object": "list", "data": listed})
+        ends = [listed[0]["id"], listed[-1]["id"]] if listed else [None, None]
+        return orjson.dumps({"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]})
+
+    def _model(self, name: str, *, is_anthropic: bool) -> tuple[int, bytes]:
+        if name not in self.fleet.models():
+            known = ", ".join(self.fleet.models()) or "none"
+            raise Refused(Failure(404, f"There is no model '{name}'; known are: {known}.", None, "model_not_found"))
+        return 200, orjson.dumps(_described(name, is_anthropic=is_anthropic))
+
+    def status(self) -> dict[str, Any]:
+        """How the proxy is: its backends, its calls, its budgets."""
+        totals, run = self.recorder.totals, self.budgets.of_run
+        return {
+            "uptime_seconds": time.monotonic() - self._started,
+            "calls": {
+                "in_flight": totals.in_flight,
+                "waiting_for_store": totals.waiting,
+                "stored": totals.stored,
+                "lost": dict(totals.lost),
+                "unattributed": self.recorder.unattributed,
+            },
+            "spent": {"calls": run.calls, "tokens": run.tokens, "cost": run.cost} if self.budgets.is_limited else None,
+            "backends": self.fleet.describe(),
+        }
+
+
+def _described(name: str, *, is_anthropic: bool) -> dict[str, Any]:
+    if is_anthropic:
+        return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}

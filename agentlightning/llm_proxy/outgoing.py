@@ -1,0 +1,198 @@
+"""What goes to a backend for a call: the caller's request, changed where it must be.
+
+It is made anew for each backend that is tried. A backend that is asked for more than it knows (token ids, usage of a
+stream) and refuses is asked again without, and remembered.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from agentlightning.llm_proxy.attribution import Headers, Refused
+from agentlightning.llm_proxy.backends import Answer, Ask, Backend, Outgoing
+from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation
+from agentlightning.llm_proxy.dialects.failures import Failure
+from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.llm_proxy.dialects.token_fields import with_tokens_asked, with_usage_asked
+from agentlightning.llm_proxy.dialects.translation import Translation, translation
+from agentlightning.llm_proxy.records import CallRecord, Origin
+from agentlightning.llm_proxy.replay import RecordedAnswer
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy.gateway import Gateway
+
+__all__ = ["OutgoingCall"]
+
+_PASSED_HEADERS: Final = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
+_REFUSED_STATUSES: Final = (400, 422)
+_IS_ABOUT_EXTRAS: Final = re.compile(
+    rb"return_token_ids|logprobs|stream_options|include_usage|unrecognized|unknown|unexpected|extra|not permitted",
+    re.IGNORECASE,
+)
+_WITH_IDS: Final = ("chat", "completions")
+
+
+class OutgoingCall:
+    """One call on its way to a backend."""
+
+    def __init__(
+        self,
+        gateway: "Gateway",
+        dialect: DialectName,
+        origin: Origin | None,
+        asked: dict[str, Any],
+        record: CallRecord,
+        headers: Headers,
+    ) -> None:
+        self.dialect = dialect
+        """The caller's."""
+        self.asked = asked
+        """As the caller asked."""
+        self.translation: Translation | None = None
+        """None, where the backend speaks the caller's dialect."""
+        self.backend_dialect: DialectName = dialect
+        self.has_extras = False
+        """Whether more was asked for than the caller did."""
+        self._gateway = gateway
+        self._origin = origin
+        self._record = record
+        self._headers = headers
+        self._overrides: Mapping[str, Any] = {}
+        self._model = str(asked["model"])
+        self._resources_id: str | None = None
+        self._backend: Backend | None = None
+        self._is_plain = False
+        self._reservation: Reservation | None = None
+
+    async def settle_model(self) -> None:
+        """Which model, with which settings: what the resources give to an agent that names itself comes first."""
+        gateway, origin = self._gateway, self._origin
+        if origin is None:
+            return
+        if self._model in gateway.versioned_models:
+            facts = await gateway.attempts.facts(origin)
+            self._resources_id = None if facts.rollout is None else facts.rollout.resources_id
+        if origin.agent is not None:
+            llm = await gateway.attempts.llm_of(origin)
+            if llm is not None:
+                self._overrides = llm.sampling_parameters
+                self._model = llm.model
+
+    async def answered(self) -> Answer | RecordedAnswer:
+        """The answer, as it begins: of a backend or, where calls are replayed, from the record."""
+        gateway, origin = self._gateway, self._origin
+        if gateway.replays is not None and origin is not None:
+            recorded = await gateway.replays.find(gateway.attempts, origin, self.dialect, self.asked)
+            if recorded is not None:
+                self._prepare_replay(recorded)
+                return recorded
+        ask = Ask(
+            model=self._model,
+            who=origin.rollout_id if origin is not None else "",
+            prepare=self._prepared,
+            resources_id=self._resources_id,
+        )
+        return await gateway.fleet.ask(ask)
+
+    def _prepare_replay(self, recorded: RecordedAnswer) -> None:
+        record = self._record
+        self.backend_dialect = record.backend_dialect = recorded.dialect
+        self.translation = None if recorded.dialect == self.dialect else translation(self.dialect, recorded.dialect)
+        self.has_extras = True  # what the caller did not ask for may be in it
+        record.sent = b"" if recorded.sent == record.request else recorded.sent
+        record.asked = orjson.loads(recorded.sent)
+        record.provider, record.replayed_from = recorded.provider, recorded.span_id
+
+    def _prepared(self, backend: Backend) -> Outgoing:
+        """The request for one backend."""
+        record, gateway = self._record, self._gateway
+        self._backend = backend
+        dialect = self.backend_dialect = backend.serving(self.dialect)
+        self.translation = None if dialect == self.dialect else translation(self.dialect, dialect)
+        request = {**self.asked, **self._overrides} if self._overrides else self.asked
+        body = request if self.translation is None else self.translation.request(request)
+        if gateway.budgets.is_limited:
+            body = self._within_budget(backend, dialect, body)
+        if backend.defaults:
+            body = {**backend.defaults, **body}
+        if body.get("model") != backend.model:
+            body = {**body, "model": backend.model}
+        body = self._with_extras(backend, dialect, body)
+        sent = record.request if body == self.asked else orjson.dumps(body)
+        record.asked, record.sent = body, b"" if sent is record.request else sent
+        record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
+        record.backend_dialect = dialect
+        passed = {
+            name.decode(): self._headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in self._headers
+        }
+        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=passed)
+
+    def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""
+        settings, record = self._gateway.settings, self._record
+        self.has_extras = False
+        record.token_ids = "not asked"
+        if dialect not in _WITH_IDS:
+            return body
+        if self._is_plain or backend.name in self._gateway.plain_backends:
+            return body
+        ids = settings.asks_for_ids and backend.gives_token_ids is not False
+        logprobs = settings.asks_for_logprobs and backend.gives_logprobs is True
+        asking = body
+        if ids or logprobs:
+            asking = with_tokens_asked(dialect, body, ids=ids, logprobs=logprobs)
+        if record.is_stream:
+            asking = with_usage_asked(dialect, asking)
+        self.has_extras = asking != body
+        return asking
+
+    def takes_back_extras(self, status: int, answer: bytes) -> bool:
+        """Whether the call should be made again without extras, because the backend did not know them."""
+        if status not in _REFUSED_STATUSES or not self.has_extras or self._is_plain:
+            return False
+        is_sure = self._backend is not None and self._backend.gives_token_ids is True
+        if is_sure and _IS_ABOUT_EXTRAS.search(answer) is None:
+            return False
+        self._is_plain = True
+        return True
+
+    def redacted(self, body: bytes) -> bytes:
+        """A backend's error without its secrets, should it repeat them."""
+        return body if self._backend is None else self._backend.redacted(body.decode("utf-8", "replace")).encode()
+
+    def confirm(self) -> None:
+        """The call was answered; if that took a second, plain one, the backend gets only such from now on."""
+        if self._is_plain and self._backend is not None and self._record.outcome == "answered":
+            self._gateway.plain_backends.add(self._backend.name)
+
+    def note_tokens(self, record: CallRecord) -> None:
+        """Say on the record whether the token ids came."""
+        answer = record.answer if isinstance(record.answer, Mapping) else {}
+        choices = answer.get("choices") or ()
+        first = choices[0] if choices and isinstance(choices[0], Mapping) else {}
+        has_prompt = answer.get("prompt_token_ids") or first.get("prompt_token_ids")
+        has_response = answer.get("response_token_ids") or first.get("token_ids")
+        if has_prompt and has_response:
+            record.token_ids = "given"
+        elif self.backend_dialect in _WITH_IDS and isinstance(record.asked, Mapping):
+            record.token_ids = "not given" if record.asked.get("return_token_ids") or self._is_plain else "not asked"
+
+    # ------------------------------------------------------------------ budgets
+
+    def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+        if self._reservation is None:
+            if (body.get("n") or 1) != 1:
+                raise Refused(Failure(400, "Where a budget is set, n must be 1.", "invalid_request_error", param="n"))
+            prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
+            rollout_id = None if self._origin is None else self._origin.rollout_id
+            self._reservation = self._gateway.budgets.admit(rollout_id, dialect, body, prices)
+        most = self._reservation.most_written
+        return body if most is None else Budgets.limited(dialect, body, most)
+
+    def settle_budget(self, record: CallRecord | None) -> None:
+        """The call is over, however it ended."""
+        if self._reservation is not None:
+            Budgets.settle(self._reservation, None if record is None else record.usage)
+            self._reservation = None

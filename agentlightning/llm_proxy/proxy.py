@@ -1,0 +1,374 @@
+"""LLMProxy: a gateway to models that records every call under its rollout and attempt.
+
+It runs in a thread of its own. `start`, `stop` and `restart` do their work when they are called, and return something
+that may be awaited, so that code written for either of the earlier releases runs.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, TypedDict
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.active import set_active_llm_proxy
+from agentlightning.llm_proxy.attribution import Doorkeeper
+from agentlightning.llm_proxy.backends import backend_of
+from agentlightning.llm_proxy.budgets import Budget, Budgets
+from agentlightning.llm_proxy.gateway import GatewaySettings
+from agentlightning.llm_proxy.service import Service
+from agentlightning.store.base import LightningStore
+from agentlightning.types import LLM, ProxyLLM
+from agentlightning.utils.attempt_keys import derive_attempt_key
+from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.server_launcher import is_loopback
+
+__all__ = ["LLMProxy", "ModelConfig"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_DEADLINE_SECONDS: Final = 600.0
+_LOCALHOST: Final = "127.0.0.1"
+_EVERYWHERE: Final = ("0.0.0.0", "::")
+_MIDDLEWARES: Final = ("rollout_attempt", "stream_conversion", "message_inspection")
+_CALLBACKS: Final = ("return_token_ids", "logprobs", "opentelemetry")
+
+
+class ModelConfig(TypedDict):
+    """One entry of the list of models, as LiteLLM writes it."""
+
+    model_name: str
+    litellm_params: dict[str, Any]
+
+
+class _Done:
+    """What has been done, or is being done in the background; to be awaited or not."""
+
+    def __init__(self, work: threading.Thread | None = None) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._work is not None:
+            yield from asyncio.to_thread(self._work.join).__await__()
+
+
+class LLMProxy:
+    """The model's door.
+
+    Args:
+        port: None or 0 takes a free one, which `port` tells once it runs.
+        model_list: Backends, in LiteLLM's form: `[{"model_name": "m", "litellm_params": {"model": "hosted_vllm/m",
+            "api_base": "http://127.0.0.1:8000/v1"}}]`. Several entries of one name share its calls.
+        store: Where calls are recorded; may be set later.
+        host: Address to bind; None is this machine only.
+        litellm_config: Of its settings, `litellm_settings.num_retries` and `.request_timeout` are heeded.
+        num_retries: How often a call that failed before its answer began is tried again.
+        callbacks: Names of what is asked of backends besides the answer: "return_token_ids", "logprobs". Both, where
+            the backend can give them, if left out.
+        middlewares: ASGI middlewares around the gateway, as functions of an application. The names of the 0.3 release
+            are accepted: what they stood for is always there.
+        api_key: If set, only those are served who show it, or the key of an attempt that runs.
+        access_host: Address that agents are told; by default the bound one.
+        journal: Directory in which answered calls are kept until the store has them; True: beside an SQLite store (the
+            default for such a store), False: none.
+        rollout_budget: What each rollout may spend.
+        run_budget: What all calls together may spend.
+        deadline_seconds: How long a call may wait for its answer to begin, retries included.
+        replay: Answer calls that an earlier attempt of the rollout made from the record; see `docs/how-to`.
+        max_request_bytes: Larger requests are refused.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        model_list: Sequence[ModelConfig] | None = None,
+        store: LightningStore | None = None,
+        host: str | None = None,
+        litellm_config: Mapping[str, Any] | None = None,
+        num_retries: int = 0,
+        _add_return_token_ids: bool = True,
+        *,
+        num_workers: int = 1,
+        launch_mode: Literal["asyncio", "thread", "mp"] = "thread",
+        launcher_args: Any = None,
+        middlewares: Sequence[str | Callable[[Any], Any]] | None = None,
+        callbacks: Sequence[str] | None = None,
+        api_key: str | None = None,
+        access_host: str | None = None,
+        journal: Path | str | bool | None = None,
+        rollout_budget: Budget | None = None,
+        run_budget: Budget | None = None,
+        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+        replay: bool = False,
+        max_request_bytes: int = GatewaySettings.max_request_bytes,
+    ) -> None:
+        self.port = port or 0
+        self.model_list: list[ModelConfig] = list(model_list or [])
+        self.store = store
+        self.host = host or _LOCALHOST
+        self.access_host = access_host
+        self.litellm_config = _config(litellm_config, num_retries)
+        self.num_retries = num_retries
+        self.api_key = api_key
+        self._middlewares = _chosen_middlewares(middlewares)
+        self._settings = _settings(callbacks, _add_return_token_ids, max_request_bytes)
+        self._journal = journal
+        self._budgets = Budgets(rollout_budget, run_budget)
+        self._deadline_seconds = deadline_seconds
+        self._replay = replay
+        self._doorkeeper = Doorkeeper(api_key)
+        self._starting = threading.RLock()  # protects what follows
+        self._thread: LoopThread | None = None
+        self._service: Service | None = None
+        self._pid: int | None = None
+        self._stopping: threading.Thread | None = None
+        _check_models(self.model_list)
+        if num_workers != 1 or launch_mode != "thread" or launcher_args is not None:
+            logger.debug("The proxy runs in one thread; num_workers, launch_mode and launcher_args change nothing.")
+        if not is_loopback(self.host) and api_key is None:
+            logger.warning(
+                "The LLM proxy will listen on %s and serve everybody who reaches it; give it an api_key.", self.host
+            )
+
+    # ------------------------------------------------------------------ store, port, models
+
+    def get_store(self) -> LightningStore | None:
+        return self.store
+
+    def set_store(self, store: LightningStore) -> None:
+        """Record in another store; a proxy that runs is restarted for it."""
+        if store is self.store:
+            return
+        self.store = store
+        if self.is_running():
+            self.restart()
+
+    def update_port(self, port: int) -> None:
+        """Takes effect with the next start."""
+        self.port = port
+
+    def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
+        """Replace all backends; no call is dropped: those in flight finish where they are."""
+        _check_models(model_list)
+        self.model_list = list(model_list)
+        with self._starting:
+            service, thread = self._service, self._thread
+            if self.is_running() and service is not None and thread is not None:
+                thread.run(service.replace_models(self.model_list))
+
+    # ------------------------------------------------------------------ life
+
+    def is_running(self) -> bool:
+        return self._service is not None and self._pid == os.getpid()
+
+    def initialize(self) -> None:
+        """Make this the proxy of the process; ValueError without a store."""
+        if self.store is None:
+            raise ConfigurationError("The LLM proxy has no store to record in; give it one, or call set_store.")
+        set_active_llm_proxy(self)
+
+    def start(self) -> _Done:
+        """Serve, from when this returns; a proxy that runs is restarted. RuntimeError if the port is taken."""
+        with self._starting:
+            if self.is_running():
+                self._stop()
+            self._await_stop()
+            self.initialize()
+            thread = LoopThread("agl-llm-proxy")
+            try:
+                service = thread.run(self._started())
+            except BaseException:
+                thread.stop()
+                raise
+            self._thread, self._service, self._pid = thread, service, os.getpid()
+            self.port = service.port
+        return _Done()
+
+    async def _started(self) -> Service:
+        assert self.store is not None
+        service = Service(
+            store=self.store,
+            model_list=self.model_list,
+            host=self.host,
+            port=self.port,
+            doorkeeper=self._doorkeeper,
+            num_retries=int(self.litellm_config["litellm_settings"]["num_retries"]),
+            deadline_seconds=self._deadline_seconds,
+            journal=self._journal_directory(),
+            budgets=self._budgets,
+            settings=self._settings,
+            replays=self._replay,
+            middlewares=self._middlewares,
+        )
+        await service.start()
+        return service
+
+    def stop(self) -> _Done:
+        """Finish the calls in flight, store what they left, and stop.
+
+        Within a running event loop that goes on in the background, since the store may need the loop: await the result.
+        """
+        with self._starting:
+            if not self.is_running():
+                logger.warning("The LLM proxy is not running, so there is nothing to stop.")
+                return _Done()
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                self._stop()
+                return _Done()
+            service, thread = self._taken()
+            self._stopping = threading.Thread(target=_stop, args=(service, thread), name="agl-llm-proxy-stop")
+            self._stopping.start()
+            return _Done(self._stopping)
+
+    def restart(self, *, _port: int | None = None) -> _Done:
+        """Stop and start again, on another port if one is named."""
+        with self._starting:
+            if self.is_running():
+                self._stop()
+            if _port is not None:
+                self.update_port(_port)
+            return self.start()
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all answered calls are stored; False if that took too long."""
+        with self._starting:
+            service, thread = self._service, self._thread
+        if service is None or thread is None or not self.is_running():
+            return True
+        return thread.run(service.flush(timeout))
+
+    def status(self) -> dict[str, Any]:
+        """How it is: backends, calls, budgets; as the route `/agl/status` tells. Empty, if it does not run."""
+        service = self._service
+        return service.gateway.status() if service is not None and self.is_running() else {}
+
+    def _stop(self) -> None:
+        _stop(*self._taken())
+
+    def _taken(self) -> tuple[Service, LoopThread]:
+        service, thread = self._service, self._thread
+        assert service is not None
+        assert thread is not None
+        self._service = self._thread = None
+        return service, thread
+
+    def _await_stop(self) -> None:
+        if self._stopping is not None:
+            self._stopping.join()
+            self._stopping = None
+
+    def _journal_directory(self) -> Path | None:
+        if self._journal is False:
+            return None
+        if isinstance(self._journal, (str, Path)):
+            return Path(self._journal)
+        path = _path_of(self.store)
+        if path is None and self._journal is True:
+            raise ConfigurationError("Only an SQLite store has a place for a journal; name a directory instead.")
+        return None if path is None else path.with_name(path.name + ".proxy-journal")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process gets the configuration; what runs, runs here."""
+        left_out = {"_starting", "_thread", "_service", "_pid", "_stopping"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._starting = threading.RLock()
+        self._thread = self._service = self._pid = self._stopping = None
+
+    # ------------------------------------------------------------------ resources
+
+    @property
+    def endpoint(self) -> str:
+        """The address for agents."""
+        host = self.access_host or (_LOCALHOST if self.host in _EVERYWHERE else self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def attempt_key(self, rollout_id: str, attempt_id: str, agent: str | None = None) -> str:
+        """An API key that stands for an attempt, for clients that cannot take its path."""
+        return derive_attempt_key(self._doorkeeper.secret, rollout_id, attempt_id, agent)
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: Mapping[str, Any] | None = None,
+        *,
+        agent: str | None = None,
+    ) -> LLM:
+        """The proxy as a resource: for all attempts, or with both ids for one."""
+        model = model or self._only_model()
+        parameters = dict(sampling_parameters or {})
+        if rollout_id is None and attempt_id is None:
+            key = self._doorkeeper.secret if self.api_key is not None else None
+            return ProxyLLM(endpoint=self.endpoint, model=model, sampling_parameters=parameters, api_key=key)
+        if rollout_id is None or attempt_id is None:
+            raise ValueError("Give both rollout_id and attempt_id, or neither.")
+        path = f"/rollout/{rollout_id}/attempt/{attempt_id}" + (f"/agent/{agent}" if agent is not None else "")
+        key = self.attempt_key(rollout_id, attempt_id, agent) if self.api_key is not None else None
+        return LLM(endpoint=self.endpoint + path, model=model, sampling_parameters=parameters, api_key=key)
+
+    def _only_model(self) -> str:
+        names = {entry["model_name"] for entry in self.model_list}
+        if len(names) == 1:
+            return names.pop()
+        told = f"has several models ({', '.join(sorted(names))})" if names else "has no models"
+        raise ValueError(f"The LLM proxy {told}; say which with model=.")
+
+
+def _stop(service: Service, thread: LoopThread) -> None:
+    try:
+        thread.run(service.stop())
+    finally:
+        thread.stop()
+
+
+def _config(litellm_config: Mapping[str, Any] | None, num_retries: int) -> dict[str, Any]:
+    config = dict(litellm_config or {})
+    config["litellm_settings"] = {"num_retries": num_retries, **(config.get("litellm_settings") or {})}
+    return config
+
+
+def _check_models(model_list: Sequence[ModelConfig]) -> None:
+    for number, entry in enumerate(model_list):
+        backend_of(entry, number)
+
+
+def _chosen_middlewares(middlewares: Sequence[str | Callable[[Any], Any]] | None) -> list[Callable[[Any], Any]]:
+    chosen: list[Callable[[Any], Any]] = []
+    for middleware in middlewares or ():
+        if isinstance(middleware, str):
+            if middleware not in _MIDDLEWARES:
+                raise ConfigurationError(f"There is no middleware '{middleware}'; known are {', '.join(_MIDDLEWARES)}.")
+        else:
+            chosen.append(middleware)
+    return chosen
+
+
+def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int) -> GatewaySettings:
+    if callbacks is None:
+        return GatewaySettings(asks_for_ids=asks_for_ids, max_request_bytes=max_request_bytes)
+    for name in callbacks:
+        if name not in _CALLBACKS:
+            raise ConfigurationError(f"There is no callback '{name}'; known are {', '.join(_CALLBACKS)}.")
+    return GatewaySettings(
+        asks_for_ids=asks_for_ids and "return_token_ids" in callbacks,
+        asks_for_logprobs="logprobs" in callbacks,
+        max_request_bytes=max_request_bytes,
+    )
+
+
+def _path_of(store: Any) -> Path | None:
+    """The file of an SQLite store, behind whatever wraps it."""
+    while store is not None:
+        path = getattr(store, "path", None)
+        if isinstance(path, (str, Path)):
+            return None if str(path) == ":memory:" else Path(path)
+        store = getattr(store, "store", None)
+    return None

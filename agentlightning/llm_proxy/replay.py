@@ -1,0 +1,157 @@
+"""Answering calls from the record, so that a run can be repeated, or forked at one of its calls.
+
+A call is answered from the record if an identical one was: of an earlier attempt of the same rollout, or of the attempt
+that the rollout's metadata names,
+
+    {"replay_of": {"rollout_id": "ro-1", "attempt_id": "at-1", "calls": 3}}
+
+where `calls` says how many calls are taken from there before the model is asked again. The first of several identical
+calls gets the first answer, the second the second; when the record has no more, the model is asked.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final
+
+import orjson
+from typing_extensions import Self
+
+from agentlightning.llm_proxy.attempts import Attempts
+from agentlightning.llm_proxy.attribution import Refused
+from agentlightning.llm_proxy.dialects.failures import Failure
+from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.llm_proxy.records import Origin
+from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Span
+
+__all__ = ["REPLAY_OF", "RecordedAnswer", "Replays"]
+
+REPLAY_OF: Final = "replay_of"
+"""Key of a rollout's metadata."""
+MOST_ATTEMPTS: Final = 1000
+_HERE: Final = "agentlightning.proxy"
+
+
+@dataclass
+class RecordedAnswer:
+    """An answer that was given before, in the form of one that comes from a backend."""
+
+    span_id: str
+    sent: bytes
+    body: bytes
+    dialect: DialectName
+    provider: str
+    headers: Mapping[str, str]
+    status: int = 200
+    waited_seconds: float = 0.0
+    tries: list[Any] = field(default_factory=list)
+
+    async def read(self, limit: int | None = None) -> bytes:
+        return self.body
+
+    def use_tokens(self, count: int) -> None:
+        """Nothing was used."""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.body
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+@dataclass
+class _Record:
+    """What an attempt may be answered from."""
+
+    answers: dict[bytes, deque[RecordedAnswer]]
+    most: int | None
+    asked: int = 0
+
+
+class Replays:
+    """The records of attempts that run."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self._records: dict[tuple[str, str], asyncio.Task[_Record]] = {}
+
+    async def find(
+        self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, Any]
+    ) -> RecordedAnswer | None:
+        """The answer to an identical call; None if there is none, or none left."""
+        place = (origin.rollout_id, origin.attempt_id)
+        if place not in self._records:
+            if len(self._records) >= MOST_ATTEMPTS:
+                del self._records[next(iter(self._records))]
+            self._records[place] = asyncio.create_task(self._load(attempts, origin))
+        record = await asyncio.shield(self._records[place])
+        record.asked += 1
+        if record.most is not None and record.asked > record.most:
+            return None
+        answers = record.answers.get(_digest(dialect, request))
+        return answers.popleft() if answers else None
+
+    async def _load(self, attempts: Attempts, origin: Origin) -> _Record:
+        facts = await attempts.facts(origin)
+        told = (facts.rollout.metadata or {}).get(REPLAY_OF) if facts.rollout is not None else None
+        if told is None:
+            return _Record(await self._earlier_attempts(origin), None)
+        if not isinstance(told, Mapping) or not isinstance(told.get("rollout_id"), str):
+            raise Refused(Failure(400, f"The metadata '{REPLAY_OF}' must name a rollout_id; it is {told!r}.", None))
+        most = told.get("calls")
+        spans = await self._store.query_spans(told["rollout_id"], told.get("attempt_id") or "latest")
+        return _Record(_answers_in(spans), most if isinstance(most, int) else None)
+
+    async def _earlier_attempts(self, origin: Origin) -> dict[bytes, deque[RecordedAnswer]]:
+        """Those of the last attempt before this one that has any."""
+        earlier: list[str] = []
+        for attempt in await self._store.query_attempts(origin.rollout_id):
+            if attempt.attempt_id == origin.attempt_id:
+                break
+            earlier.append(attempt.attempt_id)
+        for attempt_id in reversed(earlier):
+            answers = _answers_in(await self._store.query_spans(origin.rollout_id, attempt_id))
+            if answers:
+                return answers
+        return {}
+
+
+def _answers_in(spans: Any) -> dict[bytes, deque[RecordedAnswer]]:
+    calls = {span.span_id: span for span in spans if span.name == CALL_SPAN}
+    answers: dict[bytes, deque[RecordedAnswer]] = {}
+    for raw in sorted((span for span in spans if span.name == RAW_SPAN), key=lambda span: span.sequence_id):
+        call = calls.get(raw.parent_id or "")
+        if call is not None and call.attributes.get(f"{_HERE}.outcome") == "answered":
+            digest, answer = _recorded(call, raw)
+            answers.setdefault(digest, deque()).append(answer)
+    return answers
+
+
+def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedAnswer]:
+    sent = str(raw.attributes.get(f"{_HERE}.request_body") or "")
+    received = str(raw.attributes.get(f"{_HERE}.received_body") or sent)
+    dialect: Any = call.attributes.get(f"{_HERE}.dialect")
+    is_stream = bool(call.attributes.get("gen_ai.request.streaming"))
+    answer = RecordedAnswer(
+        span_id=call.span_id,
+        sent=sent.encode(),
+        body=str(raw.attributes.get(f"{_HERE}.response_body") or "").encode(),
+        dialect=call.attributes.get(f"{_HERE}.backend_dialect") or dialect,  # type: ignore[arg-type] # we wrote it
+        provider=str(call.attributes.get(f"{_HERE}.provider") or ""),
+        headers={"content-type": "text/event-stream" if is_stream else "application/json"},
+    )
+    return _digest(dialect, orjson.loads(received)), answer
+
+
+def _digest(dialect: DialectName, request: Mapping[str, Any]) -> bytes:
+    """What identical calls have in common: everything."""
+    return dialect.encode() + b":" + orjson.dumps(request, option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,90 @@
+"""The running proxy: its parts, in the loop of its own thread."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agentlightning.llm_proxy.attribution import Doorkeeper
+from agentlightning.llm_proxy.backends import Fleet
+from agentlightning.llm_proxy.budgets import Budgets
+from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
+from agentlightning.llm_proxy.journal import Journal
+from agentlightning.llm_proxy.recorder import Recorder
+from agentlightning.llm_proxy.replay import Replays
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+
+__all__ = ["Service"]
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
+
+
+class Service:
+    """One running proxy. Made, started and stopped in the loop that serves."""
+
+    def __init__(
+        self,
+        *,
+        store: LightningStore,
+        model_list: Sequence[Any],
+        host: str,
+        port: int,
+        doorkeeper: Doorkeeper,
+        num_retries: int = 0,
+        deadline_seconds: float = 600.0,
+        journal: Path | None = None,
+        budgets: Budgets | None = None,
+        settings: GatewaySettings | None = None,
+        replays: bool = False,
+        middlewares: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
+        self.fleet = Fleet(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
+        self.recorder = Recorder(store, None if journal is None else Journal(journal))
+        self.gateway = Gateway(
+            self.fleet,
+            self.recorder,
+            doorkeeper,
+            settings=settings,
+            budgets=budgets,
+            replays=Replays(store) if replays else None,
+        )
+        self.gateway.note_models(model_list)
+        app: Any = self.gateway
+        for middleware in middlewares:
+            app = middleware(app)
+        arguments = PythonServerLauncherArgs(host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+        self._launcher = PythonServerLauncher(app, arguments)
+        self._life = contextlib.AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        return self._launcher.port
+
+    async def start(self) -> None:
+        """Serve; RuntimeError if the port is taken."""
+        try:
+            await self._life.enter_async_context(self.recorder.running())
+            self._life.push_async_callback(self.fleet.close)
+            await self._launcher.start()
+        except BaseException:
+            await self._life.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Finish the calls in flight, store what they left, and leave."""
+        await self._launcher.stop()
+        await asyncio.shield(self._life.aclose())
+
+    async def replace_models(self, model_list: Sequence[Any]) -> None:
+        """Swap the backends; calls in flight finish on the old ones."""
+        self.fleet.replace(model_list)
+        self.gateway.note_models(model_list)
+
+    async def flush(self, timeout: float) -> bool:
+        return await self.recorder.flush(timeout=timeout)

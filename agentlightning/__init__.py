@@ -38,7 +38,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.litagent": (
         *("LitAgent", "llm_rollout", "prompt_rollout", "rollout", "CommandAgent", "AgentRouter", "Route"),
-        "resources_for",
+        *("resources_for", "exclude_from_redirect", "not_redirected"),
     ),
     "agentlightning.llm_proxy": ("LLMProxy", "Budget"),
     "agentlightning.runner": ("Runner", "LitAgentRunner"),

@@ -30,6 +30,7 @@ import large_queries
 import latency
 import load
 import network
+import proxy
 import soak
 import span_encoding
 import startup
@@ -56,6 +57,7 @@ SECTIONS = (
     adapter,
     tracing,
     trainer,
+    proxy,
 )
 ON_REQUEST = (soak,)
 """Sections that are measured only if they are named."""

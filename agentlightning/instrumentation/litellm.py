@@ -9,6 +9,8 @@ would come too late, and on other threads.
 Whatever the provider, a chat is one span `openai.chat.completion`, with the provider as `gen_ai.system`. A call that a
 layer below has recorded, an SDK or the HTTP handlers, is not recorded again.
 
+What leaves through the handlers in a dialect we know goes where the router of its context says, as calls of SDKs do.
+
 `instrument_litellm` is for the spans that LiteLLM itself exports: it adds token ids to them.
 """
 
@@ -20,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from types import CellType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from opentelemetry.trace import SpanKind
@@ -31,6 +33,15 @@ from agentlightning.instrumentation.dialects.fields import field, items
 from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.model_calls import IS_CUT, TIME_TO_FIRST_TOKEN, WATCH, CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.redirect import (
+    ModelRequest,
+    Target,
+    current_router,
+    is_secret,
+    parent_header,
+    rewritten,
+    target_of,
+)
 from agentlightning.instrumentation.spans import Step, is_suppressed
 
 __all__ = ["LiteLLMPatch", "instrument_litellm", "uninstrument_litellm"]
@@ -50,13 +61,26 @@ _CALL: Final = "_agentlightning_call"
 
 
 class LiteLLMPatch(Patch):
-    """Records model calls made with LiteLLM."""
+    """Records model calls made with LiteLLM, and sends them where the router of their context says."""
 
     name = "LiteLLM"
     module = "litellm"
 
+    def __init__(self, *, records: bool = True) -> None:
+        """Nothing is changed yet.
+
+        Args:
+            records: False only sends requests where they are to go.
+        """
+        super().__init__()
+        self._records = records
+
     def change(self, module: ModuleType) -> None:
         handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        if not self._records:
+            self.replace(handlers.HTTPHandler, "post", _post_redirected)
+            self.replace(handlers.AsyncHTTPHandler, "post", _post_redirected_async)
+            return
         self.replace(handlers.HTTPHandler, "post", _post)
         self.replace(handlers.AsyncHTTPHandler, "post", _post_async)
         self.replace(module.CustomStreamWrapper, "__next__", _next_chunk)
@@ -98,11 +122,12 @@ def _provider(logging: Any) -> str:
 
 
 def _post(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-    call = _sent(url, args, kwargs)
+    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    call = _sent(post)
     if call is None:
-        return original(handler, url, *args, **kwargs)
+        return original(handler, post.url, *post.args, **post.kwargs)
     try:
-        response = original(handler, url, *args, **kwargs)
+        response = original(handler, post.url, *post.args, **post.kwargs)
     except BaseException as error:
         call.finish(error=error)
         raise
@@ -111,11 +136,12 @@ def _post(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kw
 
 
 async def _post_async(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-    call = _sent(url, args, kwargs)
+    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    call = _sent(post)
     if call is None:
-        return await original(handler, url, *args, **kwargs)
+        return await original(handler, post.url, *post.args, **post.kwargs)
     try:
-        response = await original(handler, url, *args, **kwargs)
+        response = await original(handler, post.url, *post.args, **post.kwargs)
     except BaseException as error:
         call.finish(error=error)
         raise
@@ -123,25 +149,91 @@ async def _post_async(original: Callable[..., Any], handler: Any, url: str, *arg
     return response
 
 
-def _sent(url: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+def _post_redirected(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    return original(handler, post.url, *post.args, **post.kwargs)
+
+
+async def _post_redirected_async(
+    original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any
+) -> Any:
+    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    return await original(handler, post.url, *post.args, **post.kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Post:
+    """What a handler is asked to send."""
+
+    url: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    requested_model: str | None = None
+    """What was asked for, if it goes elsewhere."""
+
+    def body(self) -> Any:
+        """As JSON; None if it is something else."""
+        body = self.kwargs.get("json") or self.kwargs.get("data") or (self.args[0] if self.args else None)
+        if isinstance(body, (str, bytes)):
+            body = orjson.loads(body)
+        return body if isinstance(body, Mapping) else None
+
+
+def _sent(post: _Post) -> ModelCall | None:
     """A call that is about to be sent; None if it is none, or none in a dialect we know."""
-    dialect = dialect_of(str(url), _SENT_DIALECTS)
+    dialect = dialect_of(post.url, _SENT_DIALECTS)
     if dialect is None or is_suppressed():
         return None
     with guarded(LiteLLMPatch.name):
-        body = kwargs.get("json") or kwargs.get("data") or (args[0] if args else None)
-        if isinstance(body, (str, bytes)):
-            body = orjson.loads(body)
-        if isinstance(body, Mapping):
+        body = post.body()
+        if body is not None:
             watch = WATCH.get()
-            logging = kwargs.get("logging_obj") or getattr(watch, "logging", None)
-            call = ModelCall(
-                dialect, body, attributes={"gen_ai.system": _provider(logging), "server.address": str(url)}
-            )
+            logging = post.kwargs.get("logging_obj") or getattr(watch, "logging", None)
+            attributes = {"gen_ai.system": _provider(logging), "server.address": post.url}
+            if post.requested_model is not None:
+                attributes["agentlightning.requested_model"] = post.requested_model
+            call = ModelCall(dialect, body, attributes=attributes)
             if isinstance(watch, _Watch):
                 watch.last_sent = call
+            if post.requested_model is not None:
+                post.kwargs["headers"] |= parent_header(call.step.span)
             return call
     return None
+
+
+def _redirected(original: Callable[..., Any], handler: Any, post: _Post) -> _Post:
+    """What is sent instead where a router wants a call elsewhere; what the router raises reaches the caller."""
+    router = current_router()
+    sdk: Literal["openai", "anthropic"] = "openai" if dialect_of(post.url, OPENAI_DIALECTS) is not None else "anthropic"
+    dialects = OPENAI_DIALECTS if sdk == "openai" else ANTHROPIC_DIALECTS
+    if router is None or dialect_of(post.url, dialects) is None:
+        return post
+    body, address = post.body(), post.url.partition("?")[0].rstrip("/")
+    if body is None:
+        return post
+    path = next(ending for ending in dialects if address.endswith(ending))
+    target = target_of(router, ModelRequest(sdk, handler, path, body.get("model"), post.url))
+    if target is None:
+        return post
+    named = dict(zip(tuple(inspect.signature(original).parameters)[2:], post.args, strict=False)) if post.args else {}
+    kwargs = {**named, **post.kwargs, "data": orjson.dumps(rewritten(body, target)).decode(), "json": None}
+    if target.api_key is not None:
+        kwargs["params"] = _without_secrets(kwargs.get("params")) or None
+    kwargs["headers"] = _headers(kwargs.get("headers"), target)
+    return _Post(target.base_url.rstrip("/") + path, (), kwargs, str(body.get("model")))
+
+
+def _headers(given: Any, target: Target) -> dict[str, Any]:
+    """Of a request whose body is JSON text."""
+    kept = {name: value for name, value in (given or {}).items() if name.lower() != "content-type"}
+    if target.api_key is not None:
+        keys = {"Authorization": f"Bearer {target.api_key}", "X-Api-Key": target.api_key}
+        kept = {**_without_secrets(kept), **keys}
+    return {**kept, "Content-Type": "application/json", **target.headers}
+
+
+def _without_secrets(values: Any) -> dict[str, Any]:
+    return {name: value for name, value in (values or {}).items() if not is_secret(name)}
 
 
 def _follow(call: ModelCall, response: Any) -> None:

@@ -4,22 +4,43 @@ Both are generated from one template, in every version since the first with a ba
 takes the path and the body, makes all retries, and returns an object, a stream or a raw response.
 """
 
+import importlib
 import logging
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
+from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
 from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
+from agentlightning.instrumentation.redirect import (
+    PLACEHOLDER_KEY,
+    ModelRequest,
+    Router,
+    Target,
+    current_router,
+    is_secret,
+    parent_header,
+    rewritten,
+    target_of,
+)
 from agentlightning.instrumentation.spans import is_suppressed
 
 __all__ = ["AnthropicPatch", "OpenAIPatch"]
 
 logger = logging.getLogger(__name__)
+
+
+_ACCOUNT_HEADERS: Final = ("OpenAI-Organization", "OpenAI-Project")
+_OTHER_KEYS: Final = ("x-api-key", "api-key")
+"""Where receivers look for a key besides `Authorization`."""
+_SIGNS: Final = (
+    "The calls of a {client} cannot be sent to the model of the rollout, because it signs each with its own keys; "
+    "make the client with {instead}, or have it left alone with exclude_from_redirect(client)."
+)
 
 
 class _BaseClientPatch(Patch):
@@ -28,8 +49,14 @@ class _BaseClientPatch(Patch):
     sdk: ClassVar[Literal["openai", "anthropic"]]
     dialects: ClassVar[dict[str, Dialect]]
 
-    def __init__(self) -> None:
+    def __init__(self, *, records: bool = True) -> None:
+        """Nothing is changed yet.
+
+        Args:
+            records: False only sends requests where they are to go.
+        """
         super().__init__()
+        self._records = records
         self._last_address: tuple[Any, str] = (None, "")
 
     def change(self, module: ModuleType) -> None:
@@ -71,12 +98,12 @@ class _BaseClientPatch(Patch):
         body = _body_of(options)
         attributes: dict[str, Any] = {"server.address": self._address_of(client)}
         router = current_router()
-        target = None if router is None else router(ModelRequest(self.sdk, client, path, body.get("model")))
+        target = None if router is None else self._target(router, client, path, body.get("model"))
         if target is not None:
             attributes |= {"server.address": target.base_url, "agentlightning.requested_model": str(body.get("model"))}
             options = self._redirected(client, options, target)
             body = _body_of(options)
-        if is_suppressed():
+        if not self._records or is_suppressed():
             return options, None
         if is_recorded_by_agentops(dialect.span_name):
             CallWatch.notice()
@@ -84,7 +111,10 @@ class _BaseClientPatch(Patch):
         if vars(options).get("span_name"):  # newer SDKs would write a span of their own, which says less
             options = _copy_of(options)
             options.span_name = None
-        return options, ModelCall(dialect, body, attributes=attributes)
+        call = ModelCall(dialect, body, attributes=attributes)
+        if target is not None:
+            options.headers |= parent_header(call.step.span)  # a copy, which nobody has seen yet
+        return options, call
 
     def _address_of(self, client: Any) -> str:
         """Where the client sends its calls; kept for the last one, because an agent rarely has more than one."""
@@ -94,22 +124,49 @@ class _BaseClientPatch(Patch):
             self._last_address = (url, address)
         return address
 
+    def _target(self, router: Router, client: Any, path: str, model: Any) -> Target | None:
+        url = path if "://" in path else f"{self._address_of(client).rstrip('/')}/{path.lstrip('/')}"
+        return target_of(router, ModelRequest(self.sdk, client, path, model, url))
+
     def _redirected(self, client: Any, options: Any, target: Target) -> Any:
         options, path = _copy_of(options), str(options.url)
         if "://" in path:  # a program may give a whole address
             address = path.partition("?")[0].rstrip("/")
             path = next(ending for ending in self.dialects if address.endswith(ending))
         options.url = target.base_url.rstrip("/") + "/" + path.lstrip("/")
-        if target.model is not None:
-            for name in ("json_data", "extra_json"):
-                sent = getattr(options, name)
-                if isinstance(sent, Mapping) and (name == "json_data" or "model" in sent):
-                    setattr(options, name, {**sent, "model": target.model})
+        if isinstance(options.json_data, Mapping):
+            options.json_data = rewritten(options.json_data, target)
+        if isinstance(options.extra_json, Mapping):  # which is written over the other
+            ours = {*target.parameters, *(() if target.model is None else ("model",))}
+            options.extra_json = {name: value for name, value in options.extra_json.items() if name not in ours}
         headers = dict(options.headers) if isinstance(options.headers, Mapping) else {}
         if target.api_key is not None:
-            headers |= self._key_headers(client, target.api_key)
+            headers = self._signed(client, headers, target.api_key)
+            options.params = self._without_secret_parameters(client, options.params)
         options.headers = headers | dict(target.headers)
         return options
+
+    def _signed(self, client: Any, headers: dict[str, Any], api_key: str) -> dict[str, Any]:
+        """The headers of a request with this key, and with nothing else that says who sends it."""
+        keys, omit = self._key_headers(client, api_key), _omit_of(client)
+        taken = {name.lower() for name in keys}
+        given = (*_mapping(vars(client).get("_custom_headers")), *headers, *_ACCOUNT_HEADERS)
+        return {
+            **{name: value for name, value in headers.items() if not is_secret(name)},
+            **{name: omit for name in given if is_secret(name) and name not in keys},
+            # Headers of the HTTP client beneath cannot be taken out, only written over.
+            **{
+                name: api_key if name in _OTHER_KEYS else PLACEHOLDER_KEY
+                for name in _http_headers(client)
+                if is_secret(name) and name not in taken
+            },
+            **keys,  # last, because newer SDKs take the last of those that are spelled differently
+        }
+
+    def _without_secret_parameters(self, client: Any, params: Any) -> Any:
+        given = {**_mapping(vars(client).get("_custom_query")), **_mapping(params)}
+        secret = [name for name in given if is_secret(name)]
+        return {**_mapping(params), **dict.fromkeys(secret, _omit_of(client))} if secret else params
 
     def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
         raise NotImplementedError
@@ -124,6 +181,8 @@ class OpenAIPatch(_BaseClientPatch):
     dialects = OPENAI_DIALECTS
 
     def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
+        if vars(client).get("_provider_runtime") is not None:
+            raise ConfigurationError(_SIGNS.format(client=type(client).__name__, instead="openai.OpenAI"))
         headers = {"Authorization": f"Bearer {api_key}"}
         if hasattr(client, "_azure_ad_token"):  # a client of Azure, which would send its own key besides
             headers["api-key"] = api_key
@@ -139,7 +198,26 @@ class AnthropicPatch(_BaseClientPatch):
     dialects = ANTHROPIC_DIALECTS
 
     def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
-        return {"X-Api-Key": api_key}
+        if hasattr(client, "aws_region"):
+            raise ConfigurationError(_SIGNS.format(client=type(client).__name__, instead="anthropic.Anthropic"))
+        # Both, because a client that has a token sends that where there is no such header yet.
+        return {"X-Api-Key": api_key, "Authorization": f"Bearer {api_key}"}
+
+
+def _omit_of(client: Any) -> Any:
+    """What stands, in the client's SDK, for a value that is not to be sent."""
+    base = next(kind for kind in type(client).__mro__ if kind.__name__ == "BaseClient")
+    return importlib.import_module(f"{base.__module__.partition('.')[0]}._types").Omit()
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _http_headers(client: Any) -> list[str]:
+    """Names of the headers that the HTTP client of an SDK's client adds, in small letters."""
+    headers = getattr(getattr(client, "_client", None), "headers", None)
+    return [name.lower() for name in headers] if isinstance(headers, Mapping) else []
 
 
 def _copy_of(options: Any) -> Any:

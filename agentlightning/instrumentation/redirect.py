@@ -2,15 +2,49 @@
 
 A router is asked for each call that an SDK is about to make, whatever client makes it; the client itself is not
 changed. It is carried by a context variable, so that rollouts that run at the same time go to their own addresses.
+
+A call that is sent elsewhere under another key leaves everything behind that its own provider knows its sender by:
+API keys, tokens and cookies in headers and queries, and the names of organisations and projects.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
-__all__ = ["ROUTER", "ModelRequest", "Router", "Target", "current_router", "redirected"]
+from opentelemetry.trace import Span
+
+__all__ = [
+    "PLACEHOLDER_KEY",
+    "ROUTER",
+    "ModelRequest",
+    "Router",
+    "Target",
+    "current_router",
+    "exclude_from_redirect",
+    "is_secret",
+    "not_redirected",
+    "parent_header",
+    "redirected",
+    "rewritten",
+    "target_of",
+]
+
+_T = TypeVar("_T")
+PLACEHOLDER_KEY: Final = "agentlightning"
+"""Sent to whoever asks for no key, where one must stand."""
+_EXCLUDED: Final = "_agentlightning_is_excluded"
+"""The attribute of a client whose calls are left alone."""
+_HTTP_CLIENT: Final = "_client"
+"""The attribute in which an SDK's client keeps its HTTP client."""
+_SECRET: Final = re.compile(
+    r"(?<![a-z])auth(?![a-z])|authori|authent|(?<!idempotency-)key(?![a-z])|token(?!iz)|secret|cookie|passw|credential"
+    r"|signature|^openai-(organization|project)$",
+    re.IGNORECASE,
+)
+"""In names of headers and parameters that say who sends a call."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +52,14 @@ class ModelRequest:
     """A call that is about to be made."""
 
     sdk: Literal["openai", "anthropic"]
+    """Whose API it speaks."""
     client: Any
     """The SDK's client object."""
     path: str
     """Below the client's base URL."""
     model: str | None
+    url: str = ""
+    """Where the call would go."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +73,8 @@ class Target:
     api_key: str | None = None
     """None keeps the client's own."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request, such as `temperature`, that are written over its own; None takes one out."""
 
 
 Router = Callable[[ModelRequest], Target | None]
@@ -56,3 +95,60 @@ def redirected(router: Router | None) -> Iterator[None]:
         yield
     finally:
         ROUTER.reset(token)
+
+
+# ---------------------------------------------------------------------- what is left alone
+
+
+def not_redirected() -> AbstractContextManager[None]:
+    """Model calls that are made inside go where their clients send them, also during a rollout."""
+    return redirected(None)
+
+
+def exclude_from_redirect(client: _T) -> _T:
+    """Have the calls of this client of an SDK go where it sends them, for good, and return it.
+
+    Copies that it makes of itself (`with_options`) are excluded too, unless it was given an `http_client`, which other
+    clients may share.
+    """
+    setattr(client, _EXCLUDED, True)
+    http_client = getattr(client, _HTTP_CLIENT, None)
+    if type(http_client).__name__.endswith("HttpxClientWrapper"):  # the SDK's own, made for this client
+        setattr(http_client, _EXCLUDED, True)
+    return client
+
+
+def _is_excluded(client: Any) -> bool:
+    return hasattr(client, _EXCLUDED) or hasattr(getattr(client, _HTTP_CLIENT, None), _EXCLUDED)
+
+
+# ---------------------------------------------------------------------- for those who send
+
+
+def target_of(router: Router, request: ModelRequest) -> Target | None:
+    """Where a call is to go; None where its client sends it."""
+    return None if _is_excluded(request.client) else router(request)
+
+
+def rewritten(body: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """A request as it is to be sent there."""
+    changed = {**body, **target.parameters}
+    if target.model is not None:
+        changed["model"] = target.model
+    gone = [name for name, value in target.parameters.items() if value is None]
+    for name in gone:
+        del changed[name]
+    return changed
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header or a parameter of a query, by its name, says who sends a call."""
+    return _SECRET.search(name) is not None
+
+
+def parent_header(span: Span) -> dict[str, str]:
+    """A span that is recorded as the parent of what the receiver does, as W3C's Trace Context writes it."""
+    if not span.is_recording():
+        return {}
+    context = span.get_span_context()
+    return {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}

@@ -1,10 +1,14 @@
-"""Calling an agent as it is written: coroutines are awaited, plain methods run in a thread."""
+"""Calling an agent as it is written: coroutines are awaited, plain methods run in a thread.
+
+While it runs, model calls it makes with clients of its own go to the models of its resources; see `redirection`.
+"""
 
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
 from agentlightning.litagent.litagent import LitAgent
+from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, TaskInput
 from agentlightning.utils.daemon_threads import DaemonThreads
 
@@ -27,10 +31,11 @@ async def call_agent(
     call: Callable[..., Any] = getattr(agent, name)
     leads_to_coroutine = not _is_own(agent, name) and inspect.iscoroutinefunction(type(agent).rollout)
     result: RolloutRawResult
-    if inspect.iscoroutinefunction(call) or leads_to_coroutine:
-        result = await call(task, resources=resources, rollout=rollout)
-    else:
-        result = await threads.run(lambda: call(task, resources=resources, rollout=rollout))
+    with redirecting(router_for(rollout, resources, agent_name=getattr(agent, "__name__", None))):
+        if inspect.iscoroutinefunction(call) or leads_to_coroutine:
+            result = await call(task, resources=resources, rollout=rollout)
+        else:
+            result = await threads.run(lambda: call(task, resources=resources, rollout=rollout))
     return result
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from agentlightning.emitter import OperationContext, operation
 from agentlightning.errors import AttemptTimedOut, ConfigurationError, RolloutFailed
@@ -35,10 +35,10 @@ from agentlightning.litagent.scoping import resources_for
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import AttemptedRollout, Attributes, NamedResources, Rollout, RolloutRawResult, TaskInput
-from agentlightning.utils.clipped_text import redacted
+from agentlightning.utils.clipped_text import ClippedText, redacted
 from agentlightning.utils.program import Program, ProgramPlan
 
-__all__ = ["CommandAgent", "StdinFormat"]
+__all__ = ["CommandAgent", "RunningProgram", "StdinFormat"]
 
 StdinFormat = Literal["json", "text", "none"]
 """The task as a JSON document; the same, but text as it is; or nothing."""
@@ -49,6 +49,27 @@ LONGEST_REWARD_FILE: Final = 64 * 1024
 _SHOWN_LINES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
 _LONGEST_COMMAND: Final = 200
+
+
+class RunningProgram(Protocol):
+    """What a program is to its agent; see `utils.program.Program`."""
+
+    @property
+    def stdout(self) -> ClippedText | None:
+        """None if what it writes goes elsewhere."""
+
+    @property
+    def stderr(self) -> ClippedText | None: ...
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    @property
+    def duration_seconds(self) -> float: ...
+
+    async def wait(self) -> None: ...
+
+    async def end(self, grace_seconds: float) -> None: ...
 
 
 class CommandAgent(LitAgent[Any]):
@@ -104,6 +125,10 @@ class CommandAgent(LitAgent[Any]):
             run = _Run(self, environment, secrets_of(resources, environment), noted)
             return await run.result(task)
 
+    async def start_program(self, plan: ProgramPlan) -> RunningProgram:
+        """Run the program, by itself and in the background; OSError if it cannot be."""
+        return await Program.start(plan)
+
     def _environment(
         self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
     ) -> dict[str, str]:
@@ -156,7 +181,7 @@ class _Run:
             raise RolloutFailed(f"{self._name} {_described(program.exit_code)}.{self._last_words(program)}")
         return self._reward(program)
 
-    async def _started(self, task: TaskInput) -> Program:
+    async def _started(self, task: TaskInput) -> RunningProgram:
         agent = self.agent
         folder = Path(self.environment[REWARD_FILE]).parent
         path = folder / "stdin" if agent.stdin != "none" else Path(os.devnull)
@@ -165,7 +190,7 @@ class _Run:
         try:
             # A file, not a pipe: it is there at once whatever its size, and can be opened again as /dev/stdin.
             with path.open("rb") as stdin:
-                return await Program.start(
+                return await agent.start_program(
                     ProgramPlan(agent.command, self.environment, marker=REWARD_FILE, stdin=stdin, cwd=agent.cwd)
                 )
         except (OSError, ValueError) as error:
@@ -191,12 +216,14 @@ class _Run:
 
     # ------------------------------------------------------------------ what it left
 
-    def _note(self, program: Program) -> None:
+    def _note(self, program: RunningProgram) -> None:
         """Spans for its output, and its exit code on the span around it."""
         tracer = get_active_tracer()
         if tracer is None or self.noted is None:
             return
         for name, stream in (("stdout", program.stdout), ("stderr", program.stderr)):
+            if stream is None:
+                continue
             attributes: Attributes = {
                 "agentlightning.command.stream": name,
                 "agentlightning.command.text": stream.text(self.secrets),
@@ -207,13 +234,11 @@ class _Run:
         end = {} if program.exit_code is None else {"exit_code": program.exit_code}
         self.noted.set_output({**end, "duration_seconds": program.duration_seconds})
 
-    def _reward(self, program: Program) -> float | None:
+    def _reward(self, program: RunningProgram) -> float | None:
         assert program.exit_code is not None
-        lines = program.stdout.end().rstrip().rsplit("\n", 1)
-        is_whole = len(lines) > 1 or not program.stdout.cut_bytes
         result = ProgramResult(
             file=_content_of(Path(self.environment[REWARD_FILE])),
-            last_line=lines[-1].strip() if is_whole else "",
+            last_line="" if program.stdout is None else _last_line(program.stdout),
             exit_code=program.exit_code,
         )
         return read_reward(self.agent.reward_from, result)
@@ -224,7 +249,9 @@ class _Run:
         shown = command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}…"
         return f"The program '{shown}'"
 
-    def _last_words(self, program: Program) -> str:
+    def _last_words(self, program: RunningProgram) -> str:
+        if program.stderr is None:
+            return ""
         lines = program.stderr.end(self.secrets).rstrip().splitlines()[-_SHOWN_LINES:]
         text = "\n".join(lines)[-_SHOWN_CHARACTERS:]
         return f" The end of its stderr:\n{text}" if text else " It wrote nothing to stderr."
@@ -234,12 +261,19 @@ def _noting() -> AbstractContextManager[OperationContext | None]:
     return nullcontext() if get_active_tracer() is None else operation(name="command")
 
 
-async def _ends_within(program: Program, seconds: float | None) -> bool:
+async def _ends_within(program: RunningProgram, seconds: float | None) -> bool:
     try:
         await asyncio.wait_for(program.wait(), seconds)
     except asyncio.TimeoutError:
         return False
     return True
+
+
+def _last_line(stream: ClippedText) -> str:
+    """Without white space around it; empty if its beginning is missing."""
+    lines = stream.end().rstrip().rsplit("\n", 1)
+    is_whole = len(lines) > 1 or not stream.cut_bytes
+    return lines[-1].strip() if is_whole else ""
 
 
 def _described(exit_code: int | None) -> str:

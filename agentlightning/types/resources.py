@@ -4,9 +4,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, derive_attempt_key
 
 if TYPE_CHECKING:
     from agentlightning.types.core import AttemptedRollout
@@ -30,6 +31,22 @@ class LLM(Resource):
     model: str
     api_key: str | None = None
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
+    redirect: bool | None = None
+    """Whether model calls that an agent makes with clients of its own are sent here while it runs, with the sampling
+    parameters written over theirs; None does so for a `ProxyLLM` alone."""
+    redirect_exclude: list[str] = Field(default_factory=list)
+    """Models whose calls are not sent here, by the name that is asked for: patterns such as `gpt-*` or
+    `text-embedding-*`."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize):  # type: ignore[no-untyped-def] # an annotation would replace the JSON schema
+        """Without what is left open, which the releases that came before do not know."""
+        written = serialize(self)
+        if self.redirect is None:
+            written.pop("redirect", None)
+        if not self.redirect_exclude:
+            written.pop("redirect_exclude", None)
+        return written
 
     def get_base_url(self, *args: object, **kwargs: object) -> str:
         """The URL an SDK client takes; arguments are ignored here, so that callers need not know the kind of LLM."""
@@ -58,13 +75,20 @@ class ProxyLLM(LLM):
         suffix = "/v1" if root.endswith("/v1") else ""
         return f"{root.removesuffix(suffix)}/rollout/{rollout_id}/attempt/{attempt_id}{suffix}"
 
+    def get_api_key(self, rollout_id: str, attempt_id: str) -> str | None:
+        """The key for one attempt: made of `api_key` where that is the proxy's secret, which no agent is to see."""
+        if self.api_key is None or not self.api_key.startswith(PROXY_SECRET_PREFIX):
+            return self.api_key
+        return derive_attempt_key(self.api_key, rollout_id, attempt_id)
+
     def with_attempted_rollout(self, rollout: "AttemptedRollout") -> LLM:
-        """A plain LLM whose endpoint is bound to this attempt."""
+        """A plain LLM whose endpoint and key are bound to this attempt."""
+        rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         return LLM(
-            endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,
             sampling_parameters=self.sampling_parameters,
-            api_key=self.api_key,
+            api_key=self.get_api_key(rollout_id, attempt_id),
         )
 
 

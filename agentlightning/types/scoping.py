@@ -77,5 +77,8 @@ def _completed(agent_name: str, name: str, own: ResourceUnion, default: Resource
     model = own.model or default.model
     if endpoint:  # the default's key is for the default's endpoint alone
         return own.model_copy(update={"model": model, "sampling_parameters": sampling})
-    key = default.api_key if own.api_key is None else own.api_key
-    return default.model_copy(update={"model": model, "sampling_parameters": sampling, "api_key": key})
+    changes: dict[str, Any] = {"model": model, "sampling_parameters": sampling}
+    changes["api_key"] = default.api_key if own.api_key is None else own.api_key
+    changes["redirect"] = default.redirect if own.redirect is None else own.redirect
+    changes["redirect_exclude"] = own.redirect_exclude or default.redirect_exclude
+    return default.model_copy(update=changes)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,8 +11,19 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from opentelemetry import context as otel_context
 
-from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router, redirected
+from agentlightning.errors import ConfigurationError
+from agentlightning.instrumentation.model_sdks import OpenAIPatch
+from agentlightning.instrumentation.redirect import (
+    ModelRequest,
+    Target,
+    current_router,
+    exclude_from_redirect,
+    is_secret,
+    not_redirected,
+    redirected,
+)
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.asking import CHAT, read, read_async
 from tests.instrumentation.observing import observed, observed_async
@@ -264,6 +276,197 @@ async def test_asynchronous_clients_go_there_too(elsewhere: StubModel) -> None:
 
     assert trace.error is None
     assert [request.dialect for request in elsewhere.requests] == ["chat", "messages"]
+
+
+# ---------------------------------------------------------------------- what is written into the request
+
+
+@pytest.mark.parametrize("place", ["arguments", "extra_body"])
+def test_parameters_are_written_over_those_of_the_request(
+    client: openai.OpenAI, elsewhere: StubModel, place: str
+) -> None:
+    asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": 5, "seed": 7}
+    arguments = asked if place == "arguments" else {"extra_body": asked}
+
+    def run() -> None:
+        with redirected(to(elsewhere, parameters={"temperature": 0.25, "top_k": 4, "max_tokens": None})):
+            client.chat.completions.create(**CHAT, **arguments)
+
+    trace = observed(run)
+
+    assert trace.error is None
+    [request] = elsewhere.requests
+    assert {name: request.body.get(name) for name in ("temperature", "top_k", "seed")} == {
+        "temperature": 0.25,
+        "top_k": 4,
+        "seed": 7,
+    }
+    assert "max_tokens" not in request.body
+    assert trace.spans[0].attributes["gen_ai.request.temperature"] == 0.25
+
+
+def test_the_receiver_is_told_the_span_of_the_call(client: openai.OpenAI, elsewhere: StubModel) -> None:
+    def run() -> None:
+        with redirected(to(elsewhere)):
+            client.chat.completions.create(**CHAT)
+            client.chat.completions.create(**CHAT, stream=True).close()
+
+    trace = observed(run)
+
+    told = [re.fullmatch("00-(.*)-(.*)-0[13]", request.headers["traceparent"]) for request in elsewhere.requests]
+    assert [match and match.groups() for match in told] == [(s.trace_id, s.span_id) for s in trace.model_calls]
+    assert len(told) == 2
+
+
+def test_nobody_is_told_of_spans_where_nothing_is_redirected_or_recorded(
+    stub_model: StubModel, client: openai.OpenAI, elsewhere: StubModel
+) -> None:
+    def run() -> None:
+        with openai.OpenAI(base_url=stub_model.openai_url, api_key="mine") as other:
+            other.chat.completions.create(**CHAT)
+        token = otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
+        with redirected(to(elsewhere)):
+            client.chat.completions.create(**CHAT)
+        otel_context.detach(token)
+
+    observed(run)
+
+    assert ["traceparent" in request.headers for request in (*stub_model.requests, *elsewhere.requests)] == [False] * 2
+
+
+def test_a_patch_that_does_not_record_still_redirects(client: openai.OpenAI, elsewhere: StubModel) -> None:
+    with OpenAIPatch(records=False), redirected(to(elsewhere, model="mine")):
+        client.chat.completions.create(**CHAT)
+
+    assert [(r.body["model"], "traceparent" in r.headers) for r in elsewhere.requests] == [("mine", False)]
+
+
+# ---------------------------------------------------------------------- secrets
+
+SECRET = "sk-secret"
+SECRET_HEADERS = {
+    "authorization": f"Bearer {SECRET}",
+    "X-Api-Key": SECRET,
+    "X-Goog-Api-Key": SECRET,
+    "Ocp-Apim-Subscription-Key": SECRET,
+    "cookie": f"session={SECRET}",
+    "X-Auth": SECRET,
+    "x-session-token": SECRET,
+}
+CLIENTS: dict[str, Any] = {
+    "its key": lambda **options: openai.OpenAI(api_key=SECRET, **options),
+    "default headers": lambda **options: openai.OpenAI(api_key="k", default_headers=SECRET_HEADERS, **options),
+    "default query": lambda **options: openai.OpenAI(api_key="k", default_query={"key": SECRET}, **options),
+    "key from a function": lambda **options: openai.OpenAI(api_key=lambda: SECRET, **options),
+    "its account": lambda **options: openai.OpenAI(api_key="k", organization=SECRET, project=SECRET, **options),
+    "its HTTP client": lambda **options: openai.OpenAI(
+        api_key="k", http_client=openai.DefaultHttpxClient(headers=SECRET_HEADERS), **options
+    ),
+    "Anthropic's key": lambda **options: anthropic.Anthropic(api_key=SECRET, **options),
+    "Anthropic's token": lambda **options: anthropic.Anthropic(api_key=None, auth_token=SECRET, **options),
+    "Anthropic's headers": lambda **options: anthropic.Anthropic(
+        api_key="k", default_headers=SECRET_HEADERS, **options
+    ),
+}
+
+
+def said_by(request: Any) -> str:
+    return "\n".join([request.path, *(f"{name}: {value}" for name, value in request.headers.items())])
+
+
+@pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
+def test_no_secret_of_the_client_goes_along(elsewhere: StubModel, make: Any) -> None:
+    extra = {"extra_headers": {"x-api-key": SECRET, "X-Mine": "1"}}
+
+    def run() -> None:
+        with make(base_url=NOWHERE, max_retries=0) as client, redirected(to(elsewhere, model="mine")):
+            if isinstance(client, openai.OpenAI):
+                client.chat.completions.create(**CHAT, **extra)
+            else:
+                client.messages.create(**CHAT, max_tokens=9, **extra)
+
+    assert observed(run).error is None
+    [request] = elsewhere.requests
+    assert SECRET not in said_by(request)
+    assert (request.headers["authorization"], request.headers["x-mine"]) == ("Bearer theirs", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Authorization", True),
+        ("proxy-authorization", True),
+        ("X-API-KEY", True),
+        ("apikey", True),
+        ("Set-Cookie", True),
+        ("OpenAI-Organization", True),
+        ("Idempotency-Key", False),
+        ("X-Author", False),
+        ("x-keyboard", False),
+        ("anthropic-beta", False),
+        ("Content-Type", False),
+    ],
+)
+def test_secrets_are_known_by_their_names(name: str, expected: bool) -> None:
+    assert is_secret(name) is expected
+
+
+def test_a_client_that_signs_its_calls_is_refused(elsewhere: StubModel) -> None:
+    class Signing(anthropic.Anthropic):
+        aws_region = "eu"
+
+    def run() -> None:
+        with Signing(base_url=NOWHERE, api_key="k") as client, redirected(to(elsewhere)):
+            client.messages.create(**CHAT, max_tokens=9)
+
+    trace = observed(run)
+
+    assert isinstance(trace.error, ConfigurationError)
+    assert "exclude_from_redirect" in str(trace.error)
+    assert elsewhere.requests == []
+
+
+# ---------------------------------------------------------------------- what is left alone
+
+
+def test_an_excluded_client_and_its_copies_go_their_own_way(stub_model: StubModel, elsewhere: StubModel) -> None:
+    options = {"base_url": stub_model.openai_url, "api_key": "mine"}
+
+    def run() -> None:
+        with openai.OpenAI(**options) as judge, openai.OpenAI(**options) as other, redirected(to(elsewhere)):
+            assert exclude_from_redirect(judge) is judge
+            judge.chat.completions.create(**CHAT)
+            judge.with_options(timeout=5).chat.completions.create(**CHAT)
+            other.chat.completions.create(**CHAT)
+
+    assert observed(run).error is None
+    assert (len(stub_model.requests), len(elsewhere.requests)) == (2, 1)
+
+
+def test_clients_that_share_an_http_client_are_excluded_one_by_one(stub_model: StubModel, elsewhere: StubModel) -> None:
+    def run() -> None:
+        with openai.DefaultHttpxClient() as shared:
+            options: dict[str, Any] = {"base_url": stub_model.openai_url, "api_key": "mine", "http_client": shared}
+            judge, other = exclude_from_redirect(openai.OpenAI(**options)), openai.OpenAI(**options)
+            with redirected(to(elsewhere)):
+                judge.chat.completions.create(**CHAT)
+                other.chat.completions.create(**CHAT)
+
+    assert observed(run).error is None
+    assert (len(stub_model.requests), len(elsewhere.requests)) == (1, 1)
+
+
+def test_a_block_of_code_can_be_left_alone(stub_model: StubModel, elsewhere: StubModel) -> None:
+    def run(client: openai.OpenAI) -> None:
+        with redirected(to(elsewhere)):
+            with not_redirected():
+                client.chat.completions.create(**CHAT)
+            client.chat.completions.create(**CHAT)
+
+    with openai.OpenAI(base_url=stub_model.openai_url, api_key="mine") as client:
+        observed(run, client)
+
+    assert (len(stub_model.requests), len(elsewhere.requests)) == (1, 1)
 
 
 # ---------------------------------------------------------------------- many at once

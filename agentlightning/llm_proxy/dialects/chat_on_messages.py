@@ -216,9 +216,8 @@ def _say_format(said: JsonObject, form: Mapping[str, Any] | None) -> None:
     if form is None or form["type"] == "text":
         return
     if form["type"] != "json_schema":
-        place = "response_format"
-        told = f"'{place}' of type {form['type']!r} cannot be said to a backend that speaks messages"
-        raise UntranslatableRequest(place, f"{told}; give a 'json_schema' instead.")
+        told = f"'response_format' of type {form['type']!r} in a chat request cannot be said to a backend that speaks"
+        raise UntranslatableRequest("response_format", f"{told} messages; give a 'json_schema' instead.")
     schema = {"type": "json_schema", "schema": form["json_schema"]["schema"]}
     said.setdefault("output_config", {})["format"] = schema
 

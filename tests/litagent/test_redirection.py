@@ -1,0 +1,597 @@
+"""Model calls of agents that do not use their resources, which go there all the same."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
+from agentlightning.litagent import (
+    AgentRouter,
+    FunctionalLitAgent,
+    LitAgent,
+    exclude_from_redirect,
+    not_redirected,
+)
+from agentlightning.litagent.calling import call_agent
+from agentlightning.litagent.redirection import _warn_of_several, redirecting, router_for
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentlightning.utils.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
+from agentlightning.utils.daemon_threads import DaemonThreads
+from tests.instrumentation.asking import CHAT, read, read_async
+from tests.litagent.stub_proxy import StubProxy, attempt_of, running_proxy
+from tests.stub_model.script import Answer, Script
+from tests.stub_model.server import StubModel
+
+SECRET = "agl-proxy-0123456789"
+OWN_KEY = "sk-very-secret"
+KNOWN_AT_IMPORT = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key=OWN_KEY, max_retries=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_in_the_end() -> Iterator[None]:
+    yield
+    KNOWN_AT_IMPORT.close()
+
+
+def rollout_of(number: int = 1) -> AttemptedRollout:
+    ids = {"rollout_id": f"ro-{number}", "start_time": 0.0}
+    return AttemptedRollout(**ids, input="task", attempt=Attempt(**ids, attempt_id=f"at-{number}", sequence_id=1))
+
+
+def asked(model: str | None = "gpt", **fields: Any) -> ModelRequest:
+    request = {
+        "sdk": "openai",
+        "client": None,
+        "path": "/chat/completions",
+        "url": "http://original/v1/chat/completions",
+    }
+    return ModelRequest(**{**request, "model": model, **fields})
+
+
+def target(resources: NamedResources, request: ModelRequest | None = None, **options: Any) -> Target | None:
+    router = router_for(rollout_of(), resources, **options)
+    assert router is not None
+    return router(request or asked())
+
+
+def proxied(model: str = "mine", **fields: Any) -> ProxyLLM:
+    return ProxyLLM(**{"endpoint": "http://proxy", "model": model, **fields})
+
+
+def plain(model: str = "mine", **fields: Any) -> LLM:
+    return LLM(**{"endpoint": "http://plain/v1", "model": model, **fields})
+
+
+# ---------------------------------------------------------------------- which resources take calls
+
+
+@pytest.mark.parametrize(
+    ("resource", "expected"),
+    [
+        (proxied(), True),
+        (proxied(redirect=True), True),
+        (proxied(redirect=False), False),
+        (plain(), False),
+        (plain(redirect=False), False),
+        (plain(redirect=True), True),
+        (PromptTemplate(template="t", engine="f-string"), False),
+    ],
+    ids=["proxy", "proxy-yes", "proxy-no", "plain", "plain-no", "plain-yes", "prompt"],
+)
+def test_a_proxy_takes_calls_unless_told_and_a_plain_model_if_told(resource: Any, expected: bool) -> None:
+    assert (router_for(rollout_of(), {"llm": resource}) is not None) is expected
+
+
+def test_a_proxy_takes_no_calls_without_an_attempt() -> None:
+    rollout = Rollout(rollout_id="ro-1", input=None, start_time=0.0)
+
+    assert router_for(rollout, {"llm": proxied()}) is None
+    assert router_for(rollout, {"llm": plain(redirect=True)}) is not None
+
+
+@pytest.mark.parametrize("endpoint", ["http://proxy", "http://proxy/", "http://proxy/v1", "http://proxy/v1/"])
+@pytest.mark.parametrize(
+    ("sdk", "expected"),
+    [("openai", "http://proxy/rollout/ro-1/attempt/at-1/v1"), ("anthropic", "http://proxy/rollout/ro-1/attempt/at-1")],
+)
+def test_the_url_of_a_proxy_names_the_attempt(endpoint: str, sdk: Any, expected: str) -> None:
+    found = target({"llm": proxied(endpoint=endpoint)}, asked(sdk=sdk))
+
+    assert found is not None
+    assert (found.base_url, found.model) == (expected, "mine")
+
+
+@pytest.mark.parametrize(("sdk", "expected"), [("openai", "http://plain/api/v1"), ("anthropic", "http://plain/api")])
+def test_the_url_of_a_plain_model_is_its_endpoint(sdk: Any, expected: str) -> None:
+    found = target({"llm": plain(endpoint="http://plain/api/v1/", redirect=True)}, asked(sdk=sdk))
+
+    assert found is not None
+    assert found.base_url == expected
+
+
+def test_the_key_is_the_resources_or_made_for_the_attempt_and_never_missing() -> None:
+    keys = [target({"llm": proxied(api_key=key)}) for key in (None, "theirs", SECRET)]
+
+    assert [found and found.api_key for found in keys] == [
+        "agentlightning",
+        "theirs",
+        derive_attempt_key(SECRET, "ro-1", "at-1"),
+    ]
+
+
+# ---------------------------------------------------------------------- several of them
+
+SEVERAL: NamedResources = {"small": proxied("s"), "large": proxied("l"), "judge": plain("j")}
+
+
+@pytest.mark.parametrize(
+    ("resources", "model", "expected"),
+    [
+        ({"only": proxied("s")}, "gpt", "s"),
+        ({"only": proxied("s")}, None, "s"),
+        (SEVERAL, "l", "l"),
+        (SEVERAL, "s", "s"),
+        (SEVERAL, "gpt", None),
+        ({**SEVERAL, "main_llm": proxied("m")}, "gpt", "m"),
+        ({**SEVERAL, "main_llm": proxied("m")}, "l", "l"),
+        ({**SEVERAL, "main_llm": plain("m")}, "gpt", None),
+    ],
+    ids=["only", "only-unnamed", "same-model", "other-model", "none", "main", "same-before-main", "main-that-does-not"],
+)
+def test_a_call_goes_to_its_model_or_the_only_one_or_the_main_one(
+    resources: NamedResources, model: str | None, expected: str | None
+) -> None:
+    found = target(resources, asked(model))
+
+    assert (found and found.model) == expected
+
+
+def test_of_two_with_one_model_the_main_one_takes_its_calls() -> None:
+    resources: NamedResources = {
+        "warm": proxied("m", sampling_parameters={"temperature": 1}),
+        "main_llm": proxied("m", sampling_parameters={"temperature": 0}),
+    }
+
+    found = target(resources, asked("m"))
+
+    assert found is not None
+    assert found.parameters == {"temperature": 0}
+
+
+def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_several.cache_clear()
+
+    for _ in range(3):
+        assert target(SEVERAL) is None
+
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "'gpt'" in message
+    assert "small, large" in message
+    assert "judge" not in message
+
+
+# ---------------------------------------------------------------------- what is left alone
+
+
+@pytest.mark.parametrize(
+    ("patterns", "model", "is_taken"),
+    [(["gpt-*"], "gpt-4.1", False), (["gpt-*"], "claude", True), (["a", "b?"], "b2", False), ([], "gpt", True)],
+)
+def test_models_can_be_excluded_by_patterns(patterns: list[str], model: str, is_taken: bool) -> None:
+    found = target({"llm": proxied(redirect_exclude=patterns)}, asked(model))
+
+    assert (found is not None) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "is_taken"),
+    [
+        ("http://proxy/rollout/ro-1/attempt/at-1/v1/chat/completions", "any", False),
+        ("http://proxy/rollout/ro-1/attempt/at-1/chat/completions", "any", False),
+        ("http://proxy/rollout/ro-1/attempt/at-10/v1/chat/completions", "any", True),
+        ("http://proxy/v1/chat/completions", "any", True),
+        ("http://plain/v1/chat/completions", "judge", False),
+        ("http://plain/v1/chat/completions", "other", True),
+    ],
+    ids=["attempt", "attempt-without-version", "another-attempt", "bare-proxy", "named-model", "other-model-there"],
+)
+def test_a_call_that_goes_where_the_resources_say_is_left_alone(url: str, model: str, is_taken: bool) -> None:
+    resources: NamedResources = {"llm": proxied(), "judge": plain("judge")}
+
+    assert (target(resources, asked(model, url=url)) is not None) is is_taken
+
+
+@pytest.mark.parametrize(("model", "expected"), [("text-embedding", None), ("mine", "mine")])
+def test_an_embedding_goes_to_the_model_of_its_name_alone(model: str, expected: str | None) -> None:
+    resources: NamedResources = {"llm": proxied(sampling_parameters={"temperature": 0})}
+
+    found = target(resources, asked(model, path="/embeddings"))
+
+    assert (found and found.model) == expected
+    assert found is None or found.parameters == {}
+
+
+# ---------------------------------------------------------------------- sampling parameters
+
+
+@pytest.mark.parametrize(
+    ("path", "sampling", "expected"),
+    [
+        ("/chat/completions", {"temperature": 0.5}, {"temperature": 0.5}),
+        ("/chat/completions", {"max_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": None}),
+        ("/chat/completions?x=1", {"max_completion_tokens": 5}, {"max_tokens": None, "max_completion_tokens": 5}),
+        ("/responses", {"max_tokens": 5, "top_p": 1}, {"max_output_tokens": 5, "top_p": 1}),
+        ("/v1/messages", {"max_completion_tokens": 5, "stop": "x"}, {"max_tokens": 5, "stop_sequences": ["x"]}),
+        ("/v1/messages", {"stop": ["x", "y"]}, {"stop_sequences": ["x", "y"]}),
+    ],
+)
+def test_sampling_parameters_are_named_as_the_api_does(path: str, sampling: Any, expected: Any) -> None:
+    found = target({"llm": proxied(sampling_parameters=sampling)}, asked(path=path))
+
+    assert found is not None
+    assert found.parameters == expected
+
+
+# ---------------------------------------------------------------------- agents
+
+
+@pytest.fixture
+def proxy() -> Iterator[StubProxy]:
+    with running_proxy(models=("mine", "stub-model", "other"), token_ids="none") as served:
+        yield served
+
+
+@pytest.fixture
+def threads() -> Iterator[DaemonThreads]:
+    threads = DaemonThreads("agents")
+    yield threads
+    threads.close()
+
+
+def original_client(model: StubModel, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=model.openai_url, api_key=OWN_KEY, max_retries=0, **options)
+
+
+async def run(agent: Any, resources: NamedResources, threads: DaemonThreads, *, number: int = 1) -> Any:
+    """Call an agent under a tracer that instruments."""
+    agent = agent if isinstance(agent, LitAgent) else FunctionalLitAgent(agent)
+    with OtelTracer().lifespan() as tracer:
+        async with tracer.trace_context():
+            rollout = rollout_of(number)
+            return await call_agent(
+                agent, "rollout", task="task", resources=resources, rollout=rollout, threads=threads
+            )
+
+
+CALLS: dict[str, Any] = {
+    "chat": lambda client: client.chat.completions.create(**CHAT),
+    "chat stream": lambda client: client.chat.completions.create(**CHAT, stream=True),
+    "responses": lambda client: client.responses.create(model="stub-model", input="Hello"),
+    "responses stream": lambda client: client.responses.create(model="stub-model", input="Hello", stream=True),
+    "completions": lambda client: client.completions.create(model="stub-model", prompt="Hello"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads, call: Any
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client:
+            read(call(client))
+
+    llm = proxied(endpoint=proxy.url, api_key=SECRET, sampling_parameters={"temperature": 0.25})
+    await run(agent, {"llm": llm}, threads)
+
+    assert stub_model.requests == []
+    [request] = proxy.requests
+    assert attempt_of(request) == ("ro-1", "at-1")
+    assert (request.body["model"], request.body["temperature"]) == ("mine", 0.25)
+    key = request.headers["authorization"].removeprefix("Bearer ")
+    assert read_attempt_key(SECRET, key) == AttemptKey("ro-1", "at-1")
+    assert OWN_KEY not in str(request)
+    assert SECRET not in str(request)
+
+
+async def test_embeddings_of_the_named_model_reach_the_proxy_and_others_do_not(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client:
+            client.embeddings.create(model="other", input="there")
+            client.embeddings.create(model="stub-model", input="here")
+
+    await run(agent, {"llm": proxied(endpoint=proxy.url), "embedder": proxied("other", endpoint=proxy.url)}, threads)
+
+    assert [request.body["input"] for request in proxy.requests] == ["there"]
+    assert [request.body["input"] for request in stub_model.requests] == ["here"]
+
+
+async def test_asynchronous_and_anthropic_clients_reach_the_proxy(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    async def agent(task: str) -> None:
+        async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
+            await read_async(await client.chat.completions.create(**CHAT, stream=True))
+        async with anthropic.AsyncAnthropic(base_url=stub_model.url, api_key=OWN_KEY) as other:
+            await read_async(other.messages.stream(**CHAT, max_tokens=9))
+        with anthropic.Anthropic(base_url=stub_model.url, auth_token=OWN_KEY) as third:
+            await asyncio.to_thread(third.messages.create, **CHAT, max_tokens=9)
+
+    await run(agent, {"llm": proxied(endpoint=f"{proxy.url}/v1")}, threads)
+
+    assert stub_model.requests == []
+    assert [request.dialect for request in proxy.requests] == ["chat", "messages", "messages"]
+    assert {attempt_of(request) for request in proxy.requests} == {("ro-1", "at-1")}
+    assert OWN_KEY not in str(proxy.requests)
+
+
+async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
+    proxy: StubProxy, threads: DaemonThreads
+) -> None:
+    class Agent(LitAgent[str]):
+        def rollout(self, task: str, resources: Any, rollout: Any) -> float:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(KNOWN_AT_IMPORT.chat.completions.create, **CHAT).result()
+            KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
+            return 1.0
+
+    assert await run(Agent(), {"llm": proxied(endpoint=proxy.url)}, threads) == 1.0
+
+    assert [attempt_of(request) for request in proxy.requests] == [("ro-1", "at-1")] * 2
+    assert current_router() is None
+    with pytest.raises(openai.APIConnectionError):
+        KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
+
+
+async def test_a_client_that_authenticates_with_headers_does_not_show_them(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        headers = {"authorization": f"Bearer {OWN_KEY}", "X-Gateway-Key": OWN_KEY}
+        with original_client(stub_model, default_headers=headers) as client:
+            client.chat.completions.create(**CHAT)
+
+    await run(agent, {"llm": proxied(endpoint=proxy.url)}, threads)
+
+    [request] = proxy.requests
+    assert OWN_KEY not in str(request)
+    assert request.headers["authorization"] == "Bearer agentlightning"
+
+
+async def test_an_agent_that_uses_its_resource_is_left_alone(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str, llm: LLM) -> None:
+        with openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+            client.chat.completions.create(**{**CHAT, "model": "other"}, temperature=1)
+
+    llm = proxied(endpoint=f"{proxy.url}/v1", api_key=SECRET, sampling_parameters={"temperature": 0.25})
+    await run(agent, {"llm": llm}, threads)
+
+    [request] = proxy.requests
+    assert (request.body["model"], request.body["temperature"]) == ("other", 1)
+    assert request.headers["authorization"] == f"Bearer {derive_attempt_key(SECRET, 'ro-1', 'at-1')}"
+    assert "traceparent" not in request.headers
+
+
+async def test_clients_blocks_and_models_can_be_excluded(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client, exclude_from_redirect(original_client(stub_model)) as judge:
+            judge.chat.completions.create(**CHAT)
+            with not_redirected():
+                client.chat.completions.create(**CHAT)
+            client.chat.completions.create(**CHAT)
+            client.responses.create(model="other", input="Hello")
+
+    await run(agent, {"llm": proxied(endpoint=proxy.url, redirect_exclude=["stub-*"])}, threads)
+
+    assert [request.dialect for request in stub_model.requests] == ["chat"] * 3
+    assert [request.dialect for request in proxy.requests] == ["responses"]
+
+
+async def test_a_proxy_that_is_not_there_is_an_error_and_the_original_is_not_asked(
+    stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client:
+            client.chat.completions.create(**CHAT)
+
+    with pytest.raises(openai.APIConnectionError):
+        await run(agent, {"llm": proxied(endpoint="http://127.0.0.1:9")}, threads)
+
+    assert stub_model.requests == []
+
+
+async def test_without_a_model_that_takes_calls_they_go_where_they_went(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client:
+            client.chat.completions.create(**CHAT)
+
+    for resource in (proxied(endpoint=proxy.url, redirect=False), plain(endpoint=proxy.url)):
+        await run(agent, {"llm": resource}, threads)
+
+    assert [request.headers["authorization"] for request in stub_model.requests] == [f"Bearer {OWN_KEY}"] * 2
+    assert proxy.requests == []
+
+
+async def test_calls_are_redirected_also_where_no_tracer_instruments(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    def agent(task: str) -> None:
+        with original_client(stub_model) as client, ThreadPoolExecutor(1) as pool:
+            pool.submit(client.chat.completions.create, **CHAT).result()
+            client.chat.completions.create(**CHAT)
+
+    before = openai.OpenAI.request
+    await call_agent(
+        FunctionalLitAgent(agent),
+        "rollout",
+        task="task",
+        resources={"llm": proxied(endpoint=proxy.url)},
+        rollout=rollout_of(),
+        threads=threads,
+    )
+
+    assert (len(stub_model.requests), len(proxy.requests)) == (0, 2)
+    assert openai.OpenAI.request is before
+
+
+# ---------------------------------------------------------------------- agents among several
+
+
+def speaker(model: StubModel) -> Any:
+    def speak(task: str) -> None:
+        with original_client(model) as client:
+            client.chat.completions.create(**CHAT)
+
+    return speak
+
+
+async def test_a_function_has_the_model_of_its_own_name(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    own = ProxyLLM(endpoint="", model="other", sampling_parameters={"temperature": 0.5})
+
+    await run(speaker(stub_model), {"llm": proxied(endpoint=proxy.url), "speak/llm": own, "x/llm": own}, threads)
+
+    assert [(r.body["model"], r.body["temperature"]) for r in proxy.requests] == [("other", 0.5)]
+
+
+async def test_each_agent_of_a_router_has_the_model_of_its_scope(
+    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    agent = FunctionalLitAgent[str](speaker(stub_model))
+    router = AgentRouter[str]({"writer": (lambda task: task == "task", agent)}, default=agent)
+    resources: NamedResources = {
+        "llm": proxied(endpoint=proxy.url),
+        "writer/llm": proxied("other", endpoint=proxy.url),
+    }
+
+    await run(router, resources, threads)
+
+    assert stub_model.requests == []
+    assert [request.body["model"] for request in proxy.requests] == ["other"]
+
+
+# ---------------------------------------------------------------------- many at once
+
+MANY = 64
+
+
+def check_many(proxies: list[StubProxy], original: StubModel, count: int, calls: int) -> None:
+    """Every call came to the proxy and under the attempt of the rollout that made it."""
+    assert original.requests == []
+    seen = [(place, request) for place, proxy in enumerate(proxies) for request in proxy.requests]
+    assert len(seen) == count * calls
+    for place, request in seen:
+        number = int(request.text.removeprefix("I am "))
+        assert (number % len(proxies), attempt_of(request)) == (place, (f"ro-{number}", f"at-{number}"))
+        key = request.headers["authorization"].removeprefix("Bearer ")
+        assert read_attempt_key(SECRET, key) == AttemptKey(f"ro-{number}", f"at-{number}")
+        assert request.body["model"] == f"model-{number}"
+
+
+@pytest.fixture
+def proxies() -> Iterator[list[StubProxy]]:
+    slow = Script(lambda request: Answer(request.text, latency_seconds=0.005))
+    models = tuple(f"model-{number}" for number in range(MANY))
+    with running_proxy(slow, models=models) as one, running_proxy(slow, models=models) as two:
+        yield [one, two]
+
+
+def resources_of(proxies: list[StubProxy], number: int) -> NamedResources:
+    url = proxies[number % len(proxies)].url
+    return {"llm": ProxyLLM(endpoint=url, model=f"model-{number}", api_key=SECRET)}
+
+
+def said(task: str) -> dict[str, Any]:
+    return {"model": "stub-model", "messages": [{"role": "user", "content": task}]}
+
+
+async def work_all(agent: LitAgent[Any], proxies: list[StubProxy], threads: DaemonThreads, count: int) -> None:
+    async def work(number: int) -> None:
+        async with tracer.trace_context():
+            await call_agent(
+                agent,
+                "rollout",
+                task=f"I am {number}",
+                resources=resources_of(proxies, number),
+                rollout=rollout_of(number),
+                threads=threads,
+            )
+
+    with OtelTracer().lifespan() as tracer:
+        await asyncio.gather(*(work(number) for number in range(count)))
+
+
+async def test_64_asynchronous_rollouts_with_one_client_are_not_crossed(
+    proxies: list[StubProxy], stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
+
+        async def agent(task: str) -> None:
+            for stream in (False, True):
+                await read_async(await client.chat.completions.create(**said(task), stream=stream))
+            await asyncio.gather(*(client.chat.completions.create(**said(task)) for _ in range(2)))
+
+        await work_all(FunctionalLitAgent(agent), proxies, threads, MANY)
+
+    check_many(proxies, stub_model, MANY, 4)
+    assert current_router() is None
+
+
+async def test_64_rollouts_in_threads_with_one_client_are_not_crossed(
+    proxies: list[StubProxy], stub_model: StubModel, threads: DaemonThreads
+) -> None:
+    with original_client(stub_model) as client:
+
+        def agent(task: str) -> None:
+            read(client.chat.completions.create(**said(task), stream=True))
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda _: client.chat.completions.create(**said(task)), range(2)))
+
+        await work_all(FunctionalLitAgent(agent), proxies, threads, MANY)
+
+    check_many(proxies, stub_model, MANY, 3)
+    assert current_router() is None
+
+
+async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(
+    proxy: StubProxy, stub_model: StubModel
+) -> None:
+    store = InMemoryLightningStore()
+    runner = LitAgentRunner[Any](OtelTracer(), heartbeat_interval=0)
+    with original_client(stub_model) as client:
+
+        def agent(task: str) -> float:
+            client.chat.completions.create(**CHAT)
+            return 1.0
+
+        with runner.run_context(agent=FunctionalLitAgent(agent), store=store):
+            rollout = await runner.step("task", resources={"llm": proxied(endpoint=proxy.url)})
+            client.chat.completions.create(**CHAT)
+
+    assert [attempt_of(r)[0] for r in proxy.requests] == [rollout.rollout_id]
+    assert len(stub_model.requests) == 1
+
+
+def test_nothing_is_changed_where_there_is_nothing_to_redirect() -> None:
+    before = openai.OpenAI.request
+
+    with redirecting(None):
+        assert openai.OpenAI.request is before
+        assert current_router() is None

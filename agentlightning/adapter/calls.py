@@ -8,6 +8,7 @@ never raises: what is absent is None, and what is present but makes no sense is 
 import ast
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -18,6 +19,8 @@ from agentlightning.types.attributes import sum_of_numbers
 
 __all__ = [
     "LOGPROBS",
+    "PROXY_REQUEST",
+    "RAW_REQUEST",
     "UNREADABLE",
     "WEIGHTS_VERSION",
     "Unreadable",
@@ -28,6 +31,8 @@ __all__ = [
     "prompt_ids_of",
     "response_id_of",
     "response_ids_of",
+    "token_attributes",
+    "token_facts",
     "token_ids_or_empty",
     "weights_version_of",
 ]
@@ -35,6 +40,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SpanAttributes: TypeAlias = Mapping[str, Any]
+
+PROXY_REQUEST: Final = "litellm_request"
+"""Name of the span that the LLM proxy writes for a call."""
+RAW_REQUEST: Final = "raw_gen_ai_request"
+"""Name of the span beneath it, which has the call as its provider saw it."""
 
 PROMPT_IDS = (
     "prompt_token_ids",
@@ -48,7 +58,8 @@ RESPONSE_IDS = (
     "agentlightning.operation.output.choices.0.token_ids",
     "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
 )
-RESPONSE_CHOICES = "llm.hosted_vllm.choices"
+_OF_ANY_PROVIDER: Final = re.compile(r"llm\.[^.]+\.(id|prompt_token_ids|response_token_ids|choices)")
+"""Raw requests name what they say after the provider that was asked: `llm.openai.id`."""
 RESPONSE_ID = ("gen_ai.response.id", "llm.hosted_vllm.id", "agentlightning.operation.output.id")
 LOGPROBS = "logprobs.content"
 WEIGHTS_VERSION: Final = "agentlightning.weights_version"
@@ -67,17 +78,41 @@ UNREADABLE: Final = Unreadable.UNREADABLE
 
 def prompt_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
     """Token ids of the prompt."""
-    return _first_ids(attributes, PROMPT_IDS)
+    ids = _first_ids(attributes, PROMPT_IDS)
+    return ids if ids is not None else _first_ids(attributes, _names_of_providers(attributes, "prompt_token_ids"))
 
 
 def response_ids_of(attributes: SpanAttributes) -> list[int] | Unreadable | None:
     """Token ids of the response; of several choices, of the first."""
     ids = _first_ids(attributes, RESPONSE_IDS)
-    if ids or RESPONSE_CHOICES not in attributes:
+    if ids:
         return ids
-    choices = parsed(attributes[RESPONSE_CHOICES])
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return as_token_ids(first["token_ids"]) if isinstance(first, Mapping) and "token_ids" in first else ids
+    ids = _first_ids(attributes, _names_of_providers(attributes, "response_token_ids")) if ids is None else ids
+    if ids:
+        return ids
+    for name in _names_of_providers(attributes, "choices"):
+        choices = parsed(attributes[name])
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(first, Mapping) and "token_ids" in first:
+            return as_token_ids(first["token_ids"])
+    return ids
+
+
+def _names_of_providers(attributes: SpanAttributes, fact: str) -> list[str]:
+    """The attributes in which a raw request says this, whichever provider it went to."""
+    found = [_OF_ANY_PROVIDER.fullmatch(name) for name in attributes if name.startswith("llm.")]
+    return [match.group() for match in found if match is not None and match.group(1) == fact]
+
+
+def token_facts(attributes: SpanAttributes) -> dict[str, Any]:
+    """What a span says of tokens besides their ids."""
+    return {name: attributes[name] for name in (LOGPROBS, WEIGHTS_VERSION) if name in attributes}
+
+
+def token_attributes(attributes: SpanAttributes) -> dict[str, Any]:
+    """What a span with token ids says of tokens, under the names that every reader knows."""
+    ids = {PROMPT_IDS[0]: prompt_ids_of(attributes), RESPONSE_IDS[0]: response_ids_of(attributes)}
+    return {**token_facts(attributes), **ids}
 
 
 def token_ids_or_empty(ids: list[int] | Unreadable | None, span_id: str) -> list[int]:
@@ -123,7 +158,8 @@ def response_id_of(attributes: SpanAttributes) -> str | None:
         value = attributes.get(name)
         if isinstance(value, str) and value:
             return value
-    return None
+    raw_ids = (attributes[name] for name in _names_of_providers(attributes, "id"))
+    return next((value for value in raw_ids if isinstance(value, str) and value), None)
 
 
 def logprobs_of(attributes: SpanAttributes, n_tokens: int) -> list[float | None] | None:

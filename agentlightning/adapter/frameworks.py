@@ -11,14 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from agentlightning.adapter.tree import TRACED_CALL_MATCH
-from agentlightning.adapter.triplet import (
-    PROXY_REQUEST,
-    RAW_REQUEST,
-    LlmProxyTraceToTriplet,
-    TracerTraceToTriplet,
-    TraceToTripletBase,
-)
+from agentlightning.adapter.proxied import PROXY_SPANS, TRACED_CALL_MATCH
+from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.tracer import SpanLike
 
@@ -94,11 +88,11 @@ def auto_adapter(
 ) -> TraceToTripletBase:
     """An adapter that finds the model calls of a trace like this one or, without one, of any that a tracer records.
 
-    The LLM proxy's spans are read where a tracer recorded no calls. They name no agents, so a pattern of agents asks
-    for a tracer's.
+    Where a tracer recorded no calls, those of the LLM proxy are read by their sequence ids alone. Agents may be named
+    by other spans too, so a pattern of agents asks for the whole tree.
     """
     names = {span.name for span in spans}
     is_traced = any(re.search(TRACED_CALL_MATCH, name) for name in names)
-    if names & {PROXY_REQUEST, RAW_REQUEST} and not is_traced and agent_match is None:
+    if names & PROXY_SPANS and not is_traced and agent_match is None:
         return LlmProxyTraceToTriplet()
     return TracerTraceToTriplet(llm_call_match=TRACED_CALL_MATCH, agent_match=agent_match)

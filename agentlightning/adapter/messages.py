@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.calls import group_genai_dict
+from agentlightning.adapter.proxied import ProxiedCalls
 from agentlightning.types.tracer import Span, SpanLike
 
 __all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_messages", "group_genai_dict"]
@@ -54,7 +55,8 @@ def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Ite
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """The conversations of a trace, one for each span with messages in its `gen_ai.*` attributes.
 
-    The tools a completion called are those of the spans directly beneath it or, if there are none, those it names.
+    A call that the LLM proxy recorded besides the agent's own tracer is one conversation, that of the tracer. The tools
+    a completion called are those of the spans directly beneath it or, if there are none, those it names.
     """
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[dict[str, Any]]:
@@ -73,8 +75,9 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         for span in spans:
             children_by_parent.setdefault(span.parent_id, []).append(span)
         calls: list[RawCall] = []
+        proxied = ProxiedCalls(spans, _has_messages)
         for span in spans:
-            if not any(name.startswith("gen_ai.") for name in span.attributes):
+            if not any(name.startswith("gen_ai.") for name in span.attributes) or proxied.call_of(span) is not None:
                 continue
             call = RawCall(
                 prompt=_grouped(span, "gen_ai.prompt", list),
@@ -87,6 +90,10 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 call["tools"] = list(self.get_tool_calls(span, children_by_parent.get(span.span_id, [])))
                 calls.append(call)
         return list(convert_to_openai_messages(calls))
+
+
+def _has_messages(span: Span) -> bool:
+    return any(name.startswith(("gen_ai.prompt.", "gen_ai.completion.")) for name in span.attributes)
 
 
 def _grouped(span: Span, prefix: str, kind: Callable[[], Any]) -> Any:

@@ -23,6 +23,7 @@ _DROPS = {
     DropReason.IN_REWARD: "made to judge, not to act",
     DropReason.DUPLICATE: "the same response, recorded twice",
     DropReason.NESTED: "the same call, seen by a second tracer",
+    DropReason.UNUSED: "answered too late: the agent had given up, or asked again",
     DropReason.NO_PROMPT_IDS: "no token ids of the prompt",
     DropReason.NO_RESPONSE_IDS: "no token ids of a response",
     DropReason.UNREADABLE_IDS: "token ids that are no list of integers",

@@ -43,6 +43,8 @@ class DropReason(str, Enum):
     """Another span has the same response id."""
     NESTED = "nested"
     """It lies within another call and has no response id: the same call, seen twice."""
+    UNUSED = "unused"
+    """The agent's client did not take the answer: it had given up, or asked again."""
     NO_PROMPT_IDS = "no_prompt_ids"
     """The tokens of the prompt were not recorded."""
     NO_RESPONSE_IDS = "no_response_ids"

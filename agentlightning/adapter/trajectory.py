@@ -19,6 +19,7 @@ from agentlightning.adapter.calls import (
     weights_version_of,
 )
 from agentlightning.adapter.jsonl import read_jsonl, write_jsonl
+from agentlightning.adapter.judging import CallCandidate, CallScope, RejectedBecause
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.report import TraceReport
 from agentlightning.adapter.sequences import (
@@ -30,7 +31,7 @@ from agentlightning.adapter.sequences import (
     TokenSequence,
     Trajectory,
 )
-from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, CallCandidate, CallScope, TraceTree
+from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, TraceTree
 from agentlightning.adapter.weaving import ModelCall, Weaver
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
@@ -57,12 +58,21 @@ class _Tokens:
     response_ids: list[int]
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A call to train."""
+
+    candidate: CallCandidate
+    tokens: _Tokens
+    place: TraceTree
+    """Where and when the agent made it; another span than the candidate's may have the tokens."""
+
+
 @dataclass
 class _Sorted:
     """The model calls of a trace, sorted into those to train and those not."""
 
-    taken: dict[str, tuple[CallCandidate, _Tokens]] = field(default_factory=dict)
-    """By node id."""
+    taken: list[_Taken] = field(default_factory=list)
     dropped: list[DroppedCall] = field(default_factory=list)
 
 
@@ -106,11 +116,10 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
             llm_call_match=self.llm_call_match, agent_match=self.agent_match, scope=scope, dedup=True
         )
         calls = _sort_out(candidates)
-        nodes = [candidate.node for candidate, _ in calls.taken.values()]
-        rewards = tree.match_rewards(self.reward_match, nodes)
+        rewards = tree.match_rewards(self.reward_match, [taken.place for taken in calls.taken])
         weaver = Weaver()
-        for candidate, tokens in sorted(calls.taken.values(), key=lambda taken: _chronological(taken[0].node.span)):
-            weaver.add(_model_call(candidate, tokens, rewards.get(candidate.node.id)))
+        for taken in sorted(calls.taken, key=lambda taken: _chronological(taken.place.span)):
+            weaver.add(_model_call(taken.candidate, taken.tokens, rewards.get(taken.place.id)))
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
@@ -135,12 +144,14 @@ def _sort_out(candidates: Iterable[CallCandidate]) -> _Sorted:
     for candidate in candidates:
         node, original = candidate.node, candidate.stands_for
         read = _read_tokens(node.span)
-        takes_over = original is not None and original.id in tokenless and isinstance(read, _Tokens)
-        if isinstance(read, _Tokens) and (candidate.rejected is None or takes_over):
-            result.taken[node.id] = (candidate, read)
-            if original is not None and takes_over:
-                index = tokenless.pop(original.id)
-                result.dropped[index] = result.dropped[index].model_copy(update={"same_call_span_id": node.id})
+        if isinstance(read, _Tokens) and candidate.rejected is None:
+            result.taken.append(_Taken(candidate, read, node))
+            continue
+        is_same = original is not None and candidate.rejected is not RejectedBecause.UNUSED
+        if isinstance(read, _Tokens) and original is not None and is_same and original.id in tokenless:
+            result.taken.append(_Taken(candidate, read, original))
+            index = tokenless.pop(original.id)
+            result.dropped[index] = result.dropped[index].model_copy(update={"same_call_span_id": node.id})
             continue
         if candidate.rejected is None:
             tokenless[node.id] = len(result.dropped)

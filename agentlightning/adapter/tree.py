@@ -8,8 +8,6 @@ all others, so that its length does not matter either.
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from typing_extensions import Self
@@ -24,8 +22,10 @@ from agentlightning.adapter.calls import (
     response_ids_of,
     token_ids_or_empty,
 )
+from agentlightning.adapter.judging import CallCandidate, CallJudge, CallScope, RejectedBecause
 from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
 from agentlightning.adapter.picture import draw
+from agentlightning.adapter.proxied import ANY_CALL_MATCH, TRACED_CALL_MATCH, ProxiedCalls, call_test
 from agentlightning.adapter.repair import closest_enclosing
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types.agent_matcher import AgentMatcher, name_test
@@ -48,49 +48,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LLM_CALL_MATCH = r"openai\.chat\.completion"
-TRACED_CALL_MATCH = r"openai\.(chat\.completion|completion|responses)|anthropic\.messages"
-"""Names of all model calls that a tracer records."""
-ANY_CALL_MATCH = TRACED_CALL_MATCH + "|litellm_request|raw_gen_ai_request"
-"""Names of model calls as tracers and the LLM proxy write them."""
 ANY_AGENT = "*"
 """Label of a call that stands under no named agent."""
 VIRTUAL_ROOT = "virtual-root"
-
-"""Attributes that name an agent: AutoGen, LangGraph, agent-framework, CrewAI, and OpenTelemetry's convention."""
-
-
-class RejectedBecause(str, Enum):
-    """Why a span that looks like a model call is not one to learn from."""
-
-    OTHER_AGENT = "other_agent"
-    IN_REWARD = "in_reward"
-    DUPLICATE = "duplicate"
-    """Another span has the same response id."""
-    NESTED = "nested"
-    """It has no response id and lies within another call: the same call, seen by a second tracer."""
-
-
-@dataclass(frozen=True)
-class CallCandidate:
-    """A span that matches the pattern of model calls, and what became of it."""
-
-    node: "TraceTree"
-    agent_name: str | None
-    """Label of the agent it stands under; None outside of every agent that was asked for."""
-    rejected: RejectedBecause | None = None
-    stands_for: "TraceTree | None" = None
-    """The call that was taken instead, for duplicates and nested calls."""
-
-
-@dataclass
-class CallScope:
-    """What a node inherits from those above it."""
-
-    agent_name: str | None
-    """Label of the agent; None outside of every agent that is wanted."""
-    in_reward: bool | None
-    """None takes calls within rewards as well."""
-    in_call: "TraceTree | None" = None
 
 
 class TraceTree:
@@ -267,7 +227,12 @@ class TraceTree:
         candidates = self.call_candidates(
             llm_call_match=llm_call_match,
             agent_match=agent_match,
-            scope=CallScope(within_matching_subtree, within_reward, self if within_llm_call else None),
+            scope=CallScope(
+                within_matching_subtree,
+                within_reward,
+                self if within_llm_call else None,
+                has_agent=within_matching_subtree not in (None, ANY_AGENT),
+            ),
             dedup=within_llm_call is not None or existing_llm_call_response_ids is not None,
             seen=existing_llm_call_response_ids,
         )
@@ -284,11 +249,15 @@ class TraceTree:
         dedup: bool,
         seen: set[str] | None = None,
     ) -> Iterator[CallCandidate]:
-        """Every span whose name matches, taken or rejected, parents before their children."""
+        """Every span that is a model call by its name, taken or rejected, parents before their children.
+
+        Calls that the LLM proxy passed on count as well, where the pattern takes chat calls of a tracer. Its spans of
+        a call that the tracer saw too come last.
+        """
         is_call = re.compile(llm_call_match).search
         is_wanted = name_test(agent_match)
-        known = set() if seen is None else seen
-        first_with: dict[str, TraceTree] = {}
+        proxied = self.proxied_calls(llm_call_match)
+        judge = CallJudge(proxied, (set() if seen is None else seen) if dedup else None, is_wanted)
         stack = [(iter([self]), scope)]
         while stack:
             siblings, scope = stack[-1]
@@ -297,10 +266,11 @@ class TraceTree:
                 stack.pop()
                 continue
             in_call = scope.in_call
-            if is_call(node.span.name):
-                candidate = node._judged(scope, known if dedup else None, first_with)
-                yield candidate
-                in_call = node if candidate.rejected is None else in_call
+            if is_call(node.span.name) or (proxied.is_any and proxied.counts(node.span)):
+                candidate = judge.judged(node, scope)
+                if candidate is not None:
+                    yield candidate
+                    in_call = node if candidate.rejected is None else in_call
             if not node.children:
                 continue
             agent = node.agent_name()
@@ -308,25 +278,18 @@ class TraceTree:
             if agent is not None and is_wanted is not None and not is_wanted(agent):
                 label = None
             in_reward = scope.in_reward if scope.in_reward is not False else node.is_reward_span()
-            stack.append((iter(node.children), CallScope(label, in_reward, in_call)))
+            has_agent = scope.has_agent or agent is not None
+            stack.append((iter(node.children), CallScope(label, in_reward, in_call, has_agent)))
+        yield from judge.set_aside()
 
-    def _judged(self, scope: CallScope, known: set[str] | None, first_with: "dict[str, TraceTree]") -> CallCandidate:
-        """This span as a candidate; without `known`, duplicates are taken."""
-        response_id = response_id_of(self.span.attributes)
-        rejected: RejectedBecause | None = None
-        stands_for: TraceTree | None = None
-        if scope.agent_name is None:
-            rejected = RejectedBecause.OTHER_AGENT
-        elif scope.in_reward:
-            rejected = RejectedBecause.IN_REWARD
-        elif known is not None and response_id is None and scope.in_call is not None:
-            rejected, stands_for = RejectedBecause.NESTED, scope.in_call
-        elif known is not None and response_id in known:
-            rejected, stands_for = RejectedBecause.DUPLICATE, first_with.get(response_id)
-        elif known is not None and response_id is not None:
-            known.add(response_id)
-            first_with[response_id] = self
-        return CallCandidate(self, scope.agent_name, rejected, stands_for)
+    def proxied_calls(self, llm_call_match: str) -> ProxiedCalls:
+        """What the LLM proxy recorded in this trace, where calls are asked for by a pattern."""
+        is_match, may_be_call = re.compile(llm_call_match).search, call_test(llm_call_match)
+        return ProxiedCalls(
+            [node.span for node in self._walk()],
+            is_call=lambda span: may_be_call(span.name),
+            is_preferred=lambda span: is_match(span.name),
+        )
 
     # ------------------------------------------------------------------ rewards and triplets
 
@@ -379,7 +342,8 @@ class TraceTree:
             within_reward=False if exclude_llm_call_in_reward else None,
             within_llm_call=False if dedup_llm_call else None,
         )
-        triplets = [(node, self.span_to_triplet(node.span, agent)) for node, agent in calls]
+        proxied = self.proxied_calls(llm_call_match)
+        triplets = [(node, self.span_to_triplet(proxied.with_tokens(node.span), agent)) for node, agent in calls]
         if _skip_empty_token_spans:
             triplets = [(node, triplet) for node, triplet in triplets if _has_tokens(node, triplet)]
         rewards = self.match_rewards(reward_match, [node for node, _ in triplets])

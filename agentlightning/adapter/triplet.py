@@ -6,14 +6,17 @@ LLM proxy recorded; its spans may come from machines whose clocks disagree, so i
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.calls import as_token_ids, prompt_ids_of, response_id_of, response_ids_of
 from agentlightning.adapter.matching import RewardMatchPolicy
+from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls, has_tokens
 from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
 from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.types.agent_names import agent_name
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span, SpanLike
@@ -27,9 +30,6 @@ __all__ = [
     "TracerTraceToTriplet",
     "Transition",
 ]
-
-PROXY_REQUEST = "litellm_request"
-RAW_REQUEST = "raw_gen_ai_request"
 
 
 class Transition(BaseModel):
@@ -137,7 +137,12 @@ class _ProxyCall:
     span: Span
     prompt_ids: list[int]
     response_ids: list[int]
-    response_id: str | None
+    agent_name: str | None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        known = {"response_id": response_id_of(self.span.attributes)}
+        return known if self.agent_name is None else {**known, "agent_name": self.agent_name}
 
 
 class LlmProxyTraceToTriplet(TraceToTripletBase):
@@ -153,7 +158,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 prompt={"token_ids": call.prompt_ids},
                 response={"token_ids": call.response_ids},
                 reward=rewards.get(number),
-                metadata={"response_id": call.response_id},
+                metadata=call.metadata,
             )
             for number, call in enumerate(calls)
         ]
@@ -164,17 +169,15 @@ def _sequence_then_start(span: Span) -> tuple[int, float]:
 
 
 def _proxy_calls(spans: Iterable[Span]) -> Iterable[_ProxyCall]:
-    known: set[str] = set()
-    for span in spans:
-        if span.name not in (PROXY_REQUEST, RAW_REQUEST):
-            continue
+    recorded = [span for span in spans if span.name in PROXY_SPANS]
+    proxied = ProxiedCalls(recorded, has_tokens)
+    for span in recorded:
         prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
-        if not isinstance(prompt_ids, list) or not isinstance(response_ids, list):
+        if not isinstance(prompt_ids, list) or not isinstance(response_ids, list) or proxied.call_of(span) is not None:
             continue
-        response_id = response_id_of(span.attributes)
-        if prompt_ids and response_ids and response_id not in known:
-            known |= set() if response_id is None else {response_id}
-            yield _ProxyCall(span, prompt_ids, response_ids, response_id)
+        if prompt_ids and response_ids:
+            name = agent_name(span.attributes, span.name) or proxied.agent_of(span)
+            yield _ProxyCall(span, prompt_ids, response_ids, name)
 
 
 def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[_ProxyCall]) -> dict[int, float]:

@@ -10,11 +10,23 @@ from dataclasses import dataclass
 
 from agentlightning.types import AttributeValue
 
-__all__ = ["CallOfTool", "Said", "is_model_call", "new_messages", "replies", "tool_call", "tool_calls"]
+__all__ = [
+    "CallOfTool",
+    "Said",
+    "is_model_call",
+    "is_proxied",
+    "new_messages",
+    "replies",
+    "response_id",
+    "tool_call",
+    "tool_calls",
+]
 
 _PROMPT = "gen_ai.prompt"
 _COMPLETION = "gen_ai.completion"
 _AGENT_ROLE = "assistant"
+_RESPONSE_ID = "gen_ai.response.id"
+_PROXY_SPANS = ("litellm_request", "raw_gen_ai_request")
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,16 @@ class CallOfTool:
 
 def is_model_call(attributes: Mapping[str, AttributeValue]) -> bool:
     return any(name.startswith((f"{_PROMPT}.", f"{_COMPLETION}.")) for name in attributes)
+
+
+def is_proxied(span_name: str) -> bool:
+    """Whether the LLM proxy wrote the span; the agent's own tracer may have written one of the same call."""
+    return span_name in _PROXY_SPANS
+
+
+def response_id(attributes: Mapping[str, AttributeValue]) -> str | None:
+    """The id that the answer has wherever it was recorded; None if there was no answer, or it had none."""
+    return _text(attributes.get(_RESPONSE_ID)) if is_model_call(attributes) else None
 
 
 def new_messages(attributes: Mapping[str, AttributeValue]) -> list[Said]:

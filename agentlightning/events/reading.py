@@ -24,6 +24,7 @@ from agentlightning.events.event import (
     ConfigEvent,
     DataEvent,
     ErrorEvent,
+    MessageEvent,
     NumericReward,
     ObjectEvent,
     SequenceReward,
@@ -78,12 +79,21 @@ class AgentNames:
 
 
 def events_of_spans(spans: Iterable[Span]) -> list[AgentEvent]:
-    """The events of spans in the given order, each with its agent; give it all spans of an attempt."""
+    """The events of spans in the given order, each with its agent; give it all spans of an attempt.
+
+    What was said in a call that the LLM proxy recorded besides the agent's own tracer is told once, by the tracer.
+    """
     kept = list(spans)
     names = AgentNames()
     for span in kept:
         names.add(span)
-    return [event for span in kept for event in events_of(span, agent=names.of(span))]
+    told = {model_calls.response_id(span.attributes) for span in kept if not model_calls.is_proxied(span.name)} - {None}
+    events: list[AgentEvent] = []
+    for span in kept:
+        told_already = model_calls.is_proxied(span.name) and model_calls.response_id(span.attributes) in told
+        found = events_of(span, agent=names.of(span))
+        events += [event for event in found if not (told_already and isinstance(event, MessageEvent))]
+    return events
 
 
 def events_of(span: Span, *, agent: str | None = None) -> list[AgentEvent]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 from pydantic import BaseModel
@@ -27,6 +28,7 @@ _TOOL_ARGUMENTS: Final = "tool.parameters"
 _TOOL_CALL_ID: Final = "tool.call.id"
 _TOOL_CALL_TYPE: Final = "tool.call.type"
 _TOOL_RESULT: Final = "tool.result"
+_PLAIN: Final = frozenset({str, bool, int, float})
 
 
 def is_suppressed() -> bool:
@@ -71,6 +73,22 @@ def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
     return provider.get_tracer(SCOPE_NAME)
 
 
+def _set_plainly(span: Span, attributes: Mapping[str, AttributeValue]) -> bool:
+    """Write attributes that OpenTelemetry would take as they are; False, and nothing written, if it might not.
+
+    It looks at every value for what it cannot hold, which takes as long as to read a model's answer. Texts and numbers
+    it always can, unless the provider limits their number or length.
+    """
+    held = getattr(span, "_attributes", None)
+    if type(held) is not BoundedAttributes or held.maxlen is not None or held.max_value_len is not None:
+        return False
+    if not span.is_recording() or not _PLAIN.issuperset(map(type, attributes.values())) or "" in attributes:
+        return False
+    with held._lock:
+        held._dict.update(attributes)
+    return True
+
+
 class Step:
     """A span that is open."""
 
@@ -106,7 +124,8 @@ class Step:
         self._context_before = None
 
     def set(self, attributes: Mapping[str, AttributeValue]) -> None:
-        self.span.set_attributes(attributes)
+        if not _set_plainly(self.span, attributes):
+            self.span.set_attributes(attributes)
 
     def end(self, *, error: BaseException | str | None = None, end_time: int | None = None) -> None:
         """Leave, note the error if there was one, and end; harmless the second time."""

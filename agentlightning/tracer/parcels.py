@@ -58,12 +58,10 @@ def _weigh(span: "ReadableSpan") -> int:
     """Bytes, roughly: enough to keep long prompts from filling the memory."""
     values = tuple(attributes_behind(span).values())
     weight = BARE_SPAN_BYTES * (1 + len(span.events)) + ITEM_BYTES * len(values)
+    weight += sum([len(value) for value in values if type(value) is str])
     for value in values:
-        kind = type(value)
-        if kind is str:
-            weight += len(value)
-        elif kind is tuple or kind is list:
-            weight += ITEM_BYTES * len(value) + sum(len(item) for item in value if type(item) is str)
+        if type(value) is tuple or type(value) is list:
+            weight += ITEM_BYTES * len(value) + sum([len(item) for item in value if type(item) is str])
     return weight
 
 

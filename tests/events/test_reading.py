@@ -185,3 +185,19 @@ def test_circle_of_spans_has_no_agent() -> None:
     circle = [span(span_id="a", parent_id="b"), span(span_id="b", parent_id="a")]
 
     assert {event.agent for event in events_of_spans(circle)} == {None}
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_what_was_said_in_a_call_that_the_proxy_saw_too_is_told_once(is_traced: bool) -> None:
+    said = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "hi", "gen_ai.completion.0.content": "hello"}
+    call = {**said, "gen_ai.response.id": "r1"}
+    agent = span("solver", {"agent.name": "solver"}, span_id="a" * 16)
+    traced = span("openai.chat.completion", call, span_id="b" * 16, parent_id="a" * 16)
+    proxied = span("litellm_request", call, span_id="c" * 16)
+
+    events = events_of_spans([proxied, *([traced] if is_traced else []), agent])
+
+    told = [event for event in events if isinstance(event, (UserMessage, AgentReply))]
+    assert [event.text for event in told] == ["hi", "hello"]
+    assert {event.agent for event in told} == {"solver" if is_traced else None}
+    assert kinds(events).count(StartEvent.kind) == (3 if is_traced else 2)

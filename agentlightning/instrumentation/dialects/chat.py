@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentlightning.instrumentation.dialects import fields
-from agentlightning.instrumentation.dialects.fields import Attributes, Dialect, field, items, opened
+from agentlightning.instrumentation.dialects.fields import Attributes, Dialect, field, items, opened, reader
 
 __all__ = ["DIALECT", "ChatAssembler"]
 
@@ -70,12 +70,14 @@ def response_attributes(response: Any) -> Attributes:
         prefix = f"{fields.COMPLETION}.{number}"
         message = opened(field(choice, "message"))
         _write_message(attributes, prefix, message)
-        besides = {
-            "finish_reason": field(choice, "finish_reason"),
-            "refusal": field(message, "refusal"),
-            "reasoning": field(message, "reasoning_content") or field(message, "reasoning"),
-        }
-        attributes |= {f"{prefix}.{name}": str(value) for name, value in besides.items() if value}
+        told = reader(message)
+        for name, value in (
+            ("finish_reason", field(choice, "finish_reason")),
+            ("refusal", told("refusal")),
+            ("reasoning", told("reasoning_content") or told("reasoning")),
+        ):
+            if value:
+                attributes[f"{prefix}.{name}"] = str(value)
         if number:  # those of the first choice have names of their own
             ids = fields.response_ids(response, choice, number)
             fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)

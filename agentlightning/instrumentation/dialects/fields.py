@@ -1,5 +1,6 @@
 """Reading what may be an object of an SDK or plain JSON, and writing the attributes that all dialects share."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -16,6 +17,7 @@ __all__ = [
     "field",
     "items",
     "opened",
+    "reader",
     "keep_known",
     "response_ids",
     "text_of",
@@ -40,6 +42,7 @@ REFUSAL_LOGPROBS: Final = "logprobs.refusal"
 WEIGHTS_VERSION: Final = "weights_version"
 
 _NO_MODEL: Final = object()
+_ABOUT_RESPONSES: Final = (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model"))
 _SETTINGS = {
     "model",
     "temperature",
@@ -100,6 +103,12 @@ def opened(thing: Any) -> Any:
     if extra is _NO_MODEL or not hasattr(thing, "__dict__"):
         return thing
     return {**thing.__dict__, **extra} if extra else thing.__dict__
+
+
+def reader(thing: Any) -> Callable[[str], Any]:
+    """Gives the fields of a thing by their names, as `field` does; quicker where many are read."""
+    plain = opened(thing)
+    return plain.get if type(plain) is dict else functools.partial(field, plain)
 
 
 def items(things: Any) -> Iterable[Any]:
@@ -166,11 +175,12 @@ def write_tools(attributes: Attributes, tools: Iterable[tuple[Any, Any, Any]]) -
 
 def write_response(attributes: Attributes, response: Any) -> None:
     """What every response has: its id, the model that answered and, where it is told, the version of its weights."""
-    for name in ("id", "model"):
-        value = field(response, name)
+    read = reader(response)
+    for name, known_as in _ABOUT_RESPONSES:
+        value = read(name)
         if isinstance(value, str) and value:
-            attributes[f"gen_ai.response.{name}"] = value
-    version = field(response, WEIGHTS_VERSION)
+            attributes[known_as] = value
+    version = read(WEIGHTS_VERSION)
     if isinstance(version, (str, int)):
         attributes["agentlightning.weights_version"] = version
 
@@ -179,24 +189,25 @@ def write_usage(attributes: Attributes, usage: Any) -> None:
     """How many tokens were read and written, whatever the dialect calls them."""
     if usage is None:
         return
-    read = _first_number(usage, "prompt_tokens", "input_tokens")
-    written = _first_number(usage, "completion_tokens", "output_tokens")
-    total = _first_number(usage, "total_tokens")
+    ask = reader(usage)
+    read = _first_number(ask, "prompt_tokens", "input_tokens")
+    written = _first_number(ask, "completion_tokens", "output_tokens")
+    total = _first_number(ask, "total_tokens")
     if read is not None:
         attributes["gen_ai.usage.prompt_tokens"] = read
     if written is not None:
         attributes["gen_ai.usage.completion_tokens"] = written
     if total is not None or read is not None:
         attributes["gen_ai.usage.total_tokens"] = total if total is not None else (read or 0) + (written or 0)
-    details = field(usage, "prompt_tokens_details") or field(usage, "input_tokens_details")
-    cached = _first_number(usage if details is None else details, "cached_tokens", "cache_read_input_tokens")
+    details = ask("prompt_tokens_details") or ask("input_tokens_details")
+    cached = _first_number(ask if details is None else reader(details), "cached_tokens", "cache_read_input_tokens")
     if cached is not None:
         attributes["gen_ai.usage.cached_tokens"] = cached
 
 
-def _first_number(thing: Any, *names: str) -> int | None:
+def _first_number(ask: Callable[[str], Any], *names: str) -> int | None:
     for name in names:
-        value = field(thing, name)
+        value = ask(name)
         if isinstance(value, int):
             return value
     return None

@@ -13,6 +13,9 @@ __all__ = ["main"]
 COMMANDS = {
     "store": "serve a store, look into it, copy it, move it",
     "runner": "join a training from this machine",
+    "run": "run any program once, with its model calls recorded",
+    "proxy": "serve models to agents, and record every call",
+    "vllm": "run vLLM so that it returns exact token ids",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",
     "agentops": "stand in for AgentOps' service on this machine",
@@ -27,6 +30,8 @@ examples:
   agl store status runs.db
   agl store export runs.db runs.jsonl
   agl runner --store http://trainer:4747 my_agent:agent
+  agl run --store runs.db -- python my_script.py
+  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
 """
 
 
@@ -41,20 +46,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Errors of ours are one line, not a traceback."""
+    given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(given[:1])  # the rest is the command's, word for word
     if arguments.command is None:
         parser.print_help()
         return 2
     module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
     try:
-        code: int = module.main(arguments.rest)
+        code: int = module.main(given[1:])
     except AgentLightningError as error:
         print(f"agl {arguments.command}: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1

@@ -1,0 +1,164 @@
+"""A program in the foreground: it has our terminal, our process group and our signals, as if a shell had started it.
+
+Where a stream goes to a terminal, the program gets the terminal itself, with its colours and its questions. Any other
+stream is handed on as it comes, and kept in bounded memory on the way.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection
+from typing import Any, Final
+
+from agentlightning.utils.clipped_text import ClippedText
+from agentlightning.utils.program import ProgramPlan
+
+__all__ = ["STDERR", "STDOUT", "ForegroundProgram", "has_terminal_signals", "streams_to_hear"]
+
+STDOUT, STDERR = 1, 2
+DRAIN_SECONDS: Final = 1.0
+"""How long the last output is waited for; what a program left in the background may keep its streams open for ever."""
+KILL_SECONDS: Final = 5.0
+_TERMINAL: Final = "/dev/tty"
+
+
+def streams_to_hear(*, reads_stdout: bool = False) -> set[int]:
+    """Which streams are kept: those that are no terminal, and standard output where it is read for a reward."""
+    return {number for number in (STDOUT, STDERR) if not os.isatty(number)} | ({STDOUT} if reads_stdout else set())
+
+
+def has_terminal_signals() -> bool:
+    """Whether Ctrl-C reaches our whole process group, and so the program too, without our help."""
+    try:
+        terminal = os.open(_TERMINAL, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+class ForegroundProgram:
+    """A running program."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: "_Listening") -> None:
+        self._transport = transport
+        self._protocol = protocol
+
+    @classmethod
+    async def start(cls, plan: ProgramPlan, heard: Collection[int]) -> "ForegroundProgram":
+        """Run it with our standard input; OSError if it cannot be.
+
+        Args:
+            plan: What to run; its `stdin` and `marker` are for programs that run by themselves.
+            heard: Which streams are kept and handed on; others are ours.
+        """
+        pipes: dict[str, Any] = {
+            "stdin": None,
+            "stdout": asyncio.subprocess.PIPE if STDOUT in heard else None,
+            "stderr": asyncio.subprocess.PIPE if STDERR in heard else None,
+        }
+        sys.stdout.flush()
+        sys.stderr.flush()
+        transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Listening(heard), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
+        )
+        return cls(transport, protocol)
+
+    @property
+    def stdout(self) -> ClippedText | None:
+        return self._protocol.output.get(STDOUT)
+
+    @property
+    def stderr(self) -> ClippedText | None:
+        return self._protocol.output.get(STDERR)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; the negative number of the signal that ended it."""
+        return self._transport.get_returncode()
+
+    @property
+    def duration_seconds(self) -> float:
+        """From its start to its end, or to now."""
+        return (self._protocol.ended_at or time.monotonic()) - self._protocol.started_at
+
+    async def wait(self) -> None:
+        await self._protocol.exited.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Harmless if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.send_signal(number)
+
+    async def end(self, grace_seconds: float) -> None:
+        """Read the last output; if the program still runs, ask it to end, and kill it later."""
+        try:
+            if not self._protocol.exited.is_set():
+                self.send_signal(signal.SIGTERM)
+                await _happens(self._protocol.exited, grace_seconds)
+            if not self._protocol.exited.is_set():
+                self.send_signal(signal.SIGKILL)
+                await _happens(self._protocol.exited, KILL_SECONDS)
+            await _happens(self._protocol.silent, DRAIN_SECONDS)
+        finally:
+            self._transport.close()
+
+
+class _Listening(asyncio.SubprocessProtocol):
+    """Keeps the output of a program, hands it on, and notes its end."""
+
+    def __init__(self, heard: Collection[int]) -> None:
+        self.started_at = time.monotonic()
+        self.ended_at: float | None = None
+        self.output = {number: ClippedText() for number in heard}
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
+        """Nobody can write to the program's streams any more."""
+        self._open_streams = set(heard)
+        self._transport: asyncio.SubprocessTransport | None = None
+        if not heard:
+            self.silent.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.output[fd].add(data)
+        try:
+            _write(fd, data)
+        except OSError:  # our reader has gone: the program is to learn it as it would without us
+            pipe = None if self._transport is None else self._transport.get_pipe_transport(fd)
+            if pipe is not None:
+                pipe.close()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open_streams.discard(fd)
+        if not self._open_streams:
+            self.silent.set()
+
+    def process_exited(self) -> None:
+        self.ended_at = time.monotonic()
+        self.exited.set()
+
+
+def _write(fd: int, data: bytes) -> None:
+    """All of it, past Python's own buffers; the program waits meanwhile, as it would for a slow terminal."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # another process has made our stream one that does not wait
+            select.select([], [fd], [])
+
+
+async def _happens(event: asyncio.Event, patience_seconds: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), patience_seconds)

@@ -1,0 +1,143 @@
+"""The models that a command is told to serve: written as `NAME=WHERE`, in a file as LiteLLM has them, or left open.
+
+Keys of providers are never arguments, which `ps` shows: they come from the environment, under the names that the
+providers' own SDKs use.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy import Budget, ModelConfig
+
+__all__ = ["Models", "add_model_arguments", "budget_of", "models_of", "passed_through"]
+
+FORMS: Final = (
+    "NAME=http://host:port/v1 for a server that speaks as OpenAI's does, NAME=provider/model@URL for another, or "
+    "NAME=provider/model for the provider's own address"
+)
+_AT_URL: Final = re.compile(r"@(?=https?://)")
+_YAML_SUFFIXES: Final = (".yaml", ".yml")
+_OPENAI: Final = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE")
+_ANTHROPIC: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a proxy is to serve."""
+
+    entries: list[ModelConfig]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of LiteLLM's file."""
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options by which models, and what may be spent on them, are said."""
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME=WHERE",
+        default=[],
+        help="a model: NAME=URL, NAME=provider/model@URL or NAME=provider/model; may be repeated, also for one name",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
+    )
+    for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
+        parser.add_argument(
+            f"--max-{option}", type=kind, metavar="N", help=f"{what} a rollout may spend; no limit by default"
+        )
+
+
+def budget_of(arguments: argparse.Namespace, prefix: str = "max") -> Budget | None:
+    """What the options of this prefix allow; None is no limit."""
+    given = {name: getattr(arguments, f"{prefix}_{name}") for name in ("calls", "tokens", "cost")}
+    return None if all(value is None for value in given.values()) else Budget(**given)
+
+
+def models_of(arguments: argparse.Namespace) -> Models:
+    """The models of the options; there may be none."""
+    entries = [_entry(text) for text in arguments.model]
+    if arguments.config is None:
+        return Models(entries)
+    config = _read(arguments.config)
+    listed = config.pop("model_list", None) or []
+    if not isinstance(listed, list):
+        raise ConfigurationError(f"model_list in '{arguments.config}' is a {type(listed).__name__}; it must be a list.")
+    return Models([*listed, *entries], config)
+
+
+def _entry(text: str) -> ModelConfig:
+    name, equals, where = text.partition("=")
+    if not equals or not name or not where:
+        raise ConfigurationError(f"--model {text} does not say where the model is; write {FORMS}.")
+    if where.startswith(("http://", "https://")):
+        return {"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_base": where}}
+    model, *urls = _AT_URL.split(where, maxsplit=1)
+    if "://" in model or "/" not in model:
+        raise ConfigurationError(f"--model {text} names no provider; write {FORMS}.")
+    return {"model_name": name, "litellm_params": {"model": model, **({"api_base": urls[0]} if urls else {})}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config '{path}' cannot be read: {error}.") from error
+    config = _parsed_yaml(path, text) if path.suffix in _YAML_SUFFIXES else _parsed_json(path, text)
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"--config '{path}' holds a {type(config).__name__}; it must be a mapping.")
+    return config
+
+
+def _parsed_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--config '{path}' is no JSON: {error}; a file of YAML ends in .yaml or .yml."
+        ) from error
+
+
+def _parsed_yaml(path: Path, text: str) -> Any:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--config '{path}' is YAML, which needs PyYAML: `pip install pyyaml`, or write it as JSON."
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config '{path}' is no YAML: {' '.join(str(error).split())}.") from error
+
+
+# ---------------------------------------------------------------------- for programs that name their own models
+
+
+def passed_through() -> Models:
+    """Every model, at the providers that the environment names, under the names that a program uses."""
+    anthropic: dict[str, Any] = {"model": "anthropic/claude-*"}
+    token = os.environ.get("ANTHROPIC_AUTH_TOKEN")
+    if token and not os.environ.get("ANTHROPIC_API_KEY"):
+        anthropic["extra_headers"] = {"Authorization": f"Bearer {token}"}
+    others: dict[str, Any] = {"model": "openai/*"}
+    if _is_set(_ANTHROPIC) and not _is_set(_OPENAI):
+        others = {**anthropic, "model": "anthropic/*"}
+    return Models(
+        [
+            {"model_name": "claude-*", "litellm_params": anthropic},
+            {"model_name": "*", "litellm_params": others},
+        ]
+    )
+
+
+def _is_set(variables: Sequence[str]) -> bool:
+    return any(os.environ.get(variable) for variable in variables)

@@ -1,0 +1,216 @@
+"""`agl proxy`: the LLM proxy as a process of its own, for agents on this machine or on others."""
+
+import argparse
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from agentlightning.cli.models import FORMS, Models, add_model_arguments, budget_of, models_of
+from agentlightning.cli.store_address import is_remote, store_at, why_silent
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import AgentLightningError, ConfigurationError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.logging import setup
+from agentlightning.store import LightningStore
+from agentlightning.store.http.addresses import refuse_open_address
+
+__all__ = ["main"]
+
+DEFAULT_PORT: Final = 4749
+DEFAULT_RETRIES: Final = 2
+DEFAULT_DEADLINE_SECONDS: Final = 600.0
+LAST_PORT: Final = 65535
+_OFF: Final = "off"
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+
+EXAMPLES = """\
+examples:
+  agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
+  agl proxy --model qwen=hosted_vllm/Qwen/Qwen2.5-0.5B-Instruct@http://gpu1:8000/v1 --store runs.db
+  OPENAI_API_KEY=... agl proxy --model gpt=openai/gpt-4.1-mini --max-tokens 20000 --store runs.db
+  agl proxy --config models.yaml --store runs.db           LiteLLM's model_list
+  AGL_PROXY_API_KEY=$(agl tokens new) agl proxy --host 0.0.0.0 --model qwen=http://127.0.0.1:8000/v1
+
+Agents call http://127.0.0.1:4749/rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1; the resources of a training say so to them.
+Keys of providers come from the environment (OPENAI_API_KEY, ANTHROPIC_API_KEY, ...) and never reach an agent.
+Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl proxy",
+        description="Serve models to agents, and record every call under its rollout.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
+        parser.add_argument(f"--run-max-{option}", type=kind, metavar="N", help=f"{what} that all may spend together")
+    parser.add_argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path")
+    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--access-host", metavar="HOST", help="address that agents are told, if not the bound one")
+    parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
+    parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
+    parser.add_argument(
+        "--journal",
+        metavar=f"DIR|{_OFF}",
+        help="where answered calls are kept until they are stored; beside the file of the store by default",
+    )
+    parser.add_argument(
+        "--retries", type=int, default=DEFAULT_RETRIES, metavar="N", help="of failed calls (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEFAULT_DEADLINE_SECONDS,
+        metavar="SECONDS",
+        help="for an answer to begin, retries included (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
+    )
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    setup(arguments.log_level.upper())
+    api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
+    _refuse_open_address(arguments, api_key)
+    _check_numbers(arguments)
+    models = models_of(arguments)
+    if not models.entries:
+        raise ConfigurationError(f"There is no model to serve; give some with --model, as {FORMS}, or with --config.")
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    _tell_of_store(arguments.store, token)
+    store = store_at(arguments.store, token)
+    figures = _Figures()
+    try:
+        proxy = _proxy(arguments, models, store, api_key=api_key, figures=figures)
+        _serve_until_signal(proxy, arguments.store or "memory")
+    except RuntimeError as error:
+        if isinstance(error, AgentLightningError):
+            raise
+        _say(str(error))
+        return 1
+    finally:
+        asyncio.run(store.close())
+    _say(figures.told())
+    return 0
+
+
+def _refuse_open_address(arguments: argparse.Namespace, api_key: str | None) -> None:
+    try:
+        refuse_open_address(arguments.host, api_key, is_insecure=arguments.insecure)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"--host {arguments.host} lets other machines in, and without a key everybody who reaches it can use your "
+            "models; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say --insecure if the network "
+            "is yours alone."
+        ) from error
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.port <= LAST_PORT:
+        raise ConfigurationError(f"--port {arguments.port} is no port; they go from 0, a free one, to {LAST_PORT}.")
+    if arguments.retries < 0:
+        raise ConfigurationError(f"--retries {arguments.retries} must not be negative; 0 tries each call once.")
+    if not arguments.deadline > 0:
+        raise ConfigurationError(f"--deadline {arguments.deadline:g} must be above zero; it counts seconds.")
+
+
+def _tell_of_store(address: str | None, token: str | None) -> None:
+    if address is None:
+        _say("No --store is given, so calls are kept in memory and forgotten when the proxy ends.")
+    elif is_remote(address):
+        silence = why_silent(address, token)
+        if silence is not None:
+            _say(f"The store does not answer; calls are served, and wait for it. {silence}")
+
+
+class _Figures:
+    """Takes part in the proxy as a middleware that changes nothing, and so can tell of it when it has ended."""
+
+    def __init__(self) -> None:
+        self._gateway: Any = None
+
+    def __call__(self, gateway: Any) -> Any:
+        self._gateway = gateway
+        return gateway
+
+    def told(self) -> str:
+        calls: dict[str, Any] = self._gateway.status()["calls"]
+        lost, waiting, unattributed = calls["lost"], calls["waiting_for_store"], calls["unattributed"]
+        words = [f"{_count(calls['stored'])} stored, {sum(lost.values())} lost"]
+        words += [f"{number} because {reason}" for reason, number in lost.items()]
+        if waiting:
+            kept = self._gateway.recorder.journal
+            words.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept.directory}'"))
+        if unattributed:
+            words.append(f"{unattributed} served for no rollout and not recorded")
+        return ", ".join(words) + "."
+
+
+def _count(calls: int) -> str:
+    return f"{calls} model call{'' if calls == 1 else 's'}"
+
+
+def _proxy(
+    arguments: argparse.Namespace, models: Models, store: LightningStore, *, api_key: str | None, figures: _Figures
+) -> LLMProxy:
+    return LLMProxy(
+        port=arguments.port,
+        model_list=models.entries,
+        store=store,
+        host=arguments.host,
+        litellm_config=models.settings,
+        num_retries=arguments.retries,
+        middlewares=[figures],
+        api_key=api_key,
+        access_host=arguments.access_host,
+        journal=_journal(arguments.journal),
+        rollout_budget=budget_of(arguments),
+        run_budget=budget_of(arguments, "run_max"),
+        deadline_seconds=arguments.deadline,
+        replay=arguments.replay,
+    )
+
+
+def _journal(text: str | None) -> Path | bool | None:
+    if text is None:
+        return None
+    return False if text == _OFF else Path(text)
+
+
+def _serve_until_signal(proxy: LLMProxy, store: str) -> None:
+    """Serve until Ctrl-C or SIGTERM, then finish what was begun."""
+    leave = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        for other in _ENDING:
+            signal.signal(other, signal.SIG_DFL)  # a second one ends the process at once
+        leave.set()
+
+    proxy.start()
+    for number in _ENDING:
+        signal.signal(number, note)
+    names = ", ".join(dict.fromkeys(entry["model_name"] for entry in proxy.model_list))
+    _say(f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
+    try:
+        leave.wait()
+    finally:
+        proxy.stop()
+
+
+def _say(words: str) -> None:
+    print(f"agl proxy: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output

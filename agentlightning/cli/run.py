@@ -1,0 +1,314 @@
+"""`agl run`: run any program once as a rollout, with its model calls recorded.
+
+The program is not changed and need not know: it finds the LLM proxy in the variables that SDKs look at, and a key that
+is good for this attempt alone. The real keys stay in the proxy, which passes calls on to where the environment, or
+`--model`, says.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, get_args
+from urllib.parse import urlsplit
+
+from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_hear
+from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
+from agentlightning.cli.run_report import Report, flushed, print_trace
+from agentlightning.cli.store import DEFAULT_SQLITE_PATH
+from agentlightning.cli.store_address import is_remote, path_of, store_at, why_silent
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import AgentLightningError, ConfigurationError, StoreUnavailable
+from agentlightning.litagent.command import CommandAgent
+from agentlightning.litagent.command_environment import secrets_of
+from agentlightning.litagent.command_reward import RewardSource
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.logging import setup
+from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.abilities import Abilities
+from agentlightning.runner.attempt import AttemptRun, Surroundings
+from agentlightning.store import LightningStore
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
+from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX
+from agentlightning.utils.clipped_text import redacted
+from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.program import ProgramPlan
+
+__all__ = ["main"]
+
+WORKER_ID: Final = "agl-run"
+DEFAULT_RETRIES: Final = 2
+_ANY_MODEL: Final = "*"
+_NO_KEY: Final = "unused"
+_NOT_STARTED: Final = 127
+"""What shells give for a program that is not there."""
+_SIGNALLED: Final = 128
+_PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CREDENTIALS: Final = ("ANTHROPIC_AUTH_TOKEN", LightningEnvVar.AGL_PROXY_API_KEY.value)
+"""Variables that would be shown to the proxy instead of the attempt's key, or are none of the program's business."""
+_NETWORK_PROXIES: Final = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+
+EXAMPLES = """\
+examples:
+  agl run -- python my_script.py                           its calls go where they always went, and are recorded
+  agl run --model gpt-4o=http://127.0.0.1:8000/v1 -- node agent.js     what it calls gpt-4o is served there
+  agl run --store http://127.0.0.1:4747 --proxy http://127.0.0.1:4749 -- ./agent    a proxy that runs already
+  agl run --reward exit_code -- pytest -q                  the exit code is the reward; also: file, stdout, auto
+  agl run --show ro-1f2e3d                                 what was recorded of a rollout
+
+The program keeps its terminal, its input and its exit code. What it prints is recorded, unless to a terminal.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl run",
+        usage="agl run [options] -- COMMAND...",
+        description="Run a program once, as a rollout with its model calls recorded.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server (default: %(default)s)"
+    )
+    parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
+    parser.add_argument(
+        "--proxy", metavar="URL", help="use a proxy that runs, for the same store; AGL_PROXY_API_KEY is its key"
+    )
+    add_model_arguments(parser)
+    parser.add_argument("--task", metavar="JSON", help="the rollout's input, for AGL_TASK; else it is the command line")
+    parser.add_argument(
+        "--reward",
+        choices=get_args(RewardSource),
+        default="none",
+        help="where the program says how well it did (default: %(default)s)",
+    )
+    parser.add_argument("--show", metavar="ROLLOUT_ID", help="show what was recorded of a rollout, and run nothing")
+    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    words = list(argv or ())
+    border = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    arguments = parser.parse_args(words[:border])
+    # Two dashes behind the program's name are the program's own.
+    command = [*arguments.command, *words[border if arguments.command else border + 1 :]]
+    if not command and arguments.show is None:
+        parser.error("there is no program to run; write it behind two dashes: agl run -- python script.py")
+    # A program that failed has said so itself, and the report says it again.
+    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.attempt": "CRITICAL"})
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    if arguments.show is not None:
+        if not is_remote(arguments.store) and not Path(path_of(arguments.store)).exists():
+            raise ConfigurationError(f"There is no store '{arguments.store}'.")
+        return _with_store(arguments.store, token, lambda store: print_trace(store, arguments.show))
+    task = _task(arguments.task, command)
+    return _with_store(arguments.store, token, lambda store: _run(arguments, command, task, store))
+
+
+def _with_store(address: str, token: str | None, use: Any) -> int:
+    silence = why_silent(address, token) if is_remote(address) else None
+    if silence is not None:
+        raise StoreUnavailable(silence)
+    store = store_at(address, token)
+    try:
+        code: int = use(store)
+    finally:
+        asyncio.run(store.close())
+    return code
+
+
+def _task(text: str | None, command: Sequence[str]) -> TaskInput:
+    if text is None:
+        return redacted(shlex.join(command), secrets_of({}, os.environ))
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--task is no JSON: {error}; a text stands in quotes of its own: '\"text\"'."
+        ) from error
+
+
+# ---------------------------------------------------------------------- the proxy
+
+
+def _run(arguments: argparse.Namespace, command: Sequence[str], task: TaskInput, store: LightningStore) -> int:
+    with _resource(arguments, store) as llm:
+        agent = _ForegroundAgent(command, llm, reward_from=arguments.reward)
+        return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
+
+
+@contextmanager
+def _resource(arguments: argparse.Namespace, store: LightningStore) -> Iterator[ProxyLLM]:
+    """The model as the program is to see it: behind the proxy that was named, or one of our own."""
+    models = models_of(arguments)
+    if arguments.proxy is not None:
+        yield _named_proxy(arguments, models)
+        return
+    models = models if models.entries else passed_through()
+    proxy = LLMProxy(
+        model_list=models.entries,
+        store=store,
+        litellm_config=models.settings,
+        num_retries=DEFAULT_RETRIES,
+        api_key=PROXY_SECRET_PREFIX + secrets.token_urlsafe(24),
+        rollout_budget=budget_of(arguments),
+    )
+    proxy.start()
+    try:
+        resource = proxy.as_resource(model=models.entries[0]["model_name"])
+        assert isinstance(resource, ProxyLLM)
+        yield resource
+    finally:
+        proxy.stop()
+
+
+def _named_proxy(arguments: argparse.Namespace, models: Models) -> ProxyLLM:
+    if models.entries or budget_of(arguments) is not None:
+        raise ConfigurationError("--proxy has models and limits of its own; leave --model, --config and --max-... out.")
+    if urlsplit(arguments.proxy).scheme not in ("http", "https"):
+        raise ConfigurationError(f"--proxy {arguments.proxy} is no address; write it as http://127.0.0.1:4749.")
+    key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY)
+    secret = PROXY_SECRET_PREFIX + key.removeprefix(PROXY_SECRET_PREFIX) if key else _NO_KEY
+    return ProxyLLM(endpoint=arguments.proxy, model=_ANY_MODEL, api_key=secret)
+
+
+# ---------------------------------------------------------------------- the program
+
+
+class _ForegroundAgent(CommandAgent):
+    """Runs its program before the eyes of the user."""
+
+    def __init__(self, command: Sequence[str], llm: ProxyLLM, *, reward_from: RewardSource) -> None:
+        super().__init__(command, reward_from=reward_from, stdin="none")
+        self.llm = llm
+        self.program: ForegroundProgram | None = None
+        self.flushed: dict[str, Any] = {}
+        """What the proxy says of the calls of the attempt, when the program has ended."""
+
+    async def start_program(self, plan: ProgramPlan) -> ForegroundProgram:
+        heard = streams_to_hear(reads_stdout=self.reward_from in ("auto", "stdout"))
+        self.program = await ForegroundProgram.start(plan, heard)
+        return self.program
+
+    async def rollout_async(self, task: TaskInput, resources: NamedResources, rollout: Any) -> Any:
+        try:
+            return await super().rollout_async(task, resources, rollout)
+        finally:  # before the attempt is over, and its key with it
+            self.flushed = await asyncio.to_thread(flushed, self.llm, rollout)
+
+    def _environment(
+        self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
+    ) -> dict[str, str]:
+        environment = super()._environment(task, resources, rollout, folder)
+        if _ANY_MODEL in self.llm.model:  # the program names its models itself
+            environment.pop("AGL_MODEL")
+            environment.pop("OPENAI_MODEL")
+            environment |= {name: os.environ[name] for name in ("OPENAI_MODEL",) if name in os.environ}
+        for name in _CREDENTIALS:
+            environment.pop(name, None)
+        return environment | _direct_way(environment, self.llm)
+
+
+def _direct_way(environment: dict[str, str], llm: ProxyLLM) -> dict[str, str]:
+    """Variables that keep calls to the proxy out of a proxy for the network, if there is one."""
+    if not any(environment.get(name) for name in _NETWORK_PROXIES):
+        return {}
+    host = urlsplit(llm.get_base_url(None, None)).hostname or ""
+    listed = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), f"{listed},{host}" if listed else host)
+
+
+class _Session:
+    """One run of one program, from its rollout to the report."""
+
+    def __init__(self, address: str, store: LightningStore, agent: _ForegroundAgent, llm: ProxyLLM) -> None:
+        self._address = address
+        self._store = store
+        self._agent = agent
+        self._llm = llm
+        self._ended_by: signal.Signals | None = None
+
+    async def run(self, task: TaskInput) -> int:
+        try:
+            with self._passing_signals_on():
+                rollout = await self._store.start_rollout(task, worker_id=WORKER_ID)
+                error = await self._attempted(rollout)
+                report = await Report.of(self._store, rollout, self._agent.flushed)
+        except asyncio.CancelledError:
+            if self._ended_by is None:
+                raise
+            return _SIGNALLED + self._ended_by
+        report.show(self._address)
+        program = self._agent.program
+        if program is None or program.exit_code is None:
+            _tell_of(error)
+            return _NOT_STARTED
+        if error is not None and program.exit_code == 0:
+            _tell_of(error)  # such as a reward that cannot be read
+        return program.exit_code if program.exit_code >= 0 else _SIGNALLED - program.exit_code
+
+    async def _attempted(self, rollout: AttemptedRollout) -> BaseException | None:
+        """Run the program as the attempt of its rollout; what went wrong, if anything did."""
+        tracer = OtelTracer(instrument=False)
+        runner: LitAgentRunner[Any] = LitAgentRunner(tracer)
+        threads = DaemonThreads(WORKER_ID)
+        try:
+            with runner.run_context(agent=self._agent, store=self._store):
+                around = Surroundings(
+                    agent=self._agent,
+                    store=self._store,
+                    tracer=tracer,
+                    runner=runner,
+                    threads=threads,
+                    abilities=Abilities.of(self._store),
+                    worker_id=WORKER_ID,
+                )
+                # Not published: in a store that others use, the proxy of one program is not for all.
+                attempt = AttemptRun(around, rollout, resources={"main_llm": self._llm})
+                await attempt.run()
+                return attempt.error
+        finally:
+            threads.close()
+
+    @contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        """Have the program, not us, ended by signals; before it runs, they end us."""
+        loop, ours = asyncio.get_running_loop(), asyncio.current_task()
+        assert ours is not None
+
+        def pass_on(number: signal.Signals) -> None:
+            program = self._agent.program
+            if program is None:
+                self._ended_by = number
+                ours.cancel()
+            elif number != signal.SIGINT or not has_terminal_signals():
+                program.send_signal(number)
+
+        for number in _PASSED_ON:
+            loop.add_signal_handler(number, pass_on, number)
+        try:
+            yield
+        finally:
+            for number in _PASSED_ON:
+                loop.remove_signal_handler(number)
+
+
+def _tell_of(error: BaseException | None) -> None:
+    if error is not None and not isinstance(error, AgentLightningError):
+        raise error
+    with contextlib.suppress(OSError):
+        print(f"agl run: {error}", file=sys.stderr)  # noqa: T201 # the command's own output

@@ -1,0 +1,157 @@
+"""What was recorded of a program's run: a few figures when it has ended, and the whole trace on demand."""
+
+import asyncio
+import json
+import shlex
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentlightning.emitter import find_final_reward
+from agentlightning.emitter.reward import get_reward_value
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
+from agentlightning.store import LightningStore
+from agentlightning.types import AttemptedRollout, ProxyLLM, Span
+
+__all__ = ["Report", "flushed", "print_trace"]
+
+FLUSH_SECONDS: Final = 15.0
+_READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
+_UNFINISHED: Final = {"in_flight": "not answered when the program ended", "waiting": "not stored yet"}
+_LONGEST_TEXT: Final = 60
+_WIDE: Final = 400
+"""Columns, more than any table here has."""
+
+
+def flushed(llm: ProxyLLM, rollout: AttemptedRollout) -> dict[str, Any]:
+    """Wait until the proxy has stored the calls of an attempt; what it says of them, or why it could not be asked."""
+    bound = llm.with_attempted_rollout(rollout)
+    request = urllib.request.Request(
+        f"{bound.endpoint.removesuffix('/').removesuffix('/v1')}/agl/flush",
+        method="POST",
+        headers={"Authorization": f"Bearer {bound.api_key}"},
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=FLUSH_SECONDS) as answer:
+            told: dict[str, Any] = json.loads(answer.read())
+            return told
+    except (OSError, ValueError) as error:
+        return {"error": f"the proxy could not be asked: {error}"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one attempt."""
+
+    rollout_id: str
+    status: str
+    calls: int
+    failed_calls: int
+    read_tokens: int
+    written_tokens: int
+    reward: float | None
+    missing: tuple[str, ...]
+    """What is known to be missing, in words."""
+
+    @classmethod
+    async def of(cls, store: LightningStore, rollout: AttemptedRollout, told: dict[str, Any]) -> "Report":
+        """The figures of an attempt that is over.
+
+        Args:
+            told: What the proxy said of its calls.
+        """
+        spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+        known = await store.get_rollout_by_id(rollout.rollout_id)
+        calls = [span for span in spans if span.name == CALL_SPAN]
+        return cls(
+            rollout_id=rollout.rollout_id,
+            status="unknown" if known is None else known.status,
+            calls=len(calls),
+            failed_calls=sum(span.status.status_code == "ERROR" for span in calls),
+            read_tokens=_sum(calls, _READ),
+            written_tokens=_sum(calls, _WRITTEN),
+            reward=find_final_reward(spans),
+            missing=tuple(_missing(told)),
+        )
+
+    def show(self, address: str) -> None:
+        """Print to standard error, which is not the program's result."""
+        table = Table(show_header=False)
+        table.add_row("rollout", f"{self.rollout_id} ({self.status})")
+        failed = f" ({self.failed_calls} failed)" if self.failed_calls else ""
+        table.add_row("model calls", f"{self.calls}{failed}")
+        for words in self.missing:
+            table.add_row("not recorded", escape(words))
+        table.add_row("tokens", f"{self.read_tokens} read, {self.written_tokens} written")
+        table.add_row("reward", "none" if self.reward is None else f"{self.reward:g}")
+        table.add_row("trace", f"agl run --show {self.rollout_id} --store {escape(shlex.quote(address))}")
+        _print(table, is_error=True)
+
+
+def _sum(calls: Sequence[Span], name: str) -> int:
+    return sum(value for call in calls if isinstance(value := call.attributes.get(name), int))
+
+
+def _missing(told: dict[str, Any]) -> list[str]:
+    words = [f"{number} calls: {reason}" for reason, number in (told.get("lost") or {}).items()]
+    words += [f"{told[name]} calls: {what}" for name, what in _UNFINISHED.items() if told.get(name)]
+    return words + ([str(told["error"])] if "error" in told else [])
+
+
+def _print(table: Table, *, is_error: bool = False) -> None:
+    """Whole, also where there is no terminal whose width is known."""
+    console = Console(stderr=is_error)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table)
+
+
+# ---------------------------------------------------------------------- the trace
+
+
+def print_trace(store: LightningStore, rollout_id: str) -> int:
+    """Print the spans of a rollout's last attempt, in their order; returns the exit code."""
+    spans = asyncio.run(_spans(store, rollout_id))
+    table = Table(title=f"trace of {escape(rollout_id)}")
+    for column in ("#", "span", "model", "tokens", "seconds", "what"):
+        table.add_column(column)
+    for span in spans:
+        if span.name != RAW_SPAN:
+            table.add_row(*map(escape, _row(span)))
+    _print(table)
+    return 0
+
+
+async def _spans(store: LightningStore, rollout_id: str) -> Sequence[Span]:
+    if await store.get_rollout_by_id(rollout_id) is None:
+        raise ConfigurationError(f"There is no rollout '{rollout_id}' in this store.")
+    return await store.query_spans(rollout_id, attempt_id="latest", sort_by="sequence_id")
+
+
+def _row(span: Span) -> tuple[str, ...]:
+    attributes = span.attributes
+    tokens = f"{attributes[_READ]}+{attributes.get(_WRITTEN, 0)}" if _READ in attributes else ""
+    model = str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or "")
+    seconds = "" if span.start_time is None or span.end_time is None else f"{span.end_time - span.start_time:.3f}"
+    return str(span.sequence_id), span.name, model, tokens, seconds, _said(span)
+
+
+def _said(span: Span) -> str:
+    """The most telling of what a span holds, on one line."""
+    reward = get_reward_value(span)
+    said = (
+        span.status.description if span.status.status_code == "ERROR" else None,
+        None if reward is None else f"reward {reward:g}",
+        span.attributes.get("gen_ai.completion.0.content"),
+        span.attributes.get("agentlightning.command.text"),
+    )
+    text = " ".join(str(next((words for words in said if words), "")).split())
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -1,0 +1,360 @@
+"""`agl proxy` as a process of its own: it serves, records, and ends without losing a call."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
+from agentlightning.types import AttemptedRollout, Span
+from agentlightning.utils.attempt_keys import derive_attempt_key
+from tests.e2e.server_process import ServerProcess
+from tests.stub_model.fixtures import stub_model as stub_model
+from tests.stub_model.script import Answer, Script
+from tests.stub_model.server import StubModel
+
+PATIENCE_SECONDS = 30.0
+LARGEST_RSS = 150 * 1024**2
+KEY = "a-key-of-the-proxy-0123456789"
+PROVIDER_KEY = "sk-of-the-provider-0123456789"
+MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
+
+
+class Serving:
+    """The command, and what it said."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OPENAI_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentlightning.cli", "proxy", *arguments],
+            cwd=folder,
+            env={**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""
+        self.url = ""
+
+    def begin(self) -> "Serving":
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+            if found := re.search(r" at (http://[\w.:]+) ", line):
+                self.url = found[1]
+                return self
+        raise AssertionError(f"it ended with {self.process.wait()}: {self.said}")
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        if number is not None:
+            self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=PATIENCE_SECONDS)
+        self.said += rest
+        return self.process.returncode
+
+    def base_url(self, rollout: AttemptedRollout) -> str:
+        return f"{self.url}/rollout/{rollout.rollout_id}/attempt/{rollout.attempt.attempt_id}/v1"
+
+
+Start = Callable[..., Serving]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Serving] = []
+
+    def begin(*arguments: str, **environment: str) -> Serving:
+        running.append(Serving(tmp_path, *arguments, **environment))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()
+        one.process.communicate()
+
+
+def model_option(model: StubModel) -> tuple[str, str]:
+    return "--model", f"stub-model={model.openai_url}"
+
+
+def ask(base_url: str, api_key: str = "unused", **options: Any) -> str:
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        answer = client.chat.completions.create(model=options.pop("model", "stub-model"), messages=MESSAGES, **options)
+    return str(answer.choices[0].message.content)
+
+
+async def calls_of(store: LightningStore, rollout: AttemptedRollout) -> list[Span]:
+    return [span for span in await store.query_spans(rollout.rollout_id) if span.name == "litellm_request"]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def is_closed(url: str) -> bool:
+    """Whether nobody listens there any more."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+# ---------------------------------------------------------------------- serving
+
+
+async def test_calls_are_recorded_in_a_store_of_another_process(start: Start, stub_model: StubModel) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            rollout = await store.start_rollout({"n": 1})
+            proxy = start(*model_option(stub_model), "--store", server.url, "--port", "0").begin()
+            said = await asyncio.to_thread(ask, proxy.base_url(rollout))
+            resident = psutil.Process(proxy.process.pid).memory_info().rss
+            code = await asyncio.to_thread(proxy.end, signal.SIGTERM)
+            (call,) = await calls_of(store, rollout)
+
+    assert (said, code) == ("Hello there", 0)
+    assert call.attributes["gen_ai.usage.completion_tokens"] == 3
+    assert f"Serving stub-model at {proxy.url} (calls are recorded in {server.url})" in proxy.said
+    assert "1 model call stored, 0 lost." in proxy.said
+    assert resident < LARGEST_RSS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_calls_in_flight_finish_and_stores_them(
+    start: Start, stub_model: StubModel, tmp_path: Path, number: signal.Signals
+) -> None:
+    stub_model.script = Script([Answer("done", latency_seconds=1.0)] * 3)
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        rollout = await store.start_rollout({"n": 1})
+        proxy = start(*model_option(stub_model), "--store", "sqlite:///runs.db", "--port", "0").begin()
+        asking = [asyncio.create_task(asyncio.to_thread(ask, proxy.base_url(rollout))) for _ in range(3)]
+        await asyncio.to_thread(until, lambda: len(stub_model.requests) == 3, "the model was not asked")
+        code = await asyncio.to_thread(proxy.end, number)
+        answers = await asyncio.gather(*asking)
+        calls = await calls_of(store, rollout)
+
+    assert (answers, code, len(calls)) == (["done"] * 3, 0, 3)
+    assert "3 model calls stored, 0 lost." in proxy.said
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, stub_model: StubModel) -> None:
+    stub_model.script = Script([Answer("late", latency_seconds=PATIENCE_SECONDS)])
+    proxy = start(*model_option(stub_model), "--port", "0").begin()
+
+    def give_up() -> None:
+        with pytest.raises(openai.APIConnectionError):
+            ask(f"{proxy.url}/v1")
+
+    asking = threading.Thread(target=give_up)
+    asking.start()
+    until(lambda: len(stub_model.requests) == 1, "the model was not asked")
+    proxy.process.send_signal(signal.SIGTERM)
+    until(lambda: is_closed(proxy.url), "the first signal was not heard")
+    began = time.monotonic()
+    code = proxy.end(signal.SIGTERM)
+    asking.join()
+
+    assert code == -signal.SIGTERM
+    assert time.monotonic() - began < PATIENCE_SECONDS / 3
+
+
+def test_without_a_store_it_says_that_nothing_is_kept(start: Start, stub_model: StubModel) -> None:
+    proxy = start(*model_option(stub_model), "--port", "0").begin()
+
+    assert ask(f"{proxy.url}/v1") == "Hello there"
+    assert proxy.end(signal.SIGTERM) == 0
+    assert "calls are kept in memory" in proxy.said
+    assert "1 served for no rollout and not recorded" in proxy.said
+
+
+def test_a_key_from_the_environment_is_asked_for(start: Start, stub_model: StubModel) -> None:
+    proxy = start(*model_option(stub_model), "--port", "0", AGL_PROXY_API_KEY=KEY).begin()
+
+    with pytest.raises(openai.AuthenticationError):
+        ask(f"{proxy.url}/v1")
+    assert ask(f"{proxy.url}/v1", api_key=KEY) == "Hello there"
+    proxy.end(signal.SIGTERM)
+    assert KEY not in proxy.said
+
+
+async def test_the_key_of_an_attempt_is_known_to_another_process(start: Start, stub_model: StubModel) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            rollout = await store.start_rollout({"n": 1})
+            key = derive_attempt_key(f"agl-proxy-{KEY}", rollout.rollout_id, rollout.attempt.attempt_id)
+            options = (*model_option(stub_model), "--store", server.url, "--port", "0")
+            proxy = start(*options, AGL_PROXY_API_KEY=KEY).begin()
+            said = await asyncio.to_thread(ask, f"{proxy.url}/v1", key)
+            await asyncio.to_thread(proxy.end, signal.SIGTERM)
+
+            assert said == "Hello there"
+            assert len(await calls_of(store, rollout)) == 1
+
+
+async def test_a_budget_is_kept(start: Start, stub_model: StubModel, tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        rollouts = [await store.start_rollout(n) for n in range(3)]
+        options = ("--store", "runs.db", "--port", "0", "--max-calls", "1", "--run-max-calls", "2")
+        proxy = start(*model_option(stub_model), *options).begin()
+        await asyncio.to_thread(ask, proxy.base_url(rollouts[0]))
+
+        with pytest.raises(openai.PermissionDeniedError, match="budget of this rollout"):
+            await asyncio.to_thread(ask, proxy.base_url(rollouts[0]))
+        await asyncio.to_thread(ask, proxy.base_url(rollouts[1]))
+        with pytest.raises(openai.PermissionDeniedError, match="budget of this run"):
+            await asyncio.to_thread(ask, proxy.base_url(rollouts[2]))
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_models_of_a_file_are_served_with_keys_of_the_environment(
+    start: Start, stub_model: StubModel, tmp_path: Path, form: str
+) -> None:
+    stub_model.api_key = PROVIDER_KEY
+    params = {"model": "openai/stub-model", "api_base": stub_model.openai_url, "api_key": "os.environ/THE_KEY"}
+    config = json.dumps({"model_list": [{"model_name": "nice-name", "litellm_params": params}]})
+    (tmp_path / f"models.{form}").write_text(config)  # JSON is YAML too
+
+    proxy = start("--config", f"models.{form}", "--port", "0", THE_KEY=PROVIDER_KEY).begin()
+
+    assert ask(f"{proxy.url}/v1", model="nice-name") == "Hello there"
+    proxy.end(signal.SIGTERM)
+    assert PROVIDER_KEY not in proxy.said
+
+
+def test_the_key_of_a_provider_comes_from_the_environment(start: Start, stub_model: StubModel) -> None:
+    stub_model.api_key = PROVIDER_KEY
+    where = f"m=hosted_vllm/stub-model@{stub_model.openai_url}"
+
+    proxy = start("--model", where, "--port", "0", HOSTED_VLLM_API_KEY=PROVIDER_KEY).begin()
+
+    assert ask(f"{proxy.url}/v1", model="m") == "Hello there"
+    assert stub_model.requests[-1].body["return_token_ids"] is True
+
+
+def test_a_journal_is_kept_where_it_is_wanted(start: Start, stub_model: StubModel, tmp_path: Path) -> None:
+    proxy = start(*model_option(stub_model), "--store", "runs.db", "--port", "0", "--journal", "calls").begin()
+    other = start(*model_option(stub_model), "--store", "other.db", "--port", "0", "--journal", "off").begin()
+
+    assert (tmp_path / "calls").is_dir()
+    assert not list(tmp_path.glob("other.db.*journal"))
+    assert [proxy.end(signal.SIGTERM), other.end(signal.SIGTERM)] == [0, 0]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_a_port_in_use_is_one_line(start: Start, stub_model: StubModel) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        proxy = start(*model_option(stub_model), "--port", str(port), "--store", "runs.db")
+        code = proxy.end()
+
+    assert code == 1
+    assert str(port) in proxy.said
+    assert proxy.said.count("\n") == 1, proxy.said
+
+
+async def test_a_store_that_does_not_answer_is_told_and_waited_for(start: Start, stub_model: StubModel) -> None:
+    server = ServerProcess()
+    proxy = start(*model_option(stub_model), "--port", "0", "--store", server.url).begin()
+
+    assert "The store does not answer; calls are served, and wait for it." in proxy.said
+    with server:
+        async with LightningStoreClient(server.url) as store:
+            rollout = await store.start_rollout({"n": 1})
+            await asyncio.to_thread(ask, proxy.base_url(rollout))
+            await asyncio.to_thread(proxy.end, signal.SIGTERM)
+            assert len(await calls_of(store, rollout)) == 1
+
+
+def test_a_store_that_keeps_it_out_is_told(start: Start, stub_model: StubModel) -> None:
+    with ServerProcess(token="a-token-of-some-length-0123456789") as server:
+        proxy = start(*model_option(stub_model), "--port", "0", "--store", server.url)
+        code = proxy.end()
+
+    assert code == 1
+    assert "token" in proxy.said.lower()
+    assert "Traceback" not in proxy.said, proxy.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "There is no model to serve"),
+        (["--model", "gpt"], "does not say where the model is"),
+        (["--model", "=http://127.0.0.1:1/v1"], "does not say where the model is"),
+        (["--model", "gpt=gpt-4.1"], "names no provider"),
+        (["--model", "gpt=ftp://x"], "names no provider"),
+        (["--model", "m=hosted_vllm/m"], "has no address"),
+        (["--config", "missing.yaml"], "cannot be read"),
+        (["--config", "broken.json"], "is no JSON"),
+        (["--config", "broken.yaml"], "is no YAML"),
+        (["--config", "list.json"], "must be a mapping"),
+        (["--config", "odd.json"], "it must be a list"),
+        (["--host", "0.0.0.0"], "AGL_PROXY_API_KEY"),
+        (["--port", "70000"], "is no port"),
+        (["--retries", "-1"], "must not be negative"),
+        (["--deadline", "0"], "must be above zero"),
+        (["--log-level", "LOUD"], "Log level 'LOUD' is unknown"),
+        (["--model", "m=http://127.0.0.1:1/v1", "--store", "ftp://x"], "is no store"),
+        (["--model", "m=http://127.0.0.1:1/v1", "--max-calls", "-1"], "cannot be negative"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AGL_PROXY_API_KEY", "AGL_STORE_TOKEN", "HOSTED_VLLM_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("broken.json", "{"), ("broken.yaml", "a: ["), ("list.json", "[]")):
+        Path(name).write_text(text)
+    Path("odd.json").write_text('{"model_list": {"a": 1}}')
+
+    code = main(["proxy", "--store", "runs.db", *arguments])
+
+    said = capsys.readouterr().err
+    assert code == 1
+    assert words in said
+    assert said.count("\n") == 1, said
+
+
+def test_a_file_of_yaml_needs_a_reader_of_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.yaml").write_text("model_list: []")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    assert main(["proxy", "--config", str(tmp_path / "models.yaml")]) == 1
+    assert "pip install pyyaml" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["proxy", "--help"])
+
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,154 @@
+"""`agl vllm`: vLLM is not here; a package and an executable of its shape are, which write down how they were called."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = {
+    "vllm/__init__.py": "__version__ = '0.9.0'\n",
+    "vllm/entrypoints/__init__.py": "",
+    "vllm/entrypoints/openai/__init__.py": "",
+    "vllm/entrypoints/openai/protocol.py": """
+from pydantic import BaseModel
+
+class ChatCompletionResponse(BaseModel):
+    id: str
+""",
+    "vllm/entrypoints/openai/serving_chat.py": """
+from vllm.entrypoints.openai.protocol import ChatCompletionResponse
+
+class OpenAIServingChat:
+    async def chat_completion_full_generator(self, request, result_generator, *args, **kwargs):
+        return ChatCompletionResponse(id="1")
+""",
+    "vllm/entrypoints/cli/__init__.py": "",
+    "vllm/entrypoints/cli/main.py": """
+import json, os, sys
+
+def main():
+    from vllm.entrypoints.openai import serving_chat
+    called = {"argv": sys.argv, "response": serving_chat.ChatCompletionResponse.__name__}
+    open(os.environ["CALLED"], "w").write(json.dumps(called))
+    leave = os.environ.get("LEAVE")
+    if leave:
+        sys.exit(int(leave) if leave.isdigit() else leave)
+""",
+}
+EXECUTABLE = """#!/bin/sh
+printf '%s\\n' "$0" "$@" > "$CALLED"
+exit 7
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agentlightning.cli", "vllm", *arguments],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "CALLED": str(folder / "called"),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder to import vLLM from."""
+    for name, text in PACKAGE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def called(folder: Path) -> Any:
+    return json.loads((folder / "called").read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("serve m --port 1", "serve m --port 1"),
+        ("--model m --port 1", "serve m --port 1"),
+        ("--port 1 --model=m/n --seed 2", "serve m/n --port 1 --seed 2"),
+        ("serve --port 1 --model m", "serve m --port 1"),
+        ("serve m --model-impl x", "serve m --model-impl x"),
+        ("--port 1", "serve --port 1"),
+        ("serve --help", "serve --help"),
+        ("bench latency --model m", "bench latency --model m"),
+        ("--version", "--version"),
+    ],
+)
+def test_vllm_gets_its_arguments_as_it_takes_them(installed: Path, given: str, taken: str) -> None:
+    done = run(installed, *given.split())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert called(installed)["argv"] == ["vllm", *taken.split()]
+
+
+def test_vllm_is_taught_to_return_token_ids_before_it_starts(installed: Path) -> None:
+    run(installed, "serve", "m")
+
+    assert called(installed)["response"] == "ChatCompletionResponsePatched"
+
+
+@pytest.mark.parametrize(("leaving", "code", "said"), [("3", 3, ""), ("no GPU", 1, "no GPU\n")])
+def test_exit_code_is_that_of_vllm(installed: Path, leaving: str, code: int, said: str) -> None:
+    done = run(installed, "serve", "m", LEAVE=leaving)
+
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_executable_of_another_environment_is_run_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "vllm"
+    program.write_text(EXECUTABLE)
+    program.chmod(0o755)
+
+    done = run(tmp_path, "--model", "m", "--port", "1", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    assert done.returncode == 7
+    assert (tmp_path / "called").read_text().split()[1:] == ["serve", "m", "--port", "1"]
+    assert "vLLM 0.10.2 or later" in done.stderr
+
+
+def test_missing_vllm_is_one_line_that_says_how_to_get_it(tmp_path: Path) -> None:
+    done = run(tmp_path, "serve", "m", PATH=str(tmp_path))
+
+    assert done.returncode == 1
+    assert "pip install vllm" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_vllm_without_a_command_line_is_told(installed: Path) -> None:
+    (installed / "vllm/entrypoints/cli/main.py").unlink()
+
+    done = run(installed, "serve", "m")
+
+    assert done.returncode == 1
+    assert "pip install -U vllm" in done.stderr
+
+
+def test_model_without_a_name_is_told(installed: Path) -> None:
+    done = run(installed, "--model")
+
+    assert done.returncode == 1
+    assert "--model is the last word" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "code"), [(["--help"], 0), (["-h"], 0), ([], 2)])
+def test_help_shows_examples_without_vllm(tmp_path: Path, given: list[str], code: int) -> None:
+    done = run(tmp_path, *given)
+
+    assert done.returncode == code
+    assert "examples:" in done.stdout

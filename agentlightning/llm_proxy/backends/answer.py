@@ -78,7 +78,10 @@ class Answer:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, never empty; BackendBroken if it does not come to its end."""
+        """The body as it arrives, never empty parts; BackendBroken if it does not come to its end.
+
+        Bytes that come at the very moment of a break may be lost with it.
+        """
         while part := await self._next():
             yield part
 
@@ -107,10 +110,11 @@ class Answer:
             part = await self._body.next()
         except BackendBroken as error:
             error.tries = [*self.tries]
-            self._lane.failed(str(error), curable=False)
-            self._end()
+            if not self._is_over:  # else it was closed under the reader
+                self._lane.failed(str(error), curable=False)
+                self._end()
             raise
-        if not part:
+        if not part and not self._is_over:
             if self.status < _SERVER_ERRORS:
                 self._lane.breaker.completed()
             self._end()

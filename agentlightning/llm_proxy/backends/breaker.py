@@ -20,7 +20,10 @@ _NEVER: Final = float("-inf")
 class Breaker:
     """What is known of the health of one backend."""
 
-    __slots__ = ("_hold_seconds", "failures", "is_curable", "opened_at", "opens_until", "state", "touched_at")
+    __slots__ = (
+        *("_hold_seconds", "_was_cured", "failures", "is_curable", "opened_at", "opens_until", "state"),
+        "touched_at",
+    )
 
     def __init__(self) -> None:
         self.state: BreakerState = "closed"
@@ -35,6 +38,7 @@ class Breaker:
         self.is_curable = False
         """Whether the backend could not be reached, so that being reached again is all it needs."""
         self._hold_seconds = FIRST_HOLD_SECONDS
+        self._was_cured = False
 
     def allows(self, now: float) -> bool:
         """Whether a call may be sent."""
@@ -57,6 +61,7 @@ class Breaker:
         if self.state == "closed":
             self.failures = 0
             self._hold_seconds = FIRST_HOLD_SECONDS
+            self._was_cured = False
 
     def abandoned(self, now: float) -> None:
         """A call ended without saying anything about the backend; a probe has to be made again."""
@@ -68,12 +73,13 @@ class Breaker:
         """A call failed; True if that opened the breaker."""
         self.failures += 1
         self.touched_at = now
-        self.is_curable = curable
+        self.is_curable = curable and not self._was_cured
         if self.state == "open" or (self.state == "closed" and self.failures < FAILURES_TO_OPEN):
             return False
         if self.state == "closed":
             self.opened_at = now
         self.state = "open"
+        self._was_cured = False  # one that relapsed proves itself with a probe, and may be cured the next time
         self.opens_until = now + self._hold_seconds
         self._hold_seconds = min(2 * self._hold_seconds, LONGEST_HOLD_SECONDS)
         return True
@@ -83,4 +89,5 @@ class Breaker:
         if self.state != "open" or not self.is_curable:
             return False
         self.answered()
+        self._was_cured = True
         return True

@@ -22,7 +22,7 @@ class Course:
     """One call on its way through the fleet."""
 
     __slots__ = (
-        *("_pauses", "_retries_left", "_spare", "ask", "deadline", "group", "tried", "tries", "unfit"),
+        *("_pauses", "_retries_left", "_spent", "ask", "deadline", "group", "tried", "tries", "unfit"),
         "waited_seconds",
     )
 
@@ -39,7 +39,7 @@ class Course:
         self.waited_seconds = 0.0
         self._retries_left = num_retries
         self._pauses = 0
-        self._spare = True
+        self._spent: set[str] = set()
 
     def choose(self, now: float) -> Lane | None:
         return self.group.choose(self.ask.who, now, tried=self.tried, unfit=self.unfit)
@@ -54,11 +54,11 @@ class Course:
         self.tries.append(Try(lane.backend.name, first_line(lane.backend.redacted(words))))
 
     def takes_spare(self, kind: str, now: float) -> bool:
-        """Use the one free try of a call that no backend can have begun to work on."""
+        """Use a free try, of which there is one for each way in which no backend can have begun to work on it."""
         is_harmless = kind == "stale" or (kind == "refused" and self._has_other(now))
-        if not self._spare or not is_harmless:
+        if kind in self._spent or not is_harmless:
             return False
-        self._spare = False
+        self._spent.add(kind)
         return True
 
     def pause(self, now: float, chance: random.Random) -> float | None:

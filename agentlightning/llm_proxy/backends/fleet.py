@@ -202,7 +202,7 @@ class Fleet:
             raise self._out_of_time(course, lane, now)
         if isinstance(outcome, Reply):
             if outcome.status not in _REDIRECTS:
-                return await self._replied(course, lane, outcome)
+                return await self._replied(course, lane, backend, outcome)
             await outcome.body.close()
             outcome = Failure(f"redirects elsewhere ({outcome.status}): give the final address as api_base", "garbled")
         await self._failed(course, lane, outcome)
@@ -245,7 +245,7 @@ class Fleet:
         if pause > 0:
             await self._clock.sleep(pause)
 
-    async def _replied(self, course: Course, lane: Lane, reply: Reply) -> Answer | None:
+    async def _replied(self, course: Course, lane: Lane, backend: Backend, reply: Reply) -> Answer | None:
         """Hand an answer on, or drop it for another try."""
         words = f"answered {reply.status} {reply.reason}".rstrip()
         course.note(lane, words)
@@ -269,10 +269,4 @@ class Fleet:
                     await self._clock.sleep(pause)
                 self._look_again(course)
                 return None
-        return Answer(
-            reply,
-            lane,
-            backend=lane.called(course.ask.model),
-            tries=course.tries,
-            waited_seconds=course.waited_seconds,
-        )
+        return Answer(reply, lane, backend=backend, tries=course.tries, waited_seconds=course.waited_seconds)

@@ -19,6 +19,7 @@ __all__ = ["Lane"]
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 10.0
+FAILURE_WEIGHS_SECONDS: Final = 5.0
 LONGEST_ERROR: Final = 300
 MOST_NAMES: Final = 256
 """Names kept of a backend that serves a pattern."""
@@ -47,10 +48,12 @@ class Lane:
         self._urls: dict[DialectName, yarl.URL] = {}
         self._called: dict[str, Backend] = {}
 
-    @property
-    def load(self) -> float:
-        """How busy it is for its weight."""
-        return (self.gate.in_flight + self.gate.waiting) / self.backend.weight
+    def load(self, now: float) -> float:
+        """How busy it is for its weight; late failures count as calls, since one that fails fast seems idle."""
+        calls = self.gate.in_flight + self.gate.waiting
+        if now - self.breaker.touched_at < FAILURE_WEIGHS_SECONDS:
+            calls += self.breaker.failures
+        return calls / self.backend.weight
 
     def is_free(self, now: float) -> bool:
         """Whether a call may be sent at once, but for the cap."""

@@ -62,7 +62,7 @@ class _Events:
         except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
             words = self._backend.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
         else:
-            return b"data: " + _json_of(chunk) + b"\n\n"
+            return b"data: " + _json_of(chunk, is_part=True) + b"\n\n"
         self._is_over = True
         raise BackendBroken(f"Backend '{self._backend.name}' broke off in the middle of an answer ({words}).")
 
@@ -109,8 +109,11 @@ def _arguments_of(lane: Lane, backend: Backend, outgoing: Outgoing) -> dict[str,
     return arguments
 
 
-def _json_of(value: Any) -> bytes:
-    return orjson.dumps(value if isinstance(value, Mapping) else value.model_dump(mode="json", exclude_unset=True))
+def _json_of(value: Any, *, is_part: bool = False) -> bytes:
+    """The JSON of a model of the library; parts of a stream leave out what they do not say."""
+    if isinstance(value, Mapping):
+        return orjson.dumps(value)
+    return orjson.dumps(value.model_dump(mode="json", exclude_unset=True, exclude_none=is_part))
 
 
 def _reply_to(error: Exception, backend: Backend) -> Reply:

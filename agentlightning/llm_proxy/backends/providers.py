@@ -33,6 +33,23 @@ ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
 ANTHROPIC_VERSION: Final = "2023-06-01"
 AZURE_API_VERSION: Final = "2024-10-21"
 _OPENAI_DIALECTS: Final[tuple[DialectName, ...]] = ("chat", "completions", "responses", "embeddings")
+_OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
+"""Prefixes of servers that speak as OpenAI does, wherever they are."""
+_LIBRARY_PREFIXES: Final = frozenset(
+    {
+        *("ai21", "ai21_chat", "aiml", "amazon_nova", "anthropic_text", "azure_ai", "azure_text", "baseten", "bedrock"),
+        *("cerebras", "clarifai", "cloudflare", "codestral", "cohere", "cohere_chat", "cometapi", "dashscope"),
+        *("databricks", "datarobot", "deepinfra", "deepseek", "docker_model_runner", "featherless_ai", "fireworks_ai"),
+        *("friendliai", "galadriel", "gemini", "gigachat", "github", "github_copilot", "gradient_ai", "groq"),
+        *("heroku", "huggingface", "hyperbolic", "infinity", "jina_ai", "lambda_ai", "lemonade", "maritalk"),
+        *("meta_llama", "minimax", "mistral", "moonshot", "morph", "nebius", "nlp_cloud", "novita", "nscale"),
+        *("nvidia_nim", "oci", "ollama", "ollama_chat", "oobabooga", "openrouter", "ovhcloud", "perplexity", "petals"),
+        *("predibase", "replicate", "sagemaker", "sagemaker_chat", "sambanova", "sap", "scaleway", "snowflake"),
+        *("text-completion-codestral", "together_ai", "triton", "v0", "vercel_ai_gateway", "vertex_ai", "volcengine"),
+        *("voyage", "wandb", "watsonx", "watsonx_text", "xai", "xinference", "zai"),
+    }
+)
+"""Prefixes that are providers of the library even where an address is given, and not the first part of a name."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,8 @@ def backend_of(entry: Mapping[str, Any], number: int) -> Backend:
     auth = _auth_of(read, provider, api_key) or userinfo
     api_version = _api_version_of(read, base_url) if provider == "azure" else None
     extra_headers = read.headers()
+    given = {name.lower() for name in extra_headers}
+    headers = {name: value for name, value in auth.items() if name.lower() not in given} | extra_headers
     defaults, options = read.rest(for_library=provider == "litellm")
     if provider == "litellm":
         options |= {name: value for name, value in (("api_key", api_key), ("api_base", base_url)) if value}
@@ -98,7 +117,7 @@ def backend_of(entry: Mapping[str, Any], number: int) -> Backend:
         provider=provider,
         model=model,
         base_url=base_url,
-        headers={**auth, **extra_headers},
+        headers=headers,
         extra_headers=extra_headers,
         weight=read.number("weight", at_least=0.0, above=True) or 1.0,
         max_parallel_requests=read.whole("max_parallel_requests"),
@@ -116,7 +135,7 @@ def backend_of(entry: Mapping[str, Any], number: int) -> Backend:
         dialects=_dialects_of(read, habits),
         api_version=api_version,
         health_path=None if provider == "litellm" else read.health_path(),
-        secrets=_secrets_of(api_key, {**auth, **extra_headers}, options),
+        secrets=_secrets_of(api_key, {**auth, **headers}, options),
     )
 
 
@@ -133,8 +152,9 @@ def _provider_of(read: Entry) -> tuple[Provider, str]:
         return provider, rest
     if read.model.startswith("claude-") and not slash:
         return "anthropic", read.model
-    if read.text("api_base") is not None:
-        return "openai", read.model  # a name with slashes of its own, as a server gives it
+    if read.text("api_base") is not None and prefix not in _LIBRARY_PREFIXES:
+        # A prefix that is none is part of the name, as servers of models give it.
+        return "openai", rest if prefix in _OPENAI_ALIKE and rest else read.model
     if read.model == WILDCARD:
         raise read.wrong("litellm_params.model", WILDCARD, "a provider in front, as in 'openai/*', or an api_base")
     return ("litellm", read.model) if slash else ("openai", read.model)

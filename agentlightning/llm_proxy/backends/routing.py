@@ -40,12 +40,14 @@ class Group:
         are not, and one that is out of use only when all are.
         """
         lanes = self.lanes
-        if len(lanes) == 1 and not unfit and lanes[0].is_free(now):
-            return lanes[0]
+        if not tried and not unfit:  # the common case, made short
+            first = self._first(who, now)
+            if first is not None:
+                return first
         fit = [lane for lane in lanes if lane not in unfit]
         free = [lane for lane in fit if lane.is_free(now)]
         if free:
-            return self._best(who, [lane for lane in free if lane not in tried] or free)
+            return self._best(who, now, [lane for lane in free if lane not in tried] or free)
         held = [lane for lane in fit if lane.breaker.allows(now)]
         if held:
             return min(held, key=lambda lane: lane.gate.closed_for(now))
@@ -56,12 +58,20 @@ class Group:
         """Whether a backend that was not tried yet could take the call at once."""
         return any(lane not in tried and lane not in unfit and lane.is_free(now) for lane in self.lanes)
 
-    def _best(self, who: str, lanes: Sequence[Lane]) -> Lane:
-        if len(lanes) == 1:
-            return lanes[0]
+    def _first(self, who: str, now: float) -> Lane | None:
+        """The home of a rollout, or the only backend there is, if it is free."""
+        if len(self.lanes) == 1:
+            home = self.lanes[0]
+        elif who:
+            home = self._ranking_of(who)[0]
+        else:
+            return None
+        return home if home.is_free(now) else None
+
+    def _best(self, who: str, now: float, lanes: Sequence[Lane]) -> Lane:
         if who:
             return next(lane for lane in self._ranking_of(who) if lane in lanes)
-        best = min(lanes, key=lambda lane: (lane.gate.is_full, lane.load, lane.turn))
+        best = min(lanes, key=lambda lane: (lane.gate.is_full, lane.load(now), lane.turn))
         best.turn += 1.0 / best.backend.weight
         return best
 

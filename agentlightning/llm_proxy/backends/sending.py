@@ -77,23 +77,34 @@ class _Connector(aiohttp.TCPConnector):
 class _HttpBody:
     """The body of an answer that comes over HTTP."""
 
-    __slots__ = ("_backend", "_response")
+    __slots__ = ("_backend", "_open", "_response")
 
-    def __init__(self, response: aiohttp.ClientResponse, backend: Backend) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, backend: Backend, open_bodies: "set[_HttpBody]") -> None:
         self._response = response
         self._backend = backend
+        self._open = open_bodies
+        open_bodies.add(self)
 
     async def next(self) -> bytes:
         try:
-            return await self._response.content.readany()
+            part = await self._response.content.readany()
         except asyncio.TimeoutError:
             words = f"fell silent for {self._backend.timeout:g} s in the middle of an answer"
         except (aiohttp.ClientError, OSError) as error:
             words = f"broke off in the middle of an answer ({_words_of(error)})"
-        self._response.close()
+        else:
+            if not part:
+                self._open.discard(self)
+            return part
+        self.cut()
         raise BackendBroken(f"Backend '{self._backend.name}' {words}.")
 
     async def close(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Close the connection; whoever is reading from it is told."""
+        self._open.discard(self)
         self._response.close()
 
 
@@ -102,6 +113,8 @@ class Sender:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._bodies: set[_HttpBody] = set()
+        """Of answers that have not come to their end."""
         self._is_closed = False
 
     @property
@@ -117,6 +130,8 @@ class Sender:
 
     async def close(self) -> None:
         self._is_closed = True
+        for body in tuple(self._bodies):
+            body.cut()
         if self._session is not None:
             await self._session.close()
 
@@ -143,7 +158,9 @@ class Sender:
         if "content-encoding" in reply_headers:  # aiohttp has undone it
             for name in _DECODED_HEADERS:
                 reply_headers.pop(name, None)
-        return Reply(response.status, reply_headers, _HttpBody(response, backend), reason=response.reason or "")
+        return Reply(
+            response.status, reply_headers, _HttpBody(response, backend, self._bodies), reason=response.reason or ""
+        )
 
 
 def _failure_of(error: Exception, backend: Backend, *, was_kept: bool) -> Failure:

@@ -1,0 +1,453 @@
+"""A fleet over its life: calls in numbers, calls that are given up, lists that change, and the end."""
+
+import asyncio
+import gc
+import logging
+from collections import Counter
+
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.backends import Backend, BackendBroken, BackendError, BackendUnavailable, Fleet
+from agentlightning.llm_proxy.backends.asking import Outgoing
+from tests.llm_proxy.backends.conftest import MakeFleet, Serve
+from tests.llm_proxy.backends.scripted_server import (
+    Received,
+    after,
+    ask_for,
+    drop,
+    halve,
+    hang,
+    reply,
+    trickle,
+    until,
+)
+
+SECRET = "sk-very-secret-0123"
+
+
+async def call(fleet: Fleet, who: str = "") -> bytes:
+    async with await fleet.ask(ask_for(who=who)) as answer:
+        return await answer.read()
+
+
+def in_flight(fleet: Fleet) -> int:
+    return sum(entry["in_flight"] + entry["waiting"] for entry in fleet.describe())
+
+
+async def cut(*tasks: "asyncio.Task[object]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+async def test_cap_is_never_exceeded_and_nobody_is_starved(serve: Serve, make_fleet: MakeFleet) -> None:
+    async def in_company(request: Received, out: asyncio.StreamWriter) -> None:
+        await until(lambda: server.in_flight >= 3 or len(server.received) > 52)
+        await asyncio.sleep(0.002)  # time for one too many to arrive
+        await reply()(request, out)
+
+    server = await serve(in_company)
+    fleet = make_fleet(server.entry(max_parallel_requests=3))
+    order: list[str] = []
+
+    async def calls(who: str, count: int) -> None:
+        async def one() -> None:
+            await call(fleet, who)
+            order.append(who)
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    await asyncio.gather(calls("busy", 50), calls("quiet", 5))
+
+    assert server.most_in_flight == 3
+    assert Counter(order[:20])["quiet"] == 5
+    assert in_flight(fleet) == 0
+
+
+async def test_time_in_line_is_told(serve: Serve, make_fleet: MakeFleet) -> None:
+    go = asyncio.Event()
+    fleet = make_fleet((await serve(after(go, reply()))).entry(max_parallel_requests=1))
+    first, second = (asyncio.create_task(fleet.ask(ask_for())) for _ in range(2))
+    await until(lambda: in_flight(fleet) == 2)
+
+    go.set()
+    async with await first as answer:
+        assert answer.waited_seconds == 0
+    async with await second as answer:
+        assert answer.waited_seconds > 0
+
+
+async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, make_fleet: MakeFleet) -> None:
+    acts = [reply(), reply(500), reply(), halve, reply(429), drop, reply()]
+    server = await serve(*acts * 300, reply())
+    fleet = make_fleet(*[server.entry(max_parallel_requests=16)] * 5)
+    tasks_before = asyncio.all_tasks()
+
+    async def one(number: int) -> str:
+        try:
+            await call(fleet, f"r{number % 50}")
+        except BackendError as error:
+            return type(error).__name__
+        return "answered"
+
+    outcomes: Counter[str] = Counter()
+    for start in range(0, 2000, 40):
+        outcomes.update(await asyncio.gather(*(one(number) for number in range(start, start + 40))))
+
+    assert outcomes.total() == 2000
+    assert outcomes["answered"] > 1000
+    assert {"BackendBroken", "BackendUnavailable"} < outcomes.keys()
+    assert in_flight(fleet) == 0
+    await fleet.close()
+    await until(lambda: server.connections == 0)
+    await until(lambda: not [task for task in asyncio.all_tasks() - tasks_before if "_serve" not in repr(task)])
+
+
+# ---------------------------------------------------------------------- giving up
+
+
+async def test_thousand_cancelled_calls_leak_no_place(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(hang)
+    fleet = make_fleet(server.entry(max_parallel_requests=4))
+
+    for _ in range(50):
+        tasks = [asyncio.create_task(fleet.ask(ask_for(who=f"r{number}"))) for number in range(20)]
+        await until(lambda: in_flight(fleet) == 20)
+        await cut(*tasks)
+        assert in_flight(fleet) == 0
+
+    server.script = [reply()]
+    await asyncio.gather(*(call(fleet) for _ in range(12)))
+    await until(lambda: server.in_flight == 0)
+    assert server.most_in_flight <= 8  # four of the fleet, and four of whose end the server has not heard yet
+
+
+async def test_call_cancelled_while_being_sent_closes_its_connection(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(hang)
+    fleet = make_fleet(server.entry(max_parallel_requests=1))
+    task = asyncio.create_task(fleet.ask(ask_for()))
+    await until(lambda: server.in_flight == 1)
+
+    await cut(task)
+
+    await until(lambda: server.connections == 0)
+    assert in_flight(fleet) == 0
+
+
+async def test_reader_cancelled_in_mid_body_closes_its_connection(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(trickle)
+    fleet = make_fleet(server.entry(max_parallel_requests=1))
+    came: list[bytes] = []
+
+    async def take() -> None:
+        async with await fleet.ask(ask_for()) as answer:
+            async for chunk in answer.chunks():
+                came.append(chunk)  # noqa: PERF401 # what came before the end counts
+
+    task = asyncio.create_task(take())
+    await until(lambda: came == [b"first"])
+    await cut(task)
+
+    await until(lambda: server.connections == 0)
+    assert in_flight(fleet) == 0
+    assert fleet.describe()[0]["failures"] == 0
+
+
+async def test_answer_left_half_read_closes_its_connection(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(trickle)
+    fleet = make_fleet(server)
+
+    async with await fleet.ask(ask_for()) as answer:
+        assert in_flight(fleet) == 1
+
+    await answer.close()
+    await until(lambda: server.connections == 0)
+    assert in_flight(fleet) == 0
+
+
+async def test_answer_closed_under_its_reader_gives_its_place_back_once(serve: Serve, make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(await serve(trickle))
+    answer = await fleet.ask(ask_for())
+    assert await anext(answer.chunks()) == b"first"
+    reading = asyncio.create_task(answer.read())
+    await asyncio.sleep(0)
+
+    await answer.close()
+
+    with pytest.raises(BackendBroken):
+        await reading
+    assert (in_flight(fleet), fleet.describe()[0]["failures"]) == (0, 0)
+
+
+async def test_answer_read_to_its_end_gives_its_place_and_connection_back(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve()
+    fleet = make_fleet(server)
+
+    for _ in range(5):
+        answer = await fleet.ask(ask_for())
+        assert await answer.read() == b'{"ok": true}'
+        assert in_flight(fleet) == 0
+        await answer.close()
+
+    assert in_flight(fleet) == 0
+    assert server.connections == 1
+
+
+async def test_preparation_that_fails_gives_the_place_back(serve: Serve, make_fleet: MakeFleet) -> None:
+    fleet = make_fleet((await serve()).entry(max_parallel_requests=1))
+
+    def prepare(backend: Backend) -> Outgoing:
+        raise KeyError("messages")
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            await fleet.ask(ask_for(prepare=prepare))
+    assert in_flight(fleet) == 0
+
+
+async def test_body_arrives_as_it_is_sent(serve: Serve, make_fleet: MakeFleet) -> None:
+    go = asyncio.Event()
+
+    async def stream(request: Received, out: asyncio.StreamWriter) -> None:
+        out.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n"
+        )
+        await go.wait()
+        out.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    fleet = make_fleet(await serve(stream))
+    came: list[bytes] = []
+    async with await fleet.ask(ask_for()) as answer:
+        async for chunk in answer.chunks():
+            came.append(chunk)
+            go.set()
+
+    assert came == [b"one", b"two"]
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+# ---------------------------------------------------------------------- lists that change
+
+
+async def test_call_in_flight_ends_on_the_old_list_and_the_next_sees_the_new(
+    serve: Serve, make_fleet: MakeFleet
+) -> None:
+    go = asyncio.Event()
+    old, new = await serve(after(go, reply(200, b"old"))), await serve(reply(200, b"new"))
+    fleet = make_fleet({**old.entry(max_parallel_requests=1), "version": "1"})
+    sent, queued = (asyncio.create_task(fleet.ask(ask_for())) for _ in range(2))
+    await until(lambda: in_flight(fleet) == 2)
+
+    fleet.replace([{**new.entry(), "version": "2"}])
+    async with await fleet.ask(ask_for()) as answer:
+        assert (await answer.read(), answer.backend.version) == (b"new", "2")
+    go.set()
+    for task in (sent, queued):
+        async with await task as answer:
+            assert (await answer.read(), answer.backend.version) == (b"old", "1")
+
+
+async def test_backend_in_both_lists_keeps_what_is_known_of_it(serve: Serve, make_fleet: MakeFleet) -> None:
+    server, other = await serve(reply(500)), await serve()
+    fleet = make_fleet(server)
+    for _ in range(5):
+        await call(fleet)
+
+    fleet.replace([other.entry(), server.entry()])
+
+    assert [(entry["name"], entry["breaker"]) for entry in fleet.describe()] == [
+        (f"m#0 at {other.url}", "closed"),
+        (f"m#1 at {server.url}", "open"),
+    ]
+    assert server.connections == 1
+    fleet.replace([other.entry(), server.entry(weight=2)])
+    assert [entry["breaker"] for entry in fleet.describe()] == ["closed", "closed"]
+
+
+async def test_rollouts_stay_with_their_backends_when_one_is_added(serve: Serve, make_fleet: MakeFleet) -> None:
+    servers = [await serve() for _ in range(3)]
+    fleet = make_fleet(*servers[:2])
+    whos = [f"r{number}" for number in range(60)]
+
+    async def homes() -> dict[str, str]:
+        found = {}
+        for who in whos:
+            async with await fleet.ask(ask_for(who=who)) as answer:
+                found[who] = answer.backend.base_url
+        return found
+
+    before = await homes()
+    fleet.replace([server.entry() for server in reversed(servers)])
+    now = await homes()
+
+    assert {now[who] for who in whos if now[who] != before[who]} == {servers[2].url}
+
+
+async def test_retry_goes_to_the_new_list(serve: Serve, make_fleet: MakeFleet) -> None:
+    go = asyncio.Event()
+    old, new = await serve(after(go, drop)), await serve(reply(200, b"new"))
+    fleet = make_fleet(old, num_retries=1)
+    task = asyncio.create_task(call(fleet))
+    await until(lambda: old.in_flight == 1)
+
+    fleet.replace([new.entry()])
+    go.set()
+
+    assert await task == b"new"
+
+
+async def test_list_that_cannot_be_read_changes_nothing(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve()
+    fleet = make_fleet(server)
+
+    with pytest.raises(ConfigurationError, match="Entry 1"):
+        fleet.replace([server.entry("other"), {"model_name": "x"}])
+
+    assert fleet.models() == ["m"]
+
+
+async def test_lists_change_under_load_without_a_lost_call(serve: Serve, make_fleet: MakeFleet) -> None:
+    servers = [await serve() for _ in range(3)]
+    fleet = make_fleet(servers[0])
+    stop = asyncio.Event()
+    answered = 0
+
+    async def load(who: str) -> None:
+        nonlocal answered
+        while not stop.is_set():
+            assert await call(fleet, who) == b'{"ok": true}'
+            answered += 1
+
+    loads = [asyncio.create_task(load(f"r{number}")) for number in range(8)]
+    for number in range(30):
+        fleet.replace([servers[number % 3].entry(max_parallel_requests=1 + number % 4)])
+        target = answered + 10
+        await until(lambda target=target: answered >= target)
+    stop.set()
+
+    await asyncio.gather(*loads)
+    assert in_flight(fleet) == 0
+
+
+# ---------------------------------------------------------------------- the end
+
+
+async def test_close_ends_calls_in_flight_and_in_line_with_an_error(serve: Serve, make_fleet: MakeFleet) -> None:
+    hanging, streaming = await serve(hang), await serve(trickle)
+    fleet = make_fleet(hanging.entry(max_parallel_requests=1), streaming.entry("s"), num_retries=3)
+    read, unread = await fleet.ask(ask_for("s")), await fleet.ask(ask_for("s"))
+    assert await anext(read.chunks()) == b"first"
+    reading = asyncio.create_task(read.read())
+    calls = [asyncio.create_task(fleet.ask(ask_for())) for _ in range(3)]
+    await until(lambda: hanging.in_flight == 1 and in_flight(fleet) == 5)
+
+    await fleet.close()
+
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [BackendUnavailable] * 3
+    assert "The proxy is closing" in str(outcomes[2])
+    for ending in (reading, unread.read()):
+        with pytest.raises(BackendBroken, match="in the middle of an answer"):
+            await ending
+    assert in_flight(fleet) == 0
+    with pytest.raises(BackendUnavailable, match="The proxy is closing"):
+        await fleet.ask(ask_for())
+    await until(lambda: hanging.connections == streaming.connections == 0)
+
+
+async def test_close_reaches_calls_in_line_of_an_old_list(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(hang)
+    fleet = make_fleet(server.entry(max_parallel_requests=1))
+    calls = [asyncio.create_task(fleet.ask(ask_for())) for _ in range(2)]
+    await until(lambda: in_flight(fleet) == 2)
+    fleet.replace([])
+
+    await fleet.close()
+
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [BackendUnavailable] * 2
+
+
+async def test_fleet_that_was_never_asked_closes_and_may_be_closed_twice(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+
+    await fleet.close()
+    await fleet.close()
+
+    assert (fleet.models(), fleet.describe(), fleet.backends()) == ([], [], [])
+
+
+# ---------------------------------------------------------------------- secrets
+
+
+async def test_secrets_are_in_no_error_no_state_and_no_log(
+    serve: Serve, make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = await serve(drop, halve, reply(500), hang, reply(401, SECRET.encode()), reply(500))
+    fleet = make_fleet(
+        server.entry(api_key=SECRET, timeout=0.2, extra_headers={"X-Second": SECRET + "-2"}), num_retries=0
+    )
+    told: list[str] = []
+
+    for _ in range(12):
+        try:
+            await call(fleet)
+        except BackendError as error:
+            told += [repr(part) + str(part) for part in (error, error.__cause__, error.__context__, error.tries)]
+        told.append(repr(fleet.describe()) + repr(fleet.backends()))
+
+    assert server.received[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in "".join(told)
+    assert SECRET not in caplog.text + repr([vars(record) for record in caplog.records])
+    assert "out of use" in caplog.text
+
+
+async def test_state_tells_the_first_line_of_the_last_error(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(drop)
+    fleet = make_fleet(server)
+
+    with pytest.raises(BackendUnavailable):
+        await fleet.ask(ask_for())
+
+    state = fleet.describe()[0]
+    assert (state["name"], state["model"], state["provider"]) == (f"m#0 at {server.url}", "m", "hosted_vllm")
+    assert (state["breaker"], state["in_flight"], state["waiting"], state["failures"]) == ("closed", 0, 0, 1)
+    assert state["last_error"].startswith("closed the connection before answering")
+
+
+async def test_proxy_of_the_environment_is_not_used(
+    serve: Serve, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    assert await call(make_fleet(await serve())) == b'{"ok": true}'
+
+
+async def test_cookie_of_one_call_is_not_sent_with_the_next(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve(reply(200, b"x", {"Set-Cookie": "a=b"}))
+    fleet = make_fleet(server)
+
+    await call(fleet)
+    await call(fleet)
+
+    assert "cookie" not in server.received[1].headers
+
+
+async def test_nothing_is_left_for_the_collector_to_complain_about(serve: Serve) -> None:
+    server = await serve(trickle)
+    fleet = Fleet([server.entry()])
+    for _ in range(3):
+        answer = await fleet.ask(ask_for())
+        await answer.close()
+    await fleet.close()
+
+    del answer, fleet
+    gc.collect()  # a warning of something unclosed fails the test
+
+    await until(lambda: server.connections == 0)

@@ -21,6 +21,17 @@ setup: $(READY) ## Create .venv with everything the other verbs need
 test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
+# OpenAI's client for Node, with which the LLM proxy is tested.
+NODE_CLIENTS := .node-clients
+.PHONY: node-clients
+node-clients: $(NODE_CLIENTS)/.ready
+
+$(NODE_CLIENTS)/.ready: tests/llm_proxy/node/package.json
+	mkdir -p $(NODE_CLIENTS)
+	cp $< $(NODE_CLIENTS)/package.json
+	cd $(NODE_CLIENTS) && npm install --silent --no-audit --no-fund --no-package-lock --no-update-notifier
+	touch $@
+
 # Agent frameworks do not fit into one environment: each group of them has its own, with pinned versions.
 FRAMEWORK_GROUPS := openai2 openai3 agentops
 FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
@@ -61,4 +72,4 @@ docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) .venv-* site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* $(NODE_CLIENTS) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,6 +25,7 @@ class Algorithm:
     _store: LightningStore | None = None
     _initial_resources: NamedResources | None = None
     _adapter: TraceAdapter[Any] | None = None
+    _run_id: str | None = None
 
     def is_async(self) -> bool:
         """Whether `run` is a coroutine function."""
@@ -71,6 +72,13 @@ class Algorithm:
     def get_initial_resources(self) -> NamedResources | None:
         """What the user starts from; None if nothing was given."""
         return self._initial_resources
+
+    def set_run_id(self, run_id: str | None) -> None:
+        self._run_id = run_id
+
+    def get_run_id(self) -> str | None:
+        """The run in the store to which metrics belong; None outside of a trainer."""
+        return self._run_id
 
     def _missing(self, part: str) -> ConfigurationError:
         return ConfigurationError(

@@ -15,6 +15,7 @@ COMMANDS = {
     "runner": "join a training from this machine",
     "run": "run any program once, with its model calls recorded",
     "proxy": "serve models to agents, and record every call",
+    "serve": "serve the embedded model, or one of your own, to OpenAI's clients",
     "vllm": "run vLLM so that it returns exact token ids",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",

@@ -21,15 +21,19 @@ from agentlightning.execution.base import (
 )
 from agentlightning.execution.events import ExecutionEvent, InterruptibleEvent, MultiprocessingEvent
 from agentlightning.execution.recovery import recover_attempts, worker_name
+from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.store.http.codec import prepare_codecs
 
 __all__ = ["ClientServerExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
 
 Role = Literal["algorithm", "runner", "both"]
+RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attempt", "update_attempt", "update_worker")
+"""What every runner calls; their codecs are made once, before the processes are."""
 _SERVER_SECONDS: Final = 30.0
 """How long a runner waits for the server to come up, in silence."""
 _LOOK_SECONDS: Final = 0.1
@@ -260,14 +264,21 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _execute_both(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
+        if self.managed_store:
+            prepare_codecs(RUNNER_OPERATIONS)
         # Runners are started first, while this process has no threads that a fork could tear apart.
         crew = _Crew(self, runner, store, stop, ctx)
         try:
-            asyncio.run(self._execute_algorithm_with(crew, algorithm, store, stop))
+            attended = Attended(algorithm, crew.has_left, self._names(runner))
+            asyncio.run(self._execute_algorithm_with(crew, attended, store, stop))
         finally:
             self._shutdown_processes(crew.processes, stop)
             crew.give_back_at_the_end(store)
         self._check_process_exitcodes(crew.processes)
+
+    def _names(self, runner: RunnerBundle) -> frozenset[str]:
+        """What the store calls our runners."""
+        return frozenset(map(getattr(runner, "store_worker_id", worker_name), range(self.n_runners)))
 
     async def _execute_algorithm_with(
         self, crew: "_Crew", algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
@@ -301,7 +312,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         left = MultiprocessingEvent(ctx=ctx)
-        served = _ServedToTheEnd(algorithm, left, self.graceful_timeout)
+        attended = Attended(algorithm, left.is_set, self._names(runner))
+        served = _ServedToTheEnd(attended, left, self.graceful_timeout)
         process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
         try:
             asyncio.run(self._execute_runner_beside(process, runner, store, stop))
@@ -384,6 +396,10 @@ class _Crew:
             if has_failed and not self._is_dismissed and (None not in codes or self._stop.is_set()):
                 return
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def has_left(self) -> bool:
+        """Whether all have ended."""
+        return all(process.exitcode is not None for process in self.processes)
 
     def dismiss(self) -> None:
         """The algorithm needs nobody any more."""

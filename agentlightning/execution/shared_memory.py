@@ -17,8 +17,11 @@ from agentlightning.execution.base import (
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
+from agentlightning.execution.recovery import worker_name
+from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.utils.collector import calm_collector
 
 __all__ = ["SharedMemoryExecutionStrategy"]
 
@@ -69,9 +72,14 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run until the algorithm is done; what a thread raised is raised here."""
+        with calm_collector():
+            self._execute(algorithm, runner, store)
+
+    def _execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         shared = LightningStoreThreaded(store) if self.managed_store else store
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
+        names = frozenset(map(getattr(runner, "store_worker_id", worker_name), range(self.n_runners)))
         is_interrupted = False
         try:
             if self.main_thread == "algorithm":
@@ -79,10 +87,14 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                     self._thread(f"runner-{number}", self._run_runner, runner, shared, number, stop, failures)
                     for number in range(self.n_runners)
                 ]
-                self._run_algorithm(algorithm, shared, stop, None)
+                attended = Attended(algorithm, lambda: not any(t.is_alive() for t in threads), names)
+                self._run_algorithm(attended, shared, stop, None)
             else:
-                threads.append(self._thread("algorithm", self._run_algorithm, algorithm, shared, stop, failures))
+                left = threading.Event()
+                attended = Attended(algorithm, left.is_set, names)
+                threads.append(self._thread("algorithm", self._run_algorithm, attended, shared, stop, failures))
                 self._run_runner(runner, shared, 0, stop, None)
+                left.set()
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
         except KeyboardInterrupt:

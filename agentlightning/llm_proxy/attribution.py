@@ -1,8 +1,8 @@
 """Whose call is this: the rollout and attempt that a request names in its path, its API key, or its headers.
 
 The path is the usual way: `/rollout/{id}/attempt/{id}/v1/chat/completions`, with `/agent/{name}` after the attempt
-where one of several agents calls. A client that cannot take a path shows a key made for its attempt, or sends the headers
-`x-rollout-id`, `x-attempt-id` and `x-agent-name`.
+where one of several agents calls. A client that cannot take a path shows a key made for its attempt, or sends the
+headers `x-rollout-id`, `x-attempt-id` and `x-agent-name`.
 """
 
 import hmac
@@ -71,6 +71,7 @@ class Refused(Exception):  # it is an answer, not a fault
 
 
 def route_of(path: str) -> Route:
+    """What a path means, as it was sent: a slash within an id is written `%2F`."""
     origin = None
     prefixed = _PREFIX.match(path)
     if prefixed is not None:

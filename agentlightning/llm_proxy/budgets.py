@@ -1,9 +1,19 @@
 """Budgets: how many calls, tokens or how much money a rollout, or all of them together, may spend on models.
 
 A call is admitted while there is something left, and what it may write is limited to that. What calls under way may
-still cost counts as spent until they are over, so that many at once do not spend it twice.
+still write counts as spent until they are over, so that many at once do not spend it twice. A call that names no limit
+of its own gets a share of what is left, so that it does not keep others waiting.
+
+- Calls count when they are sent to a backend, once each, however often they are tried and however they end.
+- Tokens count as the backend tells them. Those it reads are known with its answer only: they can carry the sum beyond
+  a budget by the prompts of calls that were under way, what it writes cannot. A backend that begins an answer and does
+  not tell is taken to have written all it might. A call that failed before its answer began costs nothing.
+- Answers from the record are free.
+
+The accounts are those of a proxy object: they outlive its restarts, not its process.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,10 +23,15 @@ from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.dialects.failures import Failure
 from agentlightning.llm_proxy.dialects.names import DialectName
 
-__all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent"]
+__all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent", "is_about_limit"]
 
 MOST_ROLLOUTS: Final = 100_000
 """Whose spending is remembered; the oldest go first."""
+SHARES: Final = 64
+LEAST_SHARE: Final = 4096
+"""Tokens. A call without a limit of its own may write one of `SHARES` of what is left, and at least this."""
+RETRY_SECONDS: Final = 1.0
+"""When to ask again, where all that is left is reserved for calls under way."""
 _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
     "chat": ("max_completion_tokens", "max_tokens"),
     "completions": ("max_tokens",),
@@ -24,6 +39,11 @@ _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
     "messages": ("max_tokens",),
     "embeddings": (),
 }
+_WITH_NEW_FIELD: Final = ("openai", "azure")
+"""Providers whose newer models take the first name of a limit only; other servers may know the last alone."""
+_IS_ABOUT_LIMIT: Final = re.compile(
+    rb"max_(completion_|output_|new_)?tokens|context (length|window)|too many tokens", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -34,12 +54,12 @@ class Budget:
     tokens: int | None = None
     """Read and written."""
     cost: float | None = None
-    """In the currency of the models' prices."""
+    """In the currency of the models' prices, which are `input_cost_per_token` and `output_cost_per_token`."""
 
     def __post_init__(self) -> None:
         for name in ("calls", "tokens", "cost"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not value >= 0:  # not a number is not either
                 raise ConfigurationError(f"A budget cannot be negative; {name} is {value}.")
 
     @property
@@ -64,6 +84,7 @@ class Spent:
     cost: float = 0.0
     reserved_tokens: int = 0
     reserved_cost: float = 0.0
+    under_way: int = 0
 
 
 @dataclass
@@ -73,11 +94,18 @@ class Reservation:
     prices: Prices
     spent: tuple[Spent, ...]
     most_written: int | None
-    """Tokens it may write; None is no limit of ours."""
+    """Tokens it may write for each of its choices; None is no limit of ours."""
+    choices: int = 1
+    is_ours: bool = False
+    """Whether the caller named no limit. A backend that finds ours too large writes less anyway."""
+
+    @property
+    def tokens(self) -> int:
+        return (self.most_written or 0) * self.choices
 
     @property
     def cost(self) -> float:
-        return (self.most_written or 0) * self.prices.written
+        return self.tokens * self.prices.written
 
 
 class Budgets:
@@ -108,67 +136,94 @@ class Budgets:
         accounts = [("run", self.per_run, self.of_run)]
         if rollout_id is not None:
             accounts.append((f"rollout '{rollout_id}'", self.per_rollout, self.of_rollout(rollout_id)))
-        most = [_left(whose, budget, spent, prices) for whose, budget, spent in accounts]
-        limits = [limit for limit in most if limit is not None]
+        choices = _choices(dialect, body)
+        left = [_left(whose, budget, spent, prices, choices) for whose, budget, spent in accounts]
         wanted = _asked_limit(dialect, body)
-        if wanted is not None and limits:
-            limits.append(wanted)
-        reservation = Reservation(prices, tuple(spent for _, _, spent in accounts), min(limits, default=None))
+        most = _granted(min((limit for limit in left if limit is not None), default=None), wanted)
+        if not _LIMIT_FIELDS[dialect]:
+            most = 0  # it writes nothing
+        spent_by = tuple(spent for _, _, spent in accounts)
+        reservation = Reservation(prices, spent_by, most, choices, is_ours=wanted is None)
         for spent in reservation.spent:
             spent.calls += 1
-            spent.reserved_tokens += reservation.most_written or 0
+            spent.under_way += 1
+            spent.reserved_tokens += reservation.tokens
             spent.reserved_cost += reservation.cost
         return reservation
 
     @staticmethod
-    def settle(reservation: Reservation, usage: tuple[int, int] | None) -> None:
-        """A call is over.
+    def settle(reservation: Reservation, usage: tuple[int, int] | None, *, is_begun: bool = False) -> None:
+        """A call is over; once for each reservation.
 
         Args:
             usage: Tokens read and written; None if the backend did not say, or was not reached.
+            is_begun: Whether there was an answer, or a part of one.
         """
-        read, written = usage or (0, 0)
+        read, written = usage or (0, reservation.tokens if is_begun else 0)
+        _release(reservation)
         for spent in reservation.spent:
-            spent.reserved_tokens -= reservation.most_written or 0
-            spent.reserved_cost -= reservation.cost
             spent.tokens += read + written
             spent.cost += read * reservation.prices.read + written * reservation.prices.written
 
     @staticmethod
-    def limited(dialect: DialectName, body: dict[str, Any], most_written: int) -> dict[str, Any]:
-        """A request that writes no more than this."""
+    def take_back(reservation: Reservation) -> None:
+        """As if the call had not been admitted: it goes to a backend with other prices, and is admitted again."""
+        _release(reservation)
+        for spent in reservation.spent:
+            spent.calls -= 1
+
+    @staticmethod
+    def limited(dialect: DialectName, body: dict[str, Any], most_written: int, provider: str = "") -> dict[str, Any]:
+        """A request that writes no more than this, for each of its choices."""
         names = _LIMIT_FIELDS[dialect]
-        asked = [name for name in names if isinstance(body.get(name), int)]
-        if not names or any(body[name] <= most_written for name in asked):
+        if not names:
             return body
-        return {**body, **dict.fromkeys(asked or names[-1:], most_written)}
+        named = [name for name in names if body.get(name) is not None]
+        if not named:
+            named = [names[0] if provider in _WITH_NEW_FIELD else names[-1]]
+        limits = {name: most_written for name in named if not _is_within(body.get(name), most_written)}
+        return {**body, **limits} if limits else body
 
 
-def _left(whose: str, budget: Budget, spent: Spent, prices: Prices) -> int | None:
-    """How many tokens may still be written."""
+def _release(reservation: Reservation) -> None:
+    for spent in reservation.spent:
+        spent.under_way -= 1
+        spent.reserved_tokens -= reservation.tokens
+        spent.reserved_cost = spent.reserved_cost - reservation.cost if spent.under_way else 0.0
+
+
+def is_about_limit(answer: bytes) -> bool:
+    """Whether a backend's error may say that the limit of what is written is too large for it."""
+    return _IS_ABOUT_LIMIT.search(answer) is not None
+
+
+def _granted(left: int | None, wanted: int | None) -> int | None:
+    """What a call may write, of what is left for it."""
+    if left is None:
+        return None
+    return min(left, wanted if wanted is not None else max(left // SHARES, LEAST_SHARE))
+
+
+def _left(whose: str, budget: Budget, spent: Spent, prices: Prices, choices: int) -> int | None:
+    """How many tokens may still be written for each choice; None, if there is no limit."""
     if budget.calls is not None and spent.calls >= budget.calls:
         raise _exceeded(whose, f"{budget.calls} model calls", f"{spent.calls} were made")
     left: list[int] = []
     if budget.tokens is not None:
-        remaining = budget.tokens - spent.tokens - spent.reserved_tokens
-        if remaining <= 0:
-            raise _exceeded(whose, f"{budget.tokens} tokens", _spent_words(spent.tokens, spent.reserved_tokens, "d"))
-        left.append(remaining)
+        unspent = budget.tokens - spent.tokens
+        if unspent < choices:
+            raise _exceeded(whose, f"{budget.tokens} tokens", f"{spent.tokens} were used")
+        left.append((unspent - spent.reserved_tokens) // choices)
     if budget.cost is not None:
-        money = budget.cost - spent.cost - spent.reserved_cost
-        if money <= 0:
-            raise _exceeded(whose, f"a cost of {budget.cost:g}", _spent_words(spent.cost, spent.reserved_cost, "g"))
+        unspent_cost = budget.cost - spent.cost
+        if unspent_cost <= 0 or unspent_cost < prices.written * choices:
+            raise _exceeded(whose, f"a cost of {budget.cost:g}", f"{spent.cost:g} were used")
         if prices.written > 0:
-            affordable = int(money / prices.written)
-            if affordable == 0:
-                raise _exceeded(whose, f"a cost of {budget.cost:g}", _spent_words(spent.cost, spent.reserved_cost, "g"))
-            left.append(affordable)
-    return min(left, default=None)
-
-
-def _spent_words(spent: float, reserved: float, form: str) -> str:
-    under_way = f", and calls under way may use {reserved:{form}}" if reserved else ""
-    return f"{spent:{form}} were used{under_way}"
+            left.append(int((unspent_cost - spent.reserved_cost) / (prices.written * choices)))
+    least = min(left, default=None)
+    if least is not None and least <= 0:
+        raise _reserved(whose)
+    return least
 
 
 def _exceeded(whose: str, what: str, used: str) -> Refused:
@@ -176,6 +231,34 @@ def _exceeded(whose: str, what: str, used: str) -> Refused:
     return Refused(Failure(403, message, "permission_error", code="budget_exceeded"))
 
 
+def _reserved(whose: str) -> Refused:
+    """Not the end: what calls under way do not use is there again when they are over."""
+    message = f"What is left of the budget of this {whose} is reserved for calls under way; try again when one is over."
+    return Refused(Failure(429, message, "rate_limit_error", code="budget_reserved", retry_after=RETRY_SECONDS))
+
+
 def _asked_limit(dialect: DialectName, body: Mapping[str, Any]) -> int | None:
-    limits = [body[name] for name in _LIMIT_FIELDS[dialect] if isinstance(body.get(name), int)]
-    return min(limits, default=None)
+    """What the caller wants to be written at most; of two, the larger, since backends differ in which they heed."""
+    limits = [limit for limit in (_whole(body.get(name)) for name in _LIMIT_FIELDS[dialect]) if limit is not None]
+    return max(limits, default=None)
+
+
+def _choices(dialect: DialectName, body: Mapping[str, Any]) -> int:
+    """How many answers are written."""
+    if dialect not in ("chat", "completions"):
+        return 1
+    choices = max(_whole(body.get("n")) or 1, _whole(body.get("best_of")) or 1)
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
+        choices *= len(prompts)
+    return choices
+
+
+def _is_within(limit: object, most: int) -> bool:
+    whole = _whole(limit)
+    return whole is not None and whole <= most
+
+
+def _whole(value: object) -> int | None:
+    """A whole number above 0; some backends take others for no limit at all."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -8,6 +8,7 @@ for. Before its last byte goes out the call is in the recorder's hands.
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ import orjson
 
 from agentlightning.errors import ProxyError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
-from agentlightning.llm_proxy.backends.errors import BackendError
+from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
 from agentlightning.llm_proxy.dialects.failures import (
     BackendStreamError,
     Failure,
@@ -24,6 +25,7 @@ from agentlightning.llm_proxy.dialects.failures import (
     error_event,
     failure_of,
 )
+from agentlightning.llm_proxy.dialects.translation import UntranslatableRequest
 from agentlightning.llm_proxy.outgoing import OutgoingCall
 from agentlightning.llm_proxy.records import CallRecord, Origin, Outcome
 from agentlightning.llm_proxy.relay import StreamRelay, usage_of, visible_answer
@@ -60,6 +62,7 @@ class Exchange:
         self._send = send
         self._has_left = False
         self._is_finished = False
+        self._earlier_tries = 0
         self._record: CallRecord | None = None
         self._origin: Origin | None = None
         self._outgoing: OutgoingCall | None = None
@@ -71,25 +74,24 @@ class Exchange:
         try:
             caller = self.gateway.doorkeeper.admit(self._route, self._headers)
             self._origin = caller.origin
-            request = await read_body(self._receive, self.gateway.settings.max_request_bytes)
+            request = await read_body(self._receive, self._headers, self.gateway.settings.max_request_bytes)
             watching = asyncio.create_task(self._watch(asyncio.current_task()))
             self._begin(request)
             if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
                 await self._check_key()
             await self._serve(request)
         except asyncio.CancelledError:
-            self._finish("cancelled", LEFT_STATUS, error=None if self._has_left else "The proxy was stopped.")
             if not self._has_left:
+                self._finish("failed", 503, error="The proxy was stopped before the answer was complete.")
                 raise
+            self._finish("cancelled", LEFT_STATUS)
         except Refused as refusal:
             await self._fail(refusal.failure, outcome="refused")
         except BackendStreamError as error:
             await self._fail(error.failure)
-        except BackendError as error:
-            self._note_tries(len(error.tries))
-            await self._fail(_failure_from(error, retry_after=error.retry_after_seconds))
         except ProxyError as error:
-            await self._fail(_failure_from(error))
+            self._note_tries(error)
+            await self._fail(_failure_from(error), outcome="refused" if self._is_unasked(error) else "failed")
         except StoreUnavailable as error:
             await self._fail(Failure(503, f"The proxy cannot reach its store: {error}", None), outcome="refused")
         except Exception:  # a fault of ours: the caller is told that there was one, the log what it was
@@ -138,12 +140,18 @@ class Exchange:
         record.outcome, record.status, record.error = outcome, status, error
         if self._relay is not None:
             self._relay.complete(record)
+            if self._outgoing is not None:
+                self._outgoing.note_tokens(record)
         if self._origin is not None:
             self.gateway.recorder.finish(record)
 
-    def _note_tries(self, tries: int) -> None:
-        if self._record is not None:
-            self._record.tries = tries
+    def _note_tries(self, error: ProxyError) -> None:
+        if self._record is not None and isinstance(error, BackendError) and error.tries:
+            self._record.tries = self._earlier_tries + len(error.tries)
+
+    def _is_unasked(self, error: ProxyError) -> bool:
+        """Whether no backend has heard of the call, because of what it asks for."""
+        return error.http_status < _SERVER_ERROR and (self._record is None or not self._record.tries)
 
     # ------------------------------------------------------------------ serving
 
@@ -166,10 +174,12 @@ class Exchange:
         await outgoing.settle_model()
         while True:
             async with await outgoing.answered() as answer:
-                record.tries, record.waited_seconds = len(answer.tries), answer.waited_seconds
+                record.tries = self._earlier_tries + len(answer.tries)
+                record.waited_seconds = answer.waited_seconds
                 if answer.status >= _FIRST_ERROR:
                     body = await answer.read(self.gateway.settings.max_response_bytes)
                     if outgoing.takes_back_extras(answer.status, body):
+                        self._earlier_tries = record.tries
                         continue
                     await self._pass_failure(answer, outgoing, body)
                 elif record.is_stream:
@@ -190,29 +200,32 @@ class Exchange:
         record.usage = usage_of(record.answer)
         shown = visible_answer(record.answer, outgoing)
         self._finish("answered", answer.status)
-        await send_answer(self._send, answer.status, answer_headers(answer.headers), body if shown is None else shown)
+        headers = answer_headers(answer.headers, content_type="application/json")
+        await send_answer(self._send, answer.status, headers, body if shown is None else shown)
 
     async def _stream(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
         """Pass a stream on as it arrives; what goes wrong before its first event is a plain error."""
         record = self._record
         assert record is not None
-        relay = self._relay = StreamRelay(answer, outgoing, record.started_at)
+        limit = self.gateway.settings.max_response_bytes
+        relay = self._relay = StreamRelay(answer, outgoing, record.started_at, max_bytes=limit)
         async with contextlib.aclosing(relay.parts()) as parts:
             async for part in parts:
                 if not relay.has_begun:
                     await self._send({"type": "http.response.start", "status": 200, "headers": relay.headers()})
                     relay.has_begun = True
                 if relay.is_over:
-                    self._finish_stream(relay, outgoing, record)
+                    self._finish_stream(relay)
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        self._finish_stream(relay, outgoing, record)
+        self._finish_stream(relay)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _finish_stream(self, relay: StreamRelay, outgoing: OutgoingCall, record: CallRecord) -> None:
-        if not self._is_finished:
-            relay.complete(record)
-            outgoing.note_tokens(record)
+    def _finish_stream(self, relay: StreamRelay) -> None:
+        failure = relay.failure
+        if failure is None:
             self._finish("answered", 200)
+        else:
+            self._finish("failed", failure.status, error=failure.message)
 
     # ------------------------------------------------------------------ failing
 
@@ -223,8 +236,7 @@ class Exchange:
         assert record.backend_dialect is not None
         body = record.response = outgoing.redacted(body)
         failure = failure_of(record.backend_dialect, answer.status, answer.headers, body)
-        is_readable = answer.headers.get("content-type", "").startswith("application/json")
-        if record.backend_dialect != self.dialect or not is_readable:
+        if record.backend_dialect != self.dialect or not isinstance(_read(body), dict):
             body = error_body(self.dialect, failure)
         self._finish("failed", answer.status, error=failure.message)
         headers = answer_headers(answer.headers, content_type="application/json")
@@ -235,12 +247,12 @@ class Exchange:
         self._finish(outcome, failure.status, error=failure.message)
         with contextlib.suppress(OSError):
             if self._relay is not None and self._relay.has_begun:
-                event = error_event(self.dialect, failure)
+                event = error_event(self.dialect, failure, sequence_number=self._relay.shown_events)
                 await self._send({"type": "http.response.body", "body": event, "more_body": False})
                 return
             headers = [(b"content-type", b"application/json")]
             if failure.retry_after is not None:
-                headers.append((b"retry-after", f"{failure.retry_after:.0f}".encode()))
+                headers.append((b"retry-after", str(math.ceil(failure.retry_after)).encode()))
             if outcome == "refused":  # the SDKs of OpenAI and Anthropic would try some of these again
                 headers.append((b"x-should-retry", b"false"))
             await send_answer(self._send, failure.status, headers, error_body(self.dialect, failure))
@@ -258,16 +270,25 @@ def _read_request(request: bytes) -> dict[str, Any]:
     return asked
 
 
-def _read_answer(body: bytes) -> Mapping[str, Any]:
+def _read(body: bytes) -> Any:
+    """What a backend says; None for what is not JSON."""
     try:
-        answer = orjson.loads(body)
+        return orjson.loads(body)
     except ValueError:
-        answer = None
+        return None
+
+
+def _read_answer(body: bytes) -> Mapping[str, Any]:
+    answer = _read(body)
     if not isinstance(answer, dict):
         raise ProxyError(f"The backend answered what is not a JSON object: {body[:200]!r}")
     return answer
 
 
-def _failure_from(error: ProxyError, *, retry_after: float | None = None) -> Failure:
+def _failure_from(error: ProxyError) -> Failure:
     status = error.http_status if error.http_status != _SERVER_ERROR else 502
-    return Failure(status, str(error), None, retry_after=retry_after)
+    if isinstance(error, UnknownModel):
+        return Failure(status, str(error), None, "model_not_found", "model")
+    if isinstance(error, BackendError):
+        return Failure(status, str(error), None, retry_after=error.retry_after_seconds)
+    return Failure(status, str(error), None, param=error.field if isinstance(error, UntranslatableRequest) else None)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 import orjson
 
@@ -98,7 +99,8 @@ class Gateway:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
-        route = route_of(scope["path"])
+        # As it was sent: a slash within an id is written %2F, and `route_of` takes ids out of it before it reads them.
+        route = route_of(scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"])
         headers = as_headers(scope["headers"])
         method = scope["method"]
         if route.dialect is not None and method == "POST":
@@ -120,7 +122,7 @@ class Gateway:
         if path == "/models" and is_get:
             return 200, self._models(is_anthropic=b"anthropic-version" in headers)
         if path.startswith("/models/") and is_get:
-            return self._model(path.removeprefix("/models/"), is_anthropic=b"anthropic-version" in headers)
+            return self._model(unquote(path.removeprefix("/models/")), is_anthropic=b"anthropic-version" in headers)
         if path == "/agl/status" and is_get:
             return 200, orjson.dumps(self.status(), default=str)
         if path == "/agl/flush" and method == "POST" and caller.origin is not None:

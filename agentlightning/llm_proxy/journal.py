@@ -14,14 +14,16 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.records import CallRecord
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "LeftBehind"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +32,56 @@ SEGMENT_BYTES: Final = 8 * 1024**2
 _HEAD: Final = struct.Struct("<4sIIIII")
 _MAGIC: Final = b"AGLJ"
 _SUFFIX: Final = ".calls"
+_UNREADABLE: Final = ".unreadable"
+"""Appended to the name of a segment that nobody can read, so that it is kept and not tried again."""
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """A segment of a process that is gone."""
+
+    path: Path
+    calls: list[CallRecord]
 
 
 class _Segment:
-    """A file of entries, some of which may be settled by now."""
+    """A file of entries, some of which may be settled by now. Locked, unless it could not be."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self.size = 0
         self.open_calls = 0
-        _lock(self.file)
+        # Until it is locked another process may take the empty file for a dead one's, and remove it.
+        self.is_ours = _lock(self.file) and os.fstat(self.file).st_nlink > 0
+        inheritance().keep_file(self.file)
+
+    def append(self, entry: bytes) -> int:
+        """Write an entry and tell where it stands; OSError if it is not there as a whole."""
+        place = self.size
+        written = os.write(self.file, entry)  # all, a part, or an error and nothing
+        if written != len(entry):  # the disk is full: the piece is as good as a torn write
+            os.ftruncate(self.file, self.size)
+            raise OSError(f"Only {written} of {len(entry)} bytes could be written to '{self.path}'.")
+        self.size += written
+        return place
+
+    def read(self, place: int) -> CallRecord:
+        head = os.pread(self.file, _HEAD.size, place)
+        length = sum(_HEAD.unpack(head)[2:])
+        (record,) = _entries(head + os.pread(self.file, length, place + _HEAD.size), self.path)
+        return record
+
+    def empty(self) -> None:
+        os.ftruncate(self.file, 0)
+        self.size = 0
 
     def close(self) -> None:
         """Give the file up; it is removed if nothing in it is open."""
         if self.open_calls == 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+        inheritance().release_file(self.file)
         os.close(self.file)
 
 
@@ -57,7 +92,7 @@ class Journal:
         self.directory = directory
         self._segment_bytes = segment_bytes
         self._current: _Segment | None = None
-        self._segment_of: dict[str, _Segment] = {}  # by span id
+        self._places: dict[str, tuple[_Segment, int]] = {}  # by span id
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -65,46 +100,61 @@ class Journal:
                 f"The journal of calls cannot be kept in '{directory}': {error}. Name another directory."
             ) from error
 
+    def __contains__(self, span_id: object) -> bool:
+        """Whether a call is written and not settled."""
+        return span_id in self._places
+
     def write(self, record: CallRecord) -> None:
         """Keep a call until it is settled; OSError if the disk does not take it."""
         parts = record.to_bytes()
         body = b"".join(parts)
         head = _HEAD.pack(_MAGIC, zlib.crc32(body), *(len(part) for part in parts))
         segment = self._writable()
-        entry = head + body
-        written = os.write(segment.file, entry)
-        if written != len(entry):  # the disk is full: the piece is as good as a torn write
-            os.ftruncate(segment.file, segment.size)
-            raise OSError(f"Only {written} of {len(entry)} bytes could be written to '{segment.path}'.")
-        segment.size += written
+        try:
+            place = segment.append(head + body)
+        except OSError:
+            self._retire()  # the next call begins a new one, should this one be beyond repair
+            raise
         segment.open_calls += 1
-        self._segment_of[record.span_id] = segment
+        self._places[record.span_id] = segment, place
+
+    def read(self, span_id: str) -> CallRecord:
+        """A call that is written and not settled."""
+        segment, place = self._places[span_id]
+        return segment.read(place)
 
     def settle(self, span_id: str) -> None:
         """The call is stored, or given up; one that was not written is none of ours."""
-        segment = self._segment_of.pop(span_id, None)
+        segment, _ = self._places.pop(span_id, (None, 0))
         if segment is None:
             return
         segment.open_calls -= 1
         if segment.open_calls == 0:
             if segment is self._current:
-                os.ftruncate(segment.file, 0)
-                segment.size = 0
+                segment.empty()
             else:
                 segment.close()
 
-    def left_behind(self) -> Iterator[tuple[Path, list[CallRecord]]]:
-        """Segments of processes that are gone, with their calls; to be removed with `forget` once these are stored."""
+    def left_behind(self) -> Generator[LeftBehind, None, None]:
+        """Segments of processes that are gone; each is to be removed with `forget` once its calls are stored.
+
+        While one is looked at nobody else gets it.
+        """
+        own = {segment.path for segment, _ in self._places.values()}
         for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
-            if self._current is not None and path == self._current.path:
+            if path in own or (self._current is not None and path == self._current.path):
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 file = os.open(path, os.O_RDWR)
-                try:
-                    if _lock(file):
-                        yield path, list(_entries(path))
-                finally:
-                    os.close(file)
+            except FileNotFoundError:
+                continue
+            inheritance().keep_file(file)
+            try:
+                if _lock(file):
+                    yield from _found(path)
+            finally:
+                inheritance().release_file(file)
+                os.close(file)
 
     def forget(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -112,24 +162,47 @@ class Journal:
 
     def close(self) -> None:
         """Calls that are still open stay, for the next process."""
-        segments = {*self._segment_of.values()} | ({self._current} if self._current is not None else set())
+        segments = {segment for segment, _ in self._places.values()}
+        if self._current is not None:
+            segments.add(self._current)
         for segment in segments:
             segment.close()
-        self._segment_of.clear()
+        self._places.clear()
         self._current = None
 
     def _writable(self) -> _Segment:
         if self._current is not None and self._current.size >= self._segment_bytes:
-            if self._current.open_calls == 0:
-                self._current.close()
-            self._current = None
-        if self._current is None:
-            self._current = _Segment(self.directory / f"{uuid.uuid4().hex}{_SUFFIX}")
+            self._retire()
+        while self._current is None:
+            segment = _Segment(self.directory / f"{uuid.uuid4().hex}{_SUFFIX}")
+            if segment.is_ours:
+                self._current = segment
+            else:
+                segment.close()
         return self._current
 
+    def _retire(self) -> None:
+        """Begin a new segment with the next call; the current one goes when its calls are settled."""
+        if self._current is not None and self._current.open_calls == 0:
+            self._current.close()
+        self._current = None
 
-def _entries(path: Path) -> Iterator[CallRecord]:
-    content = path.read_bytes()
+
+def _found(path: Path) -> Iterator[LeftBehind]:
+    """A segment with its calls; none, if it is gone by now or cannot be read."""
+    try:
+        calls = list(_entries(path.read_bytes(), path))
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError, KeyError) as error:  # whole by its checksum, but not written by this release
+        aside = path.with_name(path.name + _UNREADABLE)
+        path.rename(aside)
+        logger.error("The calls in the journal '%s' cannot be read, so they are not stored: %r", aside, error)
+        return
+    yield LeftBehind(path, calls)
+
+
+def _entries(content: bytes, path: Path) -> Iterator[CallRecord]:
     position = 0
     while position + _HEAD.size <= len(content):
         magic, checksum, *lengths = _HEAD.unpack_from(content, position)
@@ -156,6 +229,8 @@ def _lock(file: int) -> bool:
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     return True

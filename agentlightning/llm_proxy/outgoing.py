@@ -143,7 +143,8 @@ class OutgoingCall:
         asking = body
         if ids or logprobs:
             asking = with_tokens_asked(dialect, body, ids=ids, logprobs=logprobs)
-        if record.is_stream:
+        asks_for_anything = settings.asks_for_ids or settings.asks_for_logprobs or self._gateway.budgets.is_limited
+        if record.is_stream and asks_for_anything:
             asking = with_usage_asked(dialect, asking)
         self.has_extras = asking != body
         return asking

@@ -6,17 +6,19 @@ that may be awaited, so that code written for either of the earlier releases run
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal
+
+from typing_extensions import NotRequired, TypedDict
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.active import set_active_llm_proxy
 from agentlightning.llm_proxy.attribution import Doorkeeper
 from agentlightning.llm_proxy.backends import backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
+from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import GatewaySettings
 from agentlightning.llm_proxy.service import Service
 from agentlightning.store.base import LightningStore
@@ -41,6 +43,8 @@ class ModelConfig(TypedDict):
 
     model_name: str
     litellm_params: dict[str, Any]
+    model_info: NotRequired[dict[str, Any]]
+    """What is known of the backend: `version`, `resources_id`, `gives_token_ids`, `gives_logprobs`, `health_path`."""
 
 
 class _Done:
@@ -75,8 +79,9 @@ class LLMProxy:
             default for such a store), False: none.
         rollout_budget: What each rollout may spend.
         run_budget: What all calls together may spend.
-        deadline_seconds: How long a call may wait for its answer to begin, retries included.
-        replay: Answer calls that an earlier attempt of the rollout made from the record; see `docs/how-to`.
+        deadline_seconds: How long a call may wait for its answer to begin, retries included; by default the
+            `request_timeout` of `litellm_config`, or 600.
+        replay: Answer calls that an earlier attempt of the rollout made from the record; see `llm_proxy.replay`.
         max_request_bytes: Larger requests are refused.
     """
 
@@ -100,7 +105,7 @@ class LLMProxy:
         journal: Path | str | bool | None = None,
         rollout_budget: Budget | None = None,
         run_budget: Budget | None = None,
-        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+        deadline_seconds: float | None = None,
         replay: bool = False,
         max_request_bytes: int = GatewaySettings.max_request_bytes,
     ) -> None:
@@ -116,14 +121,14 @@ class LLMProxy:
         self._settings = _settings(callbacks, _add_return_token_ids, max_request_bytes)
         self._journal = journal
         self._budgets = Budgets(rollout_budget, run_budget)
-        self._deadline_seconds = deadline_seconds
+        self._deadline_seconds = _deadline_seconds(deadline_seconds, self.litellm_config)
         self._replay = replay
         self._doorkeeper = Doorkeeper(api_key)
         self._starting = threading.RLock()  # protects what follows
         self._thread: LoopThread | None = None
         self._service: Service | None = None
-        self._pid: int | None = None
         self._stopping: threading.Thread | None = None
+        self._parents: Any = None
         _check_models(self.model_list)
         if num_workers != 1 or launch_mode != "thread" or launcher_args is not None:
             logger.debug("The proxy runs in one thread; num_workers, launch_mode and launcher_args change nothing.")
@@ -161,7 +166,9 @@ class LLMProxy:
     # ------------------------------------------------------------------ life
 
     def is_running(self) -> bool:
-        return self._service is not None and self._pid == os.getpid()
+        """Whether it serves; a forked child has the object, and serves nothing."""
+        service = self._service
+        return service is not None and service.is_serving
 
     def initialize(self) -> None:
         """Make this the proxy of the process; ValueError without a store."""
@@ -172,8 +179,7 @@ class LLMProxy:
     def start(self) -> _Done:
         """Serve, from when this returns; a proxy that runs is restarted. RuntimeError if the port is taken."""
         with self._starting:
-            if self.is_running():
-                self._stop()
+            closing = self._make_way() if self._service is not None else None
             self._await_stop()
             self.initialize()
             thread = LoopThread("agl-llm-proxy")
@@ -182,9 +188,10 @@ class LLMProxy:
             except BaseException:
                 thread.stop()
                 raise
-            self._thread, self._service, self._pid = thread, service, os.getpid()
+            self._thread, self._service = thread, service
+            inheritance().keep_running(self)
             self.port = service.port
-        return _Done()
+        return _Done(closing)
 
     async def _started(self) -> Service:
         assert self.store is not None
@@ -206,32 +213,26 @@ class LLMProxy:
         return service
 
     def stop(self) -> _Done:
-        """Finish the calls in flight, store what they left, and stop.
+        """Finish the calls in flight, store what they left, and stop. Calls get a few seconds to finish.
 
         Within a running event loop that goes on in the background, since the store may need the loop: await the result.
         """
         with self._starting:
-            if not self.is_running():
+            if self._service is None:
                 logger.warning("The LLM proxy is not running, so there is nothing to stop.")
-                return _Done()
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                self._stop()
-                return _Done()
-            service, thread = self._taken()
-            self._stopping = threading.Thread(target=_stop, args=(service, thread), name="agl-llm-proxy-stop")
-            self._stopping.start()
+                return _Done(self._stopping)
+            self._await_stop()
+            self._stopping = _done_beside_loops(_stop, *self._taken())
             return _Done(self._stopping)
 
     def restart(self, *, _port: int | None = None) -> _Done:
-        """Stop and start again, on another port if one is named."""
+        """Stop and start again, on another port if one is named; it serves when this returns."""
         with self._starting:
-            if self.is_running():
-                self._stop()
+            closing = self._make_way() if self._service is not None else None
             if _port is not None:
                 self.update_port(_port)
-            return self.start()
+            self.start()
+            return _Done(closing)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all answered calls are stored; False if that took too long."""
@@ -243,11 +244,20 @@ class LLMProxy:
 
     def status(self) -> dict[str, Any]:
         """How it is: backends, calls, budgets; as the route `/agl/status` tells. Empty, if it does not run."""
-        service = self._service
-        return service.gateway.status() if service is not None and self.is_running() else {}
+        with self._starting:
+            service, thread = self._service, self._thread
+        if service is None or thread is None or not self.is_running():
+            return {}
+        return thread.run(service.status())
 
-    def _stop(self) -> None:
-        _stop(*self._taken())
+    def _make_way(self) -> threading.Thread | None:
+        """Free the port; what the calls have left may be stored in a thread, which is returned."""
+        service, thread = self._taken()
+        try:
+            thread.run(service.stop_serving())
+        finally:
+            closing = _done_beside_loops(_close, service, thread)
+        return closing
 
     def _taken(self) -> tuple[Service, LoopThread]:
         service, thread = self._service, self._thread
@@ -273,19 +283,28 @@ class LLMProxy:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the configuration; what runs, runs here."""
-        left_out = {"_starting", "_thread", "_service", "_pid", "_stopping"}
+        left_out = {"_starting", "_thread", "_service", "_stopping", "_parents"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._starting = threading.RLock()
-        self._thread = self._service = self._pid = self._stopping = None
+        self._thread = self._service = self._stopping = self._parents = None
+
+    def leave_to_parent(self) -> None:
+        """Called in a forked child: it does not run here."""
+        # Kept, since clearing them away would close connections of the parent.
+        self._parents = self._service, self._thread, self._stopping, self._parents
+        self._starting = threading.RLock()
+        self._thread = self._service = self._stopping = None
 
     # ------------------------------------------------------------------ resources
 
     @property
     def endpoint(self) -> str:
-        """The address for agents."""
+        """The address for agents; ValueError as long as the port is not known."""
+        if not self.port:
+            raise ConfigurationError("The LLM proxy takes a free port when it starts; start it first, or name a port.")
         host = self.access_host or (_LOCALHOST if self.host in _EVERYWHERE else self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
@@ -322,9 +341,30 @@ class LLMProxy:
         raise ValueError(f"The LLM proxy {told}; say which with model=.")
 
 
+def _done_beside_loops(
+    work: Callable[[Service, LoopThread], None], service: Service, thread: LoopThread
+) -> threading.Thread | None:
+    """Do it at once; where the caller is a running loop, which the store may need, in a thread that is returned."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        work(service, thread)
+        return None
+    working = threading.Thread(target=work, args=(service, thread), name="agl-llm-proxy-stop")
+    working.start()
+    return working
+
+
 def _stop(service: Service, thread: LoopThread) -> None:
     try:
-        thread.run(service.stop())
+        thread.run(service.stop_serving())
+    finally:
+        _close(service, thread)
+
+
+def _close(service: Service, thread: LoopThread) -> None:
+    try:
+        thread.run(service.close())
     finally:
         thread.stop()
 
@@ -333,6 +373,11 @@ def _config(litellm_config: Mapping[str, Any] | None, num_retries: int) -> dict[
     config = dict(litellm_config or {})
     config["litellm_settings"] = {"num_retries": num_retries, **(config.get("litellm_settings") or {})}
     return config
+
+
+def _deadline_seconds(given: float | None, config: Mapping[str, Any]) -> float:
+    seconds = given if given is not None else config["litellm_settings"].get("request_timeout")
+    return DEFAULT_DEADLINE_SECONDS if seconds is None else float(seconds)
 
 
 def _check_models(model_list: Sequence[ModelConfig]) -> None:

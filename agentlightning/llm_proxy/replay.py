@@ -5,13 +5,16 @@ that the rollout's metadata names,
 
     {"replay_of": {"rollout_id": "ro-1", "attempt_id": "at-1", "calls": 3}}
 
-where `calls` says how many calls are taken from there before the model is asked again. The first of several identical
-calls gets the first answer, the second the second; when the record has no more, the model is asked.
+where `calls` says how many calls are taken from there before the model is asked again. Identical are calls that say the
+same in the same dialect, whatever the order of their fields. The first of several identical calls gets the first
+answer, the second the second; when the record has no more, the model is asked. Calls that were not answered are not
+repeated. What an attempt was answered is on its own record, which can be replayed in turn.
 """
 
 import asyncio
+import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
@@ -19,6 +22,7 @@ from typing import Any, Final
 import orjson
 from typing_extensions import Self
 
+from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.dialects.failures import Failure
@@ -33,6 +37,7 @@ __all__ = ["REPLAY_OF", "RecordedAnswer", "Replays"]
 REPLAY_OF: Final = "replay_of"
 """Key of a rollout's metadata."""
 MOST_ATTEMPTS: Final = 1000
+"""Whose records are kept; those that called least lately go first."""
 _HERE: Final = "agentlightning.proxy"
 
 
@@ -46,6 +51,10 @@ class RecordedAnswer:
     dialect: DialectName
     provider: str
     headers: Mapping[str, str]
+    backend: str = ""
+    """Who gave it."""
+    version: str | None = None
+    """Of the model that gave it."""
     status: int = 200
     waited_seconds: float = 0.0
     tries: list[Any] = field(default_factory=list)
@@ -88,28 +97,51 @@ class Replays:
         self, attempts: Attempts, origin: Origin, dialect: DialectName, request: Mapping[str, Any]
     ) -> RecordedAnswer | None:
         """The answer to an identical call; None if there is none, or none left."""
-        place = (origin.rollout_id, origin.attempt_id)
-        if place not in self._records:
-            if len(self._records) >= MOST_ATTEMPTS:
-                del self._records[next(iter(self._records))]
-            self._records[place] = asyncio.create_task(self._load(attempts, origin))
-        record = await asyncio.shield(self._records[place])
+        record = await self._record_of(attempts, origin)
         record.asked += 1
         if record.most is not None and record.asked > record.most:
             return None
         answers = record.answers.get(_digest(dialect, request))
         return answers.popleft() if answers else None
 
+    async def _record_of(self, attempts: Attempts, origin: Origin) -> _Record:
+        place = (origin.rollout_id, origin.attempt_id)
+        loading = self._records.pop(place, None)
+        if loading is None:
+            loading = asyncio.create_task(self._load(attempts, origin), name="agl-proxy-replay")
+            if len(self._records) >= MOST_ATTEMPTS:
+                del self._records[next(iter(self._records))]
+        self._records[place] = loading  # at the end of the line
+        try:
+            return await asyncio.shield(loading)
+        except (Refused, StoreError):
+            if self._records.get(place) is loading:
+                del self._records[place]  # the next call tries again
+            raise
+
     async def _load(self, attempts: Attempts, origin: Origin) -> _Record:
         facts = await attempts.facts(origin)
-        told = (facts.rollout.metadata or {}).get(REPLAY_OF) if facts.rollout is not None else None
+        if facts.rollout is None:
+            return _Record({}, None)
+        told = (facts.rollout.metadata or {}).get(REPLAY_OF)
         if told is None:
             return _Record(await self._earlier_attempts(origin), None)
         if not isinstance(told, Mapping) or not isinstance(told.get("rollout_id"), str):
             raise Refused(Failure(400, f"The metadata '{REPLAY_OF}' must name a rollout_id; it is {told!r}.", None))
-        most = told.get("calls")
-        spans = await self._store.query_spans(told["rollout_id"], told.get("attempt_id") or "latest")
-        return _Record(_answers_in(spans), most if isinstance(most, int) else None)
+        most, attempt_id = told.get("calls"), told.get("attempt_id") or "latest"
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+            raise Refused(
+                Failure(400, f"'calls' of the metadata '{REPLAY_OF}' must be a number; it is {most!r}.", None)
+            )
+        try:
+            spans = await self._store.query_spans(told["rollout_id"], attempt_id)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise Refused(
+                Failure(400, f"What the metadata '{REPLAY_OF}' names cannot be read: {error}", None)
+            ) from error
+        return _Record(_answers_in(spans), most)
 
     async def _earlier_attempts(self, origin: Origin) -> dict[bytes, deque[RecordedAnswer]]:
         """Those of the last attempt before this one that has any."""
@@ -125,10 +157,11 @@ class Replays:
         return {}
 
 
-def _answers_in(spans: Any) -> dict[bytes, deque[RecordedAnswer]]:
-    calls = {span.span_id: span for span in spans if span.name == CALL_SPAN}
+def _answers_in(spans: Iterable[Span]) -> dict[bytes, deque[RecordedAnswer]]:
+    ordered = sorted(spans, key=lambda span: (span.sequence_id, span.start_time or 0.0))
+    calls = {span.span_id: span for span in ordered if span.name == CALL_SPAN}
     answers: dict[bytes, deque[RecordedAnswer]] = {}
-    for raw in sorted((span for span in spans if span.name == RAW_SPAN), key=lambda span: span.sequence_id):
+    for raw in [span for span in ordered if span.name == RAW_SPAN]:
         call = calls.get(raw.parent_id or "")
         if call is not None and call.attributes.get(f"{_HERE}.outcome") == "answered":
             digest, answer = _recorded(call, raw)
@@ -140,13 +173,16 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedAnswer]:
     sent = str(raw.attributes.get(f"{_HERE}.request_body") or "")
     received = str(raw.attributes.get(f"{_HERE}.received_body") or sent)
     dialect: Any = call.attributes.get(f"{_HERE}.dialect")
-    is_stream = bool(call.attributes.get("gen_ai.request.streaming"))
+    version = call.attributes.get(f"{_HERE}.version")
+    is_stream = orjson.loads(received).get("stream") is True
     answer = RecordedAnswer(
         span_id=call.span_id,
         sent=sent.encode(),
         body=str(raw.attributes.get(f"{_HERE}.response_body") or "").encode(),
         dialect=call.attributes.get(f"{_HERE}.backend_dialect") or dialect,  # type: ignore[arg-type] # we wrote it
         provider=str(call.attributes.get(f"{_HERE}.provider") or ""),
+        backend=str(call.attributes.get(f"{_HERE}.backend") or ""),
+        version=None if version is None else str(version),
         headers={"content-type": "text/event-stream" if is_stream else "application/json"},
     )
     return _digest(dialect, orjson.loads(received)), answer
@@ -154,4 +190,5 @@ def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedAnswer]:
 
 def _digest(dialect: DialectName, request: Mapping[str, Any]) -> bytes:
     """What identical calls have in common: everything."""
-    return dialect.encode() + b":" + orjson.dumps(request, option=orjson.OPT_SORT_KEYS)
+    said = orjson.dumps(request, option=orjson.OPT_SORT_KEYS)
+    return dialect.encode() + b":" + hashlib.sha256(said).digest()

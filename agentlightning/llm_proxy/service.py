@@ -10,6 +10,7 @@ from typing import Any, Final
 from agentlightning.llm_proxy.attribution import Doorkeeper
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
+from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
 from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.recorder import Recorder
@@ -61,10 +62,15 @@ class Service:
         arguments = PythonServerLauncherArgs(host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS)
         self._launcher = PythonServerLauncher(app, arguments)
         self._life = contextlib.AsyncExitStack()
+        self._listening: list[int] = []
 
     @property
     def port(self) -> int:
         return self._launcher.port
+
+    @property
+    def is_serving(self) -> bool:
+        return self._launcher.is_running()
 
     async def start(self) -> None:
         """Serve; RuntimeError if the port is taken."""
@@ -75,11 +81,24 @@ class Service:
         except BaseException:
             await self._life.aclose()
             raise
+        self._listening = _listening_files(self._launcher)
+        for file in self._listening:
+            inheritance().keep_file(file)
+        self.recorder.recover()
 
-    async def stop(self) -> None:
-        """Finish the calls in flight, store what they left, and leave."""
+    async def stop_serving(self) -> None:
+        """Finish the calls in flight and free the port. Those that take longer than a few seconds are cut."""
+        for file in self._listening:
+            inheritance().release_file(file)
         await self._launcher.stop()
+
+    async def close(self) -> None:
+        """Store what the calls have left, and leave."""
         await asyncio.shield(self._life.aclose())
+
+    async def status(self) -> dict[str, Any]:
+        """How it is; asked in the loop, where the counts do not change meanwhile."""
+        return self.gateway.status()
 
     async def replace_models(self, model_list: Sequence[Any]) -> None:
         """Swap the backends; calls in flight finish on the old ones."""
@@ -88,3 +107,9 @@ class Service:
 
     async def flush(self, timeout: float) -> bool:
         return await self.recorder.flush(timeout=timeout)
+
+
+def _listening_files(launcher: PythonServerLauncher) -> list[int]:
+    """Descriptors of the sockets on which connections arrive."""
+    servers = [] if launcher.server is None else launcher.server.servers
+    return [listening.fileno() for server in servers for listening in server.sockets]

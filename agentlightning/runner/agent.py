@@ -2,18 +2,19 @@
 
 import asyncio
 import copy
-import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.attempt import AttemptRun, Surroundings, innermost
+from agentlightning.runner.abilities import Abilities, is_unable
+from agentlightning.runner.attempt import AttemptRun, Surroundings
 from agentlightning.runner.base import Runner
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
+from agentlightning.runner.shift import Shift
 from agentlightning.store.base import LightningStore
+from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
@@ -31,28 +32,6 @@ T_task = TypeVar("T_task")
 
 EVENT_SECONDS: Final = 0.1
 """How often a stop event is looked at while there is nothing else to do."""
-
-
-@dataclass(frozen=True)
-class _Abilities:
-    """What a store can do; those written for the 0.2 release can do less."""
-
-    waits: bool = False
-    """For work, instead of being asked again and again."""
-    names_claimers: bool = False
-    names_starters: bool = False
-    has_batches: bool = False
-
-    @classmethod
-    def of(cls, store: LightningStore) -> "_Abilities":
-        store = innermost(store)
-        has_batches = type(store).dequeue_many_rollouts is not LightningStore.dequeue_many_rollouts
-        return cls(
-            waits=_takes(store.dequeue_rollout, "wait"),
-            names_claimers=_takes(store.dequeue_rollout, "worker_id"),
-            names_starters=_takes(store.start_rollout, "worker_id"),
-            has_batches=has_batches and _takes(store.dequeue_many_rollouts, "wait"),
-        )
 
 
 class LitAgentRunner(Runner[T_task]):
@@ -99,10 +78,11 @@ class LitAgentRunner(Runner[T_task]):
         self._worker_name = worker_name
         self._agent: LitAgent[T_task] | None = agent
         self._store: LightningStore | None = None
-        self._abilities = _Abilities()
+        self._abilities = Abilities()
         self._hooks: list[Hook] = []
         self._around: Surroundings | None = None
         self._is_new = True
+        self._is_told_of_outage = False
         self._threads = DaemonThreads("agent")
         self._life = Lifecycle("The runner")
 
@@ -122,8 +102,9 @@ class LitAgentRunner(Runner[T_task]):
         """Take the store, in the worker that will use it."""
         self._store = store
         self._is_new = True
+        self._is_told_of_outage = False
         self._around = None
-        self._abilities = _Abilities.of(store)
+        self._abilities = Abilities.of(store)
         self.worker_id = worker_id
         self._tracer.init_worker(worker_id, store)
 
@@ -199,7 +180,8 @@ class LitAgentRunner(Runner[T_task]):
         """Run rollouts of the queue until the event is set, `stop` is called, or `max_rollouts` have been run."""
         self._life.step("start")
         try:
-            with self._heartbeat.beating(self.get_store(), self.get_worker_id()):
+            around = self._surroundings()
+            with self._heartbeat.beating(around.store, around.worker_id, around.running_attempts):
                 await self._work_off(event)
         except BaseException as error:
             self._life.step("fail", error=error)
@@ -208,20 +190,17 @@ class LitAgentRunner(Runner[T_task]):
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
         running: set[asyncio.Task[None]] = set()
-        claimed = 0
+        shift = Shift(lambda: self._is_claiming(event), self._max_rollouts)
         try:
-            while not self._is_over(event):
-                left = self._max_concurrency - len(running)
-                if self._max_rollouts is not None:
-                    left = min(left, self._max_rollouts - claimed)
-                    if claimed >= self._max_rollouts and not running:
-                        break
-                if left <= 0 or self._life.state is LifecycleState.PAUSED:
+            while not self._is_over(event) and (running or shift.left != 0):
+                free = self._max_concurrency - len(running) if self._is_claiming(event) else 0
+                if free == 0 or shift.left == 0:
                     running = await self._some_left(running)
                     continue
-                rollouts = await self._claim(left, event, is_idle=not running)
-                claimed += len(rollouts)
-                running = await self._take_up(rollouts, running)
+                reserved = shift.reserve(free)
+                claims = await self._claim(reserved, event, is_idle=not running)
+                shift.release(reserved - len(claims))
+                running = await self._take_up(claims, running, shift)
             if running:
                 await asyncio.wait(running)
         finally:
@@ -230,18 +209,24 @@ class LitAgentRunner(Runner[T_task]):
             if running:
                 await asyncio.wait(running)
 
+    def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
+        return self._life.state is not LifecycleState.PAUSED and not self._is_over(event)
+
     def _is_over(self, event: "ExecutionEvent | None") -> bool:
         return self._life.state is LifecycleState.STOPPING or (event is not None and event.is_set())
 
     async def _take_up(
-        self, rollouts: Sequence[AttemptedRollout], running: "set[asyncio.Task[None]]"
+        self, claims: Sequence[Claim], running: "set[asyncio.Task[None]]", shift: Shift
     ) -> "set[asyncio.Task[None]]":
         if self._max_concurrency == 1:
-            for rollout in rollouts:
-                await self._step_impl(rollout)
+            for claim in claims:
+                await self._run_from(claim, shift)
             return running
-        tasks = {asyncio.create_task(self._run_claimed(r), name=f"rollout-{r.rollout_id}") for r in rollouts}
-        return await self._some_left(running | tasks, patience=0.0 if rollouts else EVENT_SECONDS)
+        tasks = {
+            asyncio.create_task(self._run_from(claim, shift), name=f"rollout-{claim.rollout.rollout_id}")
+            for claim in claims
+        }
+        return await self._some_left(running | tasks, patience=0.0 if claims else EVENT_SECONDS)
 
     async def _some_left(
         self, running: "set[asyncio.Task[None]]", *, patience: float = EVENT_SECONDS
@@ -255,29 +240,57 @@ class LitAgentRunner(Runner[T_task]):
             task.result()
         return pending
 
-    async def _run_claimed(self, rollout: AttemptedRollout) -> None:
-        await self._step_impl(rollout)
+    async def _run_from(self, claim: Claim, shift: Shift) -> None:
+        """Run a claimed rollout, and those that are claimed in the step that finishes the one before."""
+        around = self._surroundings()
+        following: Claim | None = claim
+        while following is not None:
+            attempt = AttemptRun(around, following.rollout, around.known.of(following), shift)
+            await attempt.run()
+            following = attempt.following
 
     # ------------------------------------------------------------------ claiming
 
-    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, is_idle: bool) -> Sequence[AttemptedRollout]:
+    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, is_idle: bool) -> Sequence[Claim]:
         """Rollouts from the head of the queue; where there are none, wait for a while."""
         try:
-            # The first claim may wait at once: that opens the store's live channel, which the next ones then use.
-            rollouts = [] if self._is_new and self._abilities.waits else await self._dequeue(limit)
+            # The first claim may wait at once: that opens the store's live channel, which the next ones then use. So may
+            # all claims of a runner that claims as it finishes, and knows that there was nothing a moment ago.
+            waits_at_once = is_idle and self._abilities.waits and (self._is_new or self._abilities.claims_next)
+            claims = [] if waits_at_once else await self._ask(limit)
             self._is_new = False
-            if rollouts or not is_idle:
-                return rollouts
+            if claims or not is_idle:
+                return claims
             if self._abilities.waits:
                 asked = asyncio.get_running_loop().time()
-                rollouts = await self._wait_for_work(limit, event)
+                claims = await self._wait_for_work(limit, event)
                 # A store that did not wait, though it was asked to, is one of the 0.2 release behind another.
-                if rollouts or asyncio.get_running_loop().time() - asked > self._poll_interval / 2:
-                    return rollouts
+                if claims or asyncio.get_running_loop().time() - asked > self._poll_interval / 2:
+                    return claims
         except StoreUnavailable as error:
-            logger.warning("The store cannot be reached (%s); asking again.", error)
+            if not self._is_told_of_outage:
+                logger.warning("The store cannot be reached (%s); asking again.", error)
+            self._is_told_of_outage = True
         await self._sleep_until_next_poll(event)
         return []
+
+    async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
+        """Ask the store for work, with the resources it takes where the store can tell them."""
+        if self._abilities.tells_resources:
+            known = self._surroundings().known.versions
+            options |= {"limit": limit, "worker_id": self.get_worker_id(), "known_resources": known}
+            try:
+                claims = await self.get_store().claim_rollouts(**options)
+            except Exception as error:
+                if not is_unable(error):
+                    raise
+                logger.info("The store gives out rollouts without their resources: %s", error)
+                self._abilities.tells_resources = self._abilities.claims_next = False
+                return []
+        else:
+            claims = [Claim(rollout) for rollout in await self._dequeue(limit, **options)]
+        self._is_told_of_outage = False
+        return claims
 
     async def _dequeue(self, limit: int, **options: Any) -> Sequence[AttemptedRollout]:
         store = self.get_store()
@@ -302,9 +315,9 @@ class LitAgentRunner(Runner[T_task]):
             return []
         return [rollout]
 
-    async def _wait_for_work(self, limit: int, event: "ExecutionEvent | None") -> Sequence[AttemptedRollout]:
-        """As `_dequeue`, but the store answers when there is work, and we give up when we are stopped."""
-        waiting = asyncio.ensure_future(self._dequeue(limit, wait=self._poll_interval))
+    async def _wait_for_work(self, limit: int, event: "ExecutionEvent | None") -> Sequence[Claim]:
+        """As `_ask`, but the store answers when there is work, and we give up when we are stopped."""
+        waiting = asyncio.ensure_future(self._ask(limit, wait=self._poll_interval))
         try:
             while not waiting.done() and not self._is_over(event) and self._life.state is not LifecycleState.PAUSED:
                 await asyncio.wait([waiting], timeout=EVENT_SECONDS)
@@ -365,6 +378,8 @@ class LitAgentRunner(Runner[T_task]):
                 tracer=self._tracer,
                 runner=self,
                 threads=self._threads,
+                abilities=self._abilities,
+                worker_id=self.get_worker_id(),
                 hooks=self._hooks,
             )
         return self._around
@@ -375,12 +390,3 @@ class LitAgentRunner(Runner[T_task]):
         if raise_on_exception and attempt.error is not None:
             raise attempt.error
         return next_rollout.rollout_id
-
-
-def _takes(method: Any, parameter: str) -> bool:
-    """Whether a method knows a parameter."""
-    try:
-        parameters = inspect.signature(method).parameters
-    except (TypeError, ValueError):
-        return False
-    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

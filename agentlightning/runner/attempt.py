@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.emitter import emit_exception
-from agentlightning.errors import AttemptTimedOut, InvalidValue, NoActiveTracer, RolloutFailed
+from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.calling import call_agent
 from agentlightning.litagent.litagent import working_for
+from agentlightning.runner.abilities import Abilities, is_unable
+from agentlightning.runner.known_resources import KnownResources
 from agentlightning.runner.results import record_reward, store_returned_spans
+from agentlightning.runner.shift import Shift
 from agentlightning.store.base import LightningStore
-from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import (
@@ -35,7 +38,7 @@ from agentlightning.types import (
 )
 from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["AttemptRun", "Surroundings", "innermost"]
+__all__ = ["AttemptRun", "Surroundings"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +57,30 @@ class Surroundings:
     tracer: Tracer
     runner: Any
     threads: DaemonThreads
+    abilities: Abilities
+    worker_id: str
     hooks: Sequence[Hook] = ()
+    known: KnownResources = field(default_factory=KnownResources)
+    running: dict[str, str] = field(default_factory=dict)
+    """Rollouts by the attempts that run now."""
+
+    def running_attempts(self) -> list[tuple[str, str]]:
+        """Ids of rollout and attempt of all that runs now; may be asked in any thread."""
+        return [(rollout_id, attempt_id) for attempt_id, rollout_id in tuple(self.running.items())]
 
     @functools.cached_property
-    def ends_at_once(self) -> bool:
-        """Whether an attempt's last spans and its status may be written as one step."""
+    def looks_at_nothing(self) -> bool:
+        """Whether nobody looks at the store between the end of a trace and the status of its attempt."""
         return (
             not self.hooks
             and type(self.agent).on_rollout_end is LitAgent.on_rollout_end
             and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
-            and type(innermost(self.store)).finish_attempt is not LightningStore.finish_attempt
         )
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether an attempt's last spans and its status may be written as one step."""
+        return self.abilities.finishes_at_once and self.looks_at_nothing
 
 
 @dataclass
@@ -73,6 +89,12 @@ class AttemptRun:
 
     around: Surroundings
     rollout: AttemptedRollout
+    resources: NamedResources | None = None
+    """As they came with the claim; None if the store must be asked."""
+    shift: Shift | None = None
+    """To which the claim of the next rollout belongs; None claims none."""
+    following: Claim | None = None
+    """What was claimed in the step that finished this attempt."""
     error: BaseException | None = None
     """What made it fail."""
     spans: Sequence[Any] = field(default_factory=list)
@@ -82,19 +104,25 @@ class AttemptRun:
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
-        with working_for(self.around.runner):
-            await self._run_and_report()
+        running, attempt_id = self.around.running, self.rollout.attempt.attempt_id
+        running[attempt_id] = self.rollout.rollout_id
+        try:
+            with working_for(self.around.runner):
+                await self._run_and_report()
+        finally:
+            running.pop(attempt_id, None)
 
     async def _run_and_report(self) -> None:
         status: AttemptStatus = "failed"
+        shift = self.shift
         try:
             status = await self._run()
         except asyncio.CancelledError:
-            status = "unresponsive"  # the runner leaves: it is not the agent's fault
+            status, shift = "unresponsive", None  # the runner leaves: it is not the agent's fault
             self.error = RolloutFailed("The runner was stopped while the agent was running.")
             raise
         except KeyboardInterrupt as error:
-            self.error = error
+            self.error, shift = error, None
             raise
         except BaseException as error:  # a failed rollout is data: it is recorded on the attempt
             self.error = error
@@ -107,13 +135,15 @@ class AttemptRun:
                 exc_info=None if isinstance(error, RolloutFailed) else error,
             )
         finally:
-            if self._has_begun:
-                self._tell_agent("on_rollout_end", self.rollout)
-                await self._tell_hooks("on_rollout_end", spans=self.spans)
-            await self._write_status(status)
+            try:
+                if self._has_begun:
+                    self._tell_agent("on_rollout_end", self.rollout)
+                    await self._tell_hooks("on_rollout_end", spans=self.spans)
+            finally:
+                await self._write_status(status, shift)
 
     async def _run(self) -> AttemptStatus:
-        resources = await self._resources()
+        resources = self.resources if self.resources is not None else await self._stored_resources()
         self._has_begun = True
         self._tell_agent("on_rollout_start")
         await self._tell_hooks("on_rollout_start")
@@ -155,7 +185,7 @@ class AttemptRun:
 
     # ------------------------------------------------------------------ what it needs
 
-    async def _resources(self) -> NamedResources:
+    async def _stored_resources(self) -> NamedResources:
         resources_id, store = self.rollout.resources_id, self.around.store
         if resources_id is None:
             update = await store.get_latest_resources()
@@ -211,7 +241,7 @@ class AttemptRun:
             try:
                 callback: Callable[..., Awaitable[None]] = getattr(hook, name)
                 await callback(agent=self.around.agent, runner=self.around.runner, rollout=self.rollout, **arguments)
-            except Exception:  # a hook's fault is not the agent's
+            except (Exception, SystemExit):  # a hook's fault is not the agent's
                 logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
     def _tell_agent(self, name: str, *outcome: Any) -> None:
@@ -230,24 +260,41 @@ class AttemptRun:
         )
         try:
             getattr(agent, name)(task, *outcome, self.around.runner, self.around.tracer)
-        except Exception:  # as with hooks
+        except (Exception, SystemExit):  # as with hooks
             logger.exception("%s.%s failed.", type(agent).__name__, name)
 
-    async def _write_status(self, status: AttemptStatus) -> None:
-        store, rollout_id, attempt = self.around.store, self.rollout.rollout_id, self.rollout.attempt
+    async def _write_status(self, status: AttemptStatus, shift: Shift | None) -> None:
+        rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
         try:
-            if self._last.spans:
-                try:
-                    options = {"spans": self._last.spans, **self._changes()}
-                    await store.finish_attempt(rollout_id, attempt.attempt_id, status, **options)
-                    return
-                except Exception as error:  # noqa: BLE001 # the longer way may still be open
-                    logger.warning("Rollout %s could not be finished in one step: %s", rollout_id, error)
-                    self.around.ends_at_once = isinstance(error, InvalidValue)
-                    await self._store_last_spans()
-            await store.update_attempt(rollout_id, attempt.attempt_id, status=status, **self._changes())
+            if not await self._finish_at_once(status, shift):
+                await self._store_last_spans()
+                await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **self._changes())
         except Exception:  # the store's own time limits will settle the attempt
             logger.exception("The status of rollout %s could not be written.", rollout_id)
+
+    async def _finish_at_once(self, status: AttemptStatus, shift: Shift | None) -> bool:
+        """Write the status in one step with the last spans, or the next claim, or both; False if that did not work."""
+        around, abilities, spans = self.around, self.around.abilities, self._last.spans
+        place = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
+        is_claiming = shift is not None and abilities.claims_next and shift.goes_on() and shift.reserve(1) == 1
+        if not spans and not is_claiming:
+            return False
+        options = {"spans": spans, **self._changes()}
+        try:
+            if is_claiming:
+                options |= {"worker_id": around.worker_id, "known_resources": around.known.versions}
+                self.following = await around.store.finish_and_claim(*place, **options)
+            else:
+                await around.store.finish_attempt(*place, **options)
+        except Exception as error:  # noqa: BLE001 # the longer way may still be open
+            logger.warning("Rollout %s could not be finished in one step: %s", self.rollout.rollout_id, error)
+            if is_unable(error):
+                abilities.finishes_at_once = abilities.claims_next = False
+            return False
+        finally:
+            if is_claiming and shift is not None and self.following is None:
+                shift.release(1)
+        return True
 
     def _changes(self) -> dict[str, Any]:
         notes = self._notes()
@@ -281,13 +328,6 @@ class AttemptRun:
         if losses is not None and losses.count:
             notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
         return notes
-
-
-def innermost(store: LightningStore) -> LightningStore:
-    """The store behind wrappers of this process."""
-    while isinstance(store, LightningStoreThreaded):
-        store = store.store
-    return store
 
 
 async def _end(work: "asyncio.Future[Any]") -> None:

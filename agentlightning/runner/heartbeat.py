@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from agentlightning.store.base import LightningStore
+from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.system_snapshot import system_snapshot
@@ -18,6 +19,8 @@ __all__ = ["Heartbeat"]
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["thread", "asyncio"]
+RunningAttempts = Callable[[], Sequence[tuple[str, str]]]
+"""Gives the ids of rollout and attempt of all that a worker works on."""
 
 
 @dataclass(frozen=True)
@@ -33,39 +36,42 @@ class Heartbeat:
     includes_gpu: bool = False
 
     @contextmanager
-    def beating(self, store: LightningStore, worker_id: str) -> Iterator[None]:
-        """Beat while the context lasts."""
+    def beating(self, store: LightningStore, worker_id: str, running: RunningAttempts = tuple) -> Iterator[None]:
+        """Beat while the context lasts; each beat says what is `running` then, which is asked in any thread."""
         if self.interval_seconds <= 0:
             yield
         elif self.launch_mode == "asyncio":
-            task = asyncio.create_task(self._beat(store, worker_id), name=f"heartbeat-{worker_id}")
+            task = asyncio.create_task(self._beat(store, worker_id, running), name=f"heartbeat-{worker_id}")
             try:
                 yield
             finally:
                 task.cancel()
         else:
             thread = LoopThread(f"heartbeat-{worker_id}")
-            beating = thread.start_soon(self._beat(store, worker_id))
+            beating = thread.start_soon(self._beat(store, worker_id, running))
             try:
                 yield
             finally:
                 beating.cancel()
                 thread.stop()
 
-    async def _beat(self, store: LightningStore, worker_id: str) -> None:
+    async def _beat(self, store: LightningStore, worker_id: str, running: RunningAttempts) -> None:
         await asyncio.sleep(random.uniform(0, self.jitter_seconds))
         threads = DaemonThreads("snapshot")  # which do not keep us from ending, should a driver or a disk hang
         try:
-            await self._beat_with(threads, store, worker_id)
+            await self._beat_with(threads, store, worker_id, running)
         finally:
             threads.close()
 
-    async def _beat_with(self, threads: DaemonThreads, store: LightningStore, worker_id: str) -> None:
+    async def _beat_with(
+        self, threads: DaemonThreads, store: LightningStore, worker_id: str, running: RunningAttempts
+    ) -> None:
         has_failed = False
         while True:
             try:
                 snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
-                await store.update_worker(worker_id, snapshot)
+                named = [list(ids) for ids in running()]
+                await store.update_worker(worker_id, {**snapshot, RUNNING_ATTEMPTS: named} if named else snapshot)
                 has_failed = False
             except Exception as error:  # noqa: BLE001 # the next beat may succeed
                 if not has_failed:

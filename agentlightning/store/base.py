@@ -12,9 +12,9 @@ How an operation behaves is written in `store/behaviour`; how it travels is deri
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from agentlightning.store import compound
+from agentlightning.store.capabilities import LightningStoreCapabilities, LightningStoreStatistics
+from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation, operations_of, understood
 from agentlightning.types import (
@@ -55,37 +55,6 @@ __all__ = [
     "is_queuing",
     "is_running",
 ]
-
-
-class LightningStoreCapabilities(TypedDict, total=False):
-    """What a caller may rely on beyond the contract."""
-
-    thread_safe: bool
-    """May be used from several threads without a lock around it."""
-    async_safe: bool
-    """May be used from several event loops and tasks at once."""
-    zero_copy: bool
-    """May be handed to another process as it is; the other process then sees the same state."""
-    otlp_traces: bool
-    """Takes OpenTelemetry traces over OTLP/HTTP."""
-
-
-class LightningStoreStatistics(TypedDict, total=False):
-    """Counts and sizes of what a store holds."""
-
-    name: str
-    total_rollouts: int
-    total_attempts: int
-    total_spans: int
-    total_resources: int
-    total_workers: int
-    total_runs: int
-    queue_length: int
-    uptime: float
-    total_span_bytes: int
-    eviction_threshold_bytes: int
-    safe_threshold_bytes: int
-    memory_capacity_bytes: int
 
 
 class LightningStore:
@@ -193,6 +162,21 @@ class LightningStore:
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
         return await compound.dequeue_rollouts(self, limit, worker_id=worker_id, wait=wait)
+
+    @operation("POST", "/queues/rollouts/claim")
+    async def claim_rollouts(
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float | None = None,
+        known_resources: Sequence[ResourcesVersion] = (),
+    ) -> Sequence[Claim]:
+        """As `dequeue_many_rollouts`, together with the resources that each rollout runs with.
+
+        Resources in a version that the caller knows are named, and not sent again.
+        """
+        return await compound.claim_rollouts(self, limit, known_resources, worker_id=worker_id, wait=wait)
 
     @operation("GET", "/rollouts/{rollout_id}", mutates=False)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -306,6 +290,22 @@ class LightningStore:
         """Add the last spans of an attempt, numbered here in their order, and write its status, as one step."""
         changes = {} if isinstance(metadata, Unset) else {"metadata": metadata}
         return await compound.finish(self, rollout_id, attempt_id, status, spans, **changes)
+
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim")
+    async def finish_and_claim(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: AttemptStatus,
+        *,
+        spans: Sequence[Span] = (),
+        metadata: dict[str, Any] | None | Unset = UNSET,
+        worker_id: str | None = None,
+        known_resources: Sequence[ResourcesVersion] = (),
+    ) -> Claim | None:
+        """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
+        await self.finish_attempt(rollout_id, attempt_id, status, spans=spans, metadata=metadata)
+        return next(iter(await self.claim_rollouts(worker_id=worker_id, known_resources=known_resources)), None)
 
     # ------------------------------------------------------------------ spans
 
@@ -431,7 +431,7 @@ class LightningStore:
 
     @operation("POST", "/workers/{worker_id}")
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET) -> Worker:
-        """Record a heartbeat of a worker, new or not."""
+        """Record a heartbeat of a worker, new or not; the `running_attempts` it names live too (`store/claims.py`)."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ runs and metrics

@@ -6,12 +6,13 @@ They are what the contract says, but for being one step: a store of ours does ea
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, Span
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
 
-__all__ = ["add_spans", "dequeue_rollouts", "enqueue_rollouts", "finish", "sequence_ids"]
+__all__ = ["add_spans", "claim_rollouts", "dequeue_rollouts", "enqueue_rollouts", "finish", "sequence_ids"]
 
 
 async def enqueue_rollouts(store: "LightningStore", rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
@@ -34,6 +35,18 @@ async def dequeue_rollouts(store: "LightningStore", limit: int, **options: Any) 
             break
         claimed.append(rollout)
     return claimed
+
+
+async def claim_rollouts(
+    store: "LightningStore", limit: int, known: Sequence[ResourcesVersion], **options: Any
+) -> list[Claim]:
+    given = {name: value for name, value in options.items() if value is not None}
+    claims = []
+    for rollout in await store.perform("dequeue_many_rollouts", {"limit": limit, **given}):
+        named = rollout.resources_id
+        latest = store.get_latest_resources() if named is None else store.get_resources_by_id(named)
+        claims.append(claim_with(rollout, await latest, known))
+    return claims
 
 
 async def add_spans(store: "LightningStore", spans: Sequence[Span]) -> list[Span | None]:

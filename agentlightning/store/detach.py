@@ -7,7 +7,8 @@ contract: they are copied once on the way in, and read as they are.
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.store.values import detached_value, replaced
+from agentlightning.store.claims import Claim
+from agentlightning.store.values import detached_value, own_resources, replaced
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -53,7 +54,12 @@ def _attempted(rollout: AttemptedRollout) -> AttemptedRollout:
 
 
 def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
-    return replaced(update, resources={name: r.model_copy(deep=True) for name, r in update.resources.items()})
+    return replaced(update, resources=own_resources(update.resources))
+
+
+def _claim(claim: Claim) -> Claim:
+    resources = None if claim.resources is None else _resources(claim.resources)
+    return Claim(_attempted(claim.rollout), claim.version, resources)
 
 
 def _worker(worker: Worker) -> Worker:
@@ -92,6 +98,7 @@ _COPIES: dict[type, Callable[[Any], Any]] = {
     Rollout: _rollout,
     AttemptedRollout: _attempted,
     ResourcesUpdate: _resources,
+    Claim: _claim,
     Worker: _worker,
     Run: _run,
     MetricPoint: _metrics,

@@ -20,7 +20,9 @@ from agentlightning.errors import InvalidQuery, RequestConflict
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
+from agentlightning.store.behaviour.requests import CLAIMS
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
+from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.detach import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
@@ -121,12 +123,17 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
 
     watchdog = op.name not in WITHOUT_WATCHDOG
 
+    async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
+        return await self._claim(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
+
     async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         return await self._write(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
 
     async def read(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         return await self._read(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
 
+    if op.name in CLAIMS:
+        return claim
     return write if op.mutates else read
 
 
@@ -223,6 +230,19 @@ class LocalStore(LightningStore):
         arguments = {"limit": limit, "worker_id": worker_id}
         call = Call("dequeue_many_rollouts", BEHAVIOURS["dequeue_many_rollouts"], (), arguments)
         claims: Sequence[AttemptedRollout] = await self._call(call, wait)
+        return claims
+
+    async def claim_rollouts(
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float | None = None,
+        known_resources: Sequence[ResourcesVersion] = (),
+    ) -> Sequence[Claim]:
+        arguments = {"limit": limit, "worker_id": worker_id, "known_resources": known_resources}
+        call = Call("claim_rollouts", BEHAVIOURS["claim_rollouts"], (), arguments)
+        claims: Sequence[Claim] = await self._call(call, wait)
         return claims
 
     async def _call(self, call: Call, wait: float | None) -> Any:

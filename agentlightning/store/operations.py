@@ -107,13 +107,20 @@ class Operation:
         parameters = self.signature.parameters.values()
         return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
 
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.signature.parameters)
+
     def _fits(self, names: set[str]) -> bool:
         """Whether a call may name these, and all it must; looking is several times cheaper than binding."""
-        return self._required <= names <= self.signature.parameters.keys()
+        return self._required <= names <= self._names
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call this operation on another store, in the argument shape that a store of any release understands."""
         method = getattr(target, self.name)
+        known = _parameters_of(getattr(method, "__func__", method))
+        if known is not None and known >= self._names and not (args and self.by_keyword):
+            return method(*args, **kwargs)
         named = understood(method, self.name_arguments(args, kwargs))
         if self.by_keyword:
             return method(**named)

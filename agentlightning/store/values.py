@@ -5,6 +5,7 @@ arbitrary object, so such values are refused here, by name, before anything is w
 looked at once, in one pass that also weighs them.
 """
 
+import copy
 import functools
 import math
 import re
@@ -16,7 +17,7 @@ import orjson
 from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
-from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+from agentlightning.types import Attempt, AttemptedRollout, NamedResources, Rollout, Span, SpanContext
 from agentlightning.types.attributes import sum_of_numbers
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "check_size",
     "copied_span",
     "detached_value",
+    "own_resources",
     "replaced",
     "span_as_json",
     "weigh_span",
@@ -36,6 +38,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BYTES_OF_A_SPAN = 2400
 """At least what a span's own object, ids, times and empty parts take; the rest is weighed."""
+_BYTES_OF_A_CONTEXT = 1200
+_MOST_ID_CHARACTERS = 64
 _BYTES_OF_A_NUMBER = 56
 _BYTES_OF_A_STRING = 120
 _BYTES_OF_A_CHARACTER = 8  # as text and, once it was encoded, beside it as UTF-8
@@ -107,6 +111,31 @@ def _copied(value: Any) -> Any:
     if kind is tuple:
         return tuple(_copied(item) for item in value)
     return set(value) if kind is set else value
+
+
+def own_resources(resources: NamedResources) -> NamedResources:
+    """Deep copies of resources, at a fifth of what `model_copy(deep=True)` costs."""
+    return {name: _own_resource(resource) for name, resource in resources.items()}
+
+
+def _own_resource(resource: ModelT) -> ModelT:
+    own = type(resource).__new__(type(resource))
+    _set_attribute(own, "__dict__", _deeply_copied(resource.__dict__))
+    _set_attribute(own, "__pydantic_extra__", _deeply_copied(resource.__pydantic_extra__))
+    _set_attribute(own, "__pydantic_fields_set__", set(resource.__pydantic_fields_set__))
+    _set_attribute(own, "__pydantic_private__", _deeply_copied(resource.__pydantic_private__))
+    return own
+
+
+def _deeply_copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is dict:
+        return {key: _deeply_copied(item) for key, item in value.items()}
+    if kind is list:
+        return [_deeply_copied(item) for item in value]
+    return copy.deepcopy(value)
 
 
 # ---------------------------------------------------------------------- JSON
@@ -244,18 +273,30 @@ def weigh_span(span: Span) -> int:
     if not math.isfinite((fields["start_time"] or 0.0) + (fields["end_time"] or 0.0)):
         _check_number(fields["start_time"] or 0.0, f"The start time of span '{name}'")
         _check_number(fields["end_time"] or 0.0, f"The end time of span '{name}'")
+    context, parent = fields["context"], fields["parent"]
     if (
         span.__pydantic_extra__
         or status.__pydantic_extra__
-        or resource.schema_url
-        or resource.attributes
         or fields["events"]
         or fields["links"]
-        or fields["context"]
-        or fields["parent"]
+        or not (context is None or _is_plain_context(context))
+        or not (parent is None or _is_plain_context(parent))
+        or not resource.schema_url.isascii()
     ):
-        size += _weigh_parts(span)
-    return size
+        return size + _weigh_parts(span)
+    size += _BYTES_OF_A_CONTEXT * ((context is not None) + (parent is not None)) + len(resource.schema_url)
+    return size + _weigh_attributes(resource.attributes, name) if resource.attributes else size
+
+
+def _is_plain_context(context: SpanContext) -> bool:
+    """Whether it is no more than two ids in text that needs no closer look, as almost all are."""
+    return (
+        not context.__pydantic_extra__
+        and not context.trace_state
+        and len(context.trace_id) + len(context.span_id) <= _MOST_ID_CHARACTERS
+        and context.trace_id.isascii()
+        and context.span_id.isascii()
+    )
 
 
 def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:

@@ -1,7 +1,7 @@
 """RecordingTracer: opens and closes traces, whatever records their spans."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from agentlightning.types import Span
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["LastSpans", "RecordingTracer"]
+__all__ = ["AttemptContext", "LastSpans", "RecordingTracer"]
 
 _LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
 """The trace that was opened last in this context; it stays when the trace is closed."""
@@ -75,28 +75,12 @@ class RecordingTracer(Tracer):
                 await binding.carrier.flush(binding)
             self._tell_listeners(lambda: _as_spans(binding))
 
-    @asynccontextmanager
-    async def attempt_context(
-        self, *, store: LightningStore, rollout_id: str, attempt_id: str
-    ) -> AsyncIterator["LastSpans"]:
+    def attempt_context(self, *, store: LightningStore, rollout_id: str, attempt_id: str) -> "AttemptContext":
         """As `trace_context`, but what is left of a short trace at its end is the caller's to store.
 
         For a runner, which writes the attempt's status together with its last spans.
         """
-        binding = self._bind(rollout_id, store, rollout_id, attempt_id)
-        last = LastSpans()
-        try:
-            with observe(binding):
-                self._remember(binding)
-                yield last
-        finally:
-            if isinstance(binding.carrier, Delivery):
-                rest = binding.carrier.withdraw(binding)
-                if rest is None:
-                    await binding.carrier.flush(binding)
-                else:
-                    last.spans = rest
-            self._tell_listeners(lambda: _as_spans(binding))
+        return AttemptContext(self, self._bind(rollout_id, store, rollout_id, attempt_id))
 
     @contextmanager
     def _trace_context_sync(
@@ -170,6 +154,34 @@ class RecordingTracer(Tracer):
     def __getstate__(self) -> dict[str, Any]:
         """A tracer travels to another process as it was before `init_worker`."""
         return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_deliveries": {}}
+
+
+class AttemptContext(AbstractAsyncContextManager["LastSpans"]):
+    """What `attempt_context` gives; a class, because a generator takes longer than the rest of it."""
+
+    def __init__(self, tracer: RecordingTracer, binding: Binding) -> None:
+        self._tracer = tracer
+        self._binding = binding
+        self._observing = observe(binding)
+        self._last = LastSpans()
+
+    async def __aenter__(self) -> LastSpans:
+        self._observing.__enter__()
+        self._tracer._remember(self._binding)
+        return self._last
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        binding = self._binding
+        try:
+            self._observing.__exit__(*exc_info)
+        finally:
+            if isinstance(binding.carrier, Delivery):
+                rest = binding.carrier.withdraw(binding)
+                if rest is None:
+                    await binding.carrier.flush(binding)
+                else:
+                    self._last.spans = rest
+            self._tracer._tell_listeners(lambda: _as_spans(binding))
 
 
 def _as_spans(binding: Binding) -> list[Span]:

@@ -53,6 +53,11 @@ class AlgorithmSide:
     llm_proxy: Any = None
     was_stopped: bool = False
     """Whether it was ended before it was done."""
+    _failure: TrainingError | None = None
+
+    def give_up(self, error: TrainingError) -> None:
+        """End the algorithm with an error, because what it waits for will not come."""
+        self._failure = error
 
     async def run(self, store: LightningStore, event: ExecutionEvent) -> None:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
@@ -99,13 +104,15 @@ class AlgorithmSide:
 
     async def _until_done(self, work: "asyncio.Future[None]") -> None:
         try:
-            while not work.done() and not self.switches.stopped.is_set():
+            while not work.done() and not self.switches.stopped.is_set() and self._failure is None:
                 await asyncio.wait([work], timeout=LOOK_SECONDS)
         finally:
             if not work.done():
                 self.was_stopped = True
                 work.cancel()
                 await asyncio.wait([work])
+        if self._failure is not None and work.cancelled():
+            raise self._failure
         if work.cancelled() and not self.was_stopped:
             raise TrainingError("The algorithm was cancelled from within: something it awaited raised CancelledError.")
         if not work.cancelled():

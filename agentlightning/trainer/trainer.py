@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
-from agentlightning.errors import ConfigurationError, InvalidTransition
+from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
@@ -386,6 +386,10 @@ class _AlgorithmBundle:
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
         await self._trainer._algorithm_bundle(store, event, self._side)
+
+    def give_up(self, error: TrainingError) -> None:
+        """End the algorithm with an error."""
+        self._side.give_up(error)
 
 
 def _renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:

@@ -73,7 +73,7 @@ async def test_waiting_request_may_come_again_until_its_time_is_over(store: Ligh
     assert claimed.input == "a"
 
 
-@pytest.mark.parametrize("operation", ["dequeue_rollout", "dequeue_many_rollouts"])
+@pytest.mark.parametrize("operation", ["dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts"])
 async def test_abandoned_request_gives_its_claim_back(store: LightningStore, operation: str) -> None:
     await store.enqueue_rollout("a")
     await store.perform(operation, {"worker_id": "w"}, request_id="q")

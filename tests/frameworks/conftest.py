@@ -20,6 +20,7 @@ GROUPS_BY_FILE = {
     "test_ag2.py": ("openai2",),
     "test_crewai.py": ("openai2",),
     "test_litellm.py": ("openai2",),
+    "test_proxy_clients.py": BOTH,
     "test_pydantic_ai.py": ("openai3",),
     "test_smolagents.py": BOTH,
     "test_agentops.py": ("agentops",),

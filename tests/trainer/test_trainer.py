@@ -490,6 +490,26 @@ def test_an_algorithm_that_fails_leaves_a_failed_run(make: Any) -> None:
     assert trainer.state is LifecycleState.FAILED
 
 
+def around_the_algorithm(**options: Any) -> Trainer:
+    return a_trainer(strategy={"type": "shm", "main_thread": "algorithm"}, **options)
+
+
+@pytest.mark.parametrize(
+    "make", [a_trainer, around_the_algorithm, over_processes], ids=["runner-outside", "algorithm-outside", "processes"]
+)
+def test_a_fit_ends_when_its_runners_have_run_all_they_may(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.execution.stranded.PATIENCE_SECONDS", 0.2)
+
+    trainer = make(max_rollouts=2)
+
+    with pytest.raises(TrainingError, match=r"1 rollouts are still in the queue.* raise max_rollouts"):
+        trainer.fit(Halving(), train_dataset=[1.0, 2.0, 3.0])
+    (run,) = runs_of(trainer.store)
+    assert run.status == "failed"
+    assert "All runners have ended" in run.summary["error"]
+    assert len(rewards_of(trainer.store)) == 3
+
+
 def test_a_plain_algorithm_that_fails_is_told() -> None:
     @algo
     def failing(*, store: Any) -> None:

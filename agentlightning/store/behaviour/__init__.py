@@ -7,7 +7,17 @@ less the ones about waiting, which is the store's business and not the transacti
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.store.behaviour import attempts, requests, resources, rollouts, runs, spans, workers
+from agentlightning.store.behaviour import (
+    attempts,
+    claims,
+    heartbeats,
+    requests,
+    resources,
+    rollouts,
+    runs,
+    spans,
+    workers,
+)
 
 __all__ = ["BEHAVIOURS", "WITHOUT_WATCHDOG"]
 
@@ -39,13 +49,15 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
         resources.query_resources,
         workers.query_workers,
         workers.get_worker_by_id,
-        workers.update_worker,
+        heartbeats.update_worker,
         runs.start_run,
         runs.finish_run,
         runs.get_run_by_id,
         runs.query_runs,
         runs.add_metrics,
         runs.query_metrics,
+        claims.claim_rollouts,
+        claims.finish_and_claim,
         requests.abandon_request,
         requests.forget_requests,
     )

@@ -84,15 +84,18 @@ def update_attempt(
     given = {"worker_id": worker_id, "last_heartbeat_time": last_heartbeat_time, "metadata": detached_value(metadata)}
     changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
     if not isinstance(status, Unset):
-        if status not in ATTEMPT_STATUSES:
-            raise InvalidValue(f"'{status}' is not an attempt status; use one of {list(ATTEMPT_STATUSES)}.")
-        changes |= {"status": status, "end_time": attempt_end_time(status, now)}
-    return _change_attempt(tx, now, rollout, attempt, changes)
+        changes |= status_changes(status, now)
+    return change_attempt(tx, now, rollout, attempt, changes)
 
 
-def _change_attempt(
-    tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, changes: dict[str, Any]
-) -> Attempt:
+def status_changes(status: AttemptStatus, now: float) -> dict[str, Any]:
+    """The fields of an attempt that takes this status now."""
+    if status not in ATTEMPT_STATUSES:
+        raise InvalidValue(f"'{status}' is not an attempt status; use one of {list(ATTEMPT_STATUSES)}.")
+    return {"status": status, "end_time": attempt_end_time(status, now)}
+
+
+def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, changes: dict[str, Any]) -> Attempt:
     """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled."""
     is_latest = attempt.sequence_id == len(tx.get_attempts(rollout.rollout_id))
     before = due_time(rollout, attempt)
@@ -121,6 +124,6 @@ def mark_overdue(tx: Transaction, now: float) -> None:
         status = overdue_status(rollout, attempt, now)
         if status is not None:
             end_time = attempt.end_time if status == attempt.status else attempt_end_time(status, now)
-            attempt = _change_attempt(tx, now, rollout, attempt, {"status": status, "end_time": end_time})
+            attempt = change_attempt(tx, now, rollout, attempt, {"status": status, "end_time": end_time})
             rollout = known_rollout(tx, rollout_id)
         tx.schedule(rollout_id, due_time(rollout, attempt))

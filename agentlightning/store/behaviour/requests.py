@@ -1,15 +1,19 @@
 """What the store does with the answers it keeps for requests that may come again."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.rollouts import return_claim
+from agentlightning.store.claims import Claim
 from agentlightning.store.operations import operations_of
 from agentlightning.store.transaction import Answer, Transaction
+from agentlightning.types import AttemptedRollout
 
-__all__ = ["abandon_request", "forget_requests"]
+__all__ = ["CLAIMS", "abandon_request", "claimed_rollouts", "forget_requests"]
 
-CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts")
+CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts", "finish_and_claim")
+"""Operations that give out rollouts."""
 ABANDONED = Answer("abandon_request", b"null")
 """Kept in the place of an answer, so that a request which arrives after it was abandoned claims nothing."""
 
@@ -22,10 +26,16 @@ def abandon_request(tx: Transaction, now: float, request_id: str) -> bool:
     if answer is None:
         return False
     found = operations_of(LightningStore)[answer.operation].decode_result(answer.body)
-    claims = found if isinstance(found, list) else [found] if found is not None else []
-    for claim in claims:
-        return_claim(tx, now, claim)
-    return bool(claims)
+    rollouts = claimed_rollouts(found)
+    for rollout in rollouts:
+        return_claim(tx, now, rollout)
+    return bool(rollouts)
+
+
+def claimed_rollouts(answer: Any) -> list[AttemptedRollout]:
+    """What one of `CLAIMS` gave out."""
+    given = answer if isinstance(answer, list) else [answer] if answer is not None else []
+    return [claim.rollout if isinstance(claim, Claim) else claim for claim in given]
 
 
 def forget_requests(tx: Transaction, now: float, request_ids: Sequence[str]) -> None:

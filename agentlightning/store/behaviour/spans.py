@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.errors import InvalidValue, SpansEvicted
-from agentlightning.store.behaviour.attempts import find_attempt, known_attempt, update_attempt
+from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.lifecycle import (
@@ -16,7 +16,7 @@ from agentlightning.store.lifecycle import (
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import replaced
+from agentlightning.store.values import detached_value, replaced
 from agentlightning.types import Attempt, AttemptStatus, FilterLogic, PaginatedResult, Rollout, SortOrder, Span
 
 SPAN_FIELDS = frozenset(
@@ -73,18 +73,33 @@ def finish_attempt(
     metadata: dict[str, Any] | None | Unset = UNSET,
 ) -> Attempt:
     for span in spans:
+        _check(span)
         if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
             raise InvalidValue(
                 f"Span '{span.name}' belongs to attempt '{span.attempt_id}' of rollout '{span.rollout_id}'; attempt "
                 f"'{attempt_id}' of rollout '{rollout_id}' is finished with its own spans only."
             )
-    if spans:
-        known = known_attempt(tx, rollout_id, attempt_id)
-        fresh = [span for span in spans if not tx.has_span(known, span.span_id)]
-        numbers = get_many_span_sequence_ids(tx, now, [(rollout_id, attempt_id)] * len(fresh))
-        numbered = [replaced(span, sequence_id=number) for span, number in zip(fresh, numbers, strict=True)]
-        add_many_spans(tx, now, numbered)
-    return update_attempt(tx, now, rollout_id, attempt_id, status=status, metadata=metadata)
+    rollout, attempt = known_rollout(tx, rollout_id), known_attempt(tx, rollout_id, attempt_id)
+    changes = status_changes(status, now)
+    if not isinstance(metadata, Unset):
+        changes["metadata"] = detached_value(metadata)
+    fresh: dict[str, Span] = {}
+    for span in spans:
+        if not tx.has_span(attempt, span.span_id):
+            fresh.setdefault(span.span_id, span)
+    if fresh:
+        first = tx.get_last_sequence(rollout_id) + 1
+        _keep(tx, now, attempt, [replaced(span, sequence_id=first + n) for n, span in enumerate(fresh.values())])
+        changes["last_heartbeat_time"] = now
+    return change_attempt(tx, now, rollout, attempt, changes)
+
+
+def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> Attempt:
+    """Append spans of an attempt, and tell of them; returns the attempt with this sign of life."""
+    alive = tx.append_spans(attempt, spans, now)
+    for span in spans:
+        tx.note("span", attempt.rollout_id, attempt.attempt_id, None, span.name, span.sequence_id)
+    return alive
 
 
 def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
@@ -96,9 +111,7 @@ def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
     is_latest = attempt is not None and attempt.attempt_id == attempt_id
     if attempt is None or not is_latest:
         attempt = known_attempt(tx, rollout_id, attempt_id)
-    alive = tx.append_spans(attempt, spans, now)
-    for span in spans:
-        tx.note("span", rollout_id, attempt_id, None, span.name, span.sequence_id)
+    alive = _keep(tx, now, attempt, spans)
     if attempt.status != "running" or (is_latest and rollout.status != "running"):
         _show_running(tx, now, rollout, alive, is_latest)
 

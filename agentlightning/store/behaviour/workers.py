@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import detached_value, replaced
+from agentlightning.store.values import replaced
 from agentlightning.types import Attempt, FilterLogic, PaginatedResult, SortOrder, Worker, WorkerStatus
 
 WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
 """Fields a query may filter and sort by."""
 
 
-def _put(tx: Transaction, before: Worker | None, worker: Worker) -> None:
+def put_worker(tx: Transaction, before: Worker | None, worker: Worker) -> None:
+    """Write a worker, and tell of a change of its status."""
     tx.put_record(worker)
     if before is None or before.status != worker.status:
         tx.note("worker", status=worker.status, name=worker.worker_id)
@@ -30,7 +30,7 @@ def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attem
         current_rollout_id=attempt.rollout_id,
         current_attempt_id=attempt.attempt_id,
     )
-    _put(tx, before, worker)
+    put_worker(tx, before, worker)
 
 
 def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False) -> None:
@@ -45,7 +45,7 @@ def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: b
         current_attempt_id=None,
         **changes,
     )
-    _put(tx, before, worker)
+    put_worker(tx, before, worker)
 
 
 def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
@@ -55,16 +55,6 @@ def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
     worker = tx.get_record(Worker, attempt.worker_id)
     if worker is None or worker.current_attempt_id in (None, attempt.attempt_id):
         show_worker_idle(tx, now, attempt.worker_id)
-
-
-def update_worker(
-    tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
-) -> Worker:
-    before = tx.get_record(Worker, worker_id)
-    changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached_value(heartbeat_stats)}
-    worker = replaced(before or Worker(worker_id=worker_id), last_heartbeat_time=now, **changes)
-    _put(tx, before, worker)
-    return worker
 
 
 def get_worker_by_id(tx: Transaction, now: float, worker_id: str) -> Worker | None:

@@ -21,8 +21,9 @@ from typing import Any
 import aiohttp
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import AgentLightningError, ConfigurationError, InvalidQuery
+from agentlightning.errors import AgentLightningError, ConfigurationError, InvalidQuery, StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.http.codec import codec_of
 from agentlightning.store.http.following import follow
 from agentlightning.store.http.link import Address, Link, Transport
@@ -40,7 +41,11 @@ __all__ = ["LightningStoreClient"]
 
 logger = logging.getLogger(__name__)
 
-CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts")
+POLLS = ("dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts")
+"""Operations that ask for work and nothing else."""
+FINISH_AND_CLAIM = "finish_and_claim"
+LEFT_CLAIMS = (FINISH_AND_CLAIM, None)
+"""Where ids of unanswered requests are kept whose claims are given back, because they cannot be asked for again."""
 ONE_ATTEMPT = RetryPolicy((), (), 0.0)
 LONG_POLL_SECONDS = 20.0
 """How long one request waits where there is no live channel."""
@@ -200,10 +205,15 @@ class LightningStoreClient(LightningStore):
         link, codec = self._link(), codec_of(op.name)
         if not op.mutates:
             return await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
-        if op.name in CLAIMS:
+        if op.name in POLLS:
             return await self._claim(link, op, arguments, self._policy, request_id)
         key = request_id or link.new_request_id()
-        result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
+        try:
+            result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
+        except (Exception, asyncio.CancelledError) as error:
+            if op.name == FINISH_AND_CLAIM and request_id is None:
+                self._leave_claim(link, key, error)
+            raise
         if request_id is None:
             self._settle(link, key)
         return result
@@ -235,7 +245,10 @@ class LightningStoreClient(LightningStore):
                 polls.go_on()
 
         try:
-            return await policy.persist(attempt, link.is_healthy, waits=True)
+            result = await policy.persist(attempt, link.is_healthy, waits=True)
+            if left := self._unanswered.get(LEFT_CLAIMS):
+                self._in_background(self._abandon(link, left.popleft()))
+            return result
         except asyncio.CancelledError:
             self._in_background(self._abandon(link, polls.key))
             raise
@@ -243,6 +256,13 @@ class LightningStoreClient(LightningStore):
             if is_passing(error) and request_id is None:
                 unanswered.append(polls.key)
             raise
+
+    def _leave_claim(self, link: Link, key: str, error: BaseException) -> None:
+        """Have taken back what a request may have claimed besides what it did: now, or when the server is back."""
+        if isinstance(error, asyncio.CancelledError):
+            self._in_background(self._abandon(link, key))
+        elif is_passing(error):
+            self._unanswered[LEFT_CLAIMS].append(key)
 
     async def _abandon(self, link: Link, key: str) -> None:
         """Have the server take back what a request may have claimed."""
@@ -265,6 +285,27 @@ class LightningStoreClient(LightningStore):
             return None
         self._is_told_of_outage = False
         return claim
+
+    async def claim_rollouts(
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float | None = None,
+        known_resources: Sequence[ResourcesVersion] = (),
+    ) -> Sequence[Claim]:
+        """As in the contract; in an outage it gives up when the time to wait is over, or else at once."""
+        op = operations_of(LightningStore)["claim_rollouts"]
+        arguments: dict[str, Any] = {"limit": limit, "worker_id": worker_id, "known_resources": known_resources}
+        policy = self._policy.within(wait) if wait is not None and wait > 0 else ONE_ATTEMPT
+        arguments |= {"wait": wait} if wait is not None else {}
+        try:
+            claims: Sequence[Claim] = await self._claim(self._link(), op, arguments, policy, None)
+        except aiohttp.ClientResponseError as error:
+            if not is_passing(error):
+                raise
+            raise StoreUnavailable(f"The store gives no work now (status {error.status}); ask again later.") from error
+        return claims
 
     def _tell_of_outage(self, error: Exception) -> None:
         if not self._is_told_of_outage:

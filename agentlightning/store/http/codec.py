@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import orjson
@@ -35,6 +35,7 @@ __all__ = [
     "parse_foreign_json",
     "parse_json",
     "plain_value",
+    "prepare_codecs",
 ]
 
 _CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
@@ -155,6 +156,13 @@ class OperationCodec:
 def codec_of(name: str) -> OperationCodec:
     """The codec of the operation of that name."""
     return OperationCodec(operations_of(LightningStore)[name])
+
+
+def prepare_codecs(names: Iterable[str]) -> None:
+    """Build now what the first call of each operation would build; processes forked later share it."""
+    for name in names:
+        codec = codec_of(name)
+        _ = codec.arguments, codec.op.result
 
 
 def _model_name(operation: str) -> str:

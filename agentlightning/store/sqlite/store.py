@@ -20,6 +20,7 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStoreCapabilities
+from agentlightning.store.behaviour.requests import CLAIMS, claimed_rollouts
 from agentlightning.store.behaviour.rollouts import return_claim
 from agentlightning.store.local import (
     ANSWER_LIFETIME_SECONDS,
@@ -35,7 +36,7 @@ from agentlightning.store.sqlite.database import MEMORY, Durability, connect, mi
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.sqlite.watcher import Watcher
 from agentlightning.store.sqlite.writer import Job, Writer, closed_store, read_notices
-from agentlightning.types import AttemptedRollout, Notice
+from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["SqliteLightningStore"]
@@ -312,10 +313,9 @@ def _give_back(store_reference: "weakref.ref[SqliteLightningStore]", job: Job) -
     store = store_reference()
     if store is None or job.error is not None or job.call.request_id is not None:
         return
-    claims = [job.result] if isinstance(job.result, AttemptedRollout) else job.result
-    if job.call.name in ("dequeue_rollout", "dequeue_many_rollouts") and claims:
+    if job.call.name in CLAIMS:
         with suppress(ConnectionError):  # the store was closed meanwhile
-            for claim in claims:
+            for claim in claimed_rollouts(job.result):
                 store._work().writer.submit(Job(Call("return_claim", partial(return_claim, claim=claim))))
 
 

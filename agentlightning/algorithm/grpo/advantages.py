@@ -1,0 +1,109 @@
+"""How much better a rollout was than could be expected: rewards become advantages.
+
+What could be expected is what the other rollouts show, those of the same task (a group) or those of the whole batch:
+
+    grpo                 (reward - mean of the group) / standard deviation of the group
+    grpo_no_std          reward - mean of the group                                         (Dr. GRPO)
+    rloo                 reward - mean of the others of the group                           (leave one out)
+    reinforce_plus_plus  (reward - mean of the batch) / standard deviation of the batch
+
+Standard deviations are those of a sample (n - 1). Where nothing can be compared, advantages are zero, and the reason is
+told: never a division by nothing, never a number that is not finite.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import fmean
+from typing import Final, Literal
+
+from typing_extensions import assert_never
+
+__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "is_finite"]
+
+AdvantageKind = Literal["grpo", "grpo_no_std", "rloo", "reinforce_plus_plus"]
+
+STD_EPSILON: Final = 1e-6
+"""Added to a standard deviation before it divides."""
+SAME: Final = 1e-9
+"""Rewards that differ by no more than this share of their size are the same."""
+LARGEST: Final = 1e100
+"""Rewards beyond this cannot be squared and summed; they count as not finite."""
+
+
+class Degenerate(str, Enum):
+    """Why the rewards of a group say nothing."""
+
+    TOO_SMALL = "too_small"
+    """There are too few rewards to compare."""
+    NO_VARIANCE = "no_variance"
+    """All rewards are the same."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """One advantage for each reward, in the same order."""
+
+    values: list[float]
+    """Zero where there is nothing to compare, and for rewards that are not finite."""
+    degenerate: dict[str, Degenerate] = field(default_factory=dict)
+    """Groups from which nothing can be learned."""
+    not_finite: list[int] = field(default_factory=list)
+    """Places of rewards that are no finite numbers; the others are computed as if these were not there."""
+
+
+def advantages(
+    rewards: Sequence[float],
+    kind: AdvantageKind = "grpo",
+    *,
+    groups: Sequence[str] | None = None,
+    min_group_size: int = 2,
+) -> Advantages:
+    """Compare rewards within their groups; without `groups` they are one group.
+
+    With "reinforce_plus_plus" the whole batch is compared, so a group is degenerate only if the batch is.
+    """
+    names = list(groups) if groups is not None else [""] * len(rewards)
+    if len(names) != len(rewards):
+        raise ValueError(f"There are {len(rewards)} rewards and {len(names)} names of groups; give one for each.")
+    result = Advantages([0.0] * len(rewards))
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for place, (name, reward) in enumerate(zip(names, rewards, strict=True)):
+        (places[name] if is_finite(reward) else result.not_finite).append(place)
+    units = [list(places)] if kind == "reinforce_plus_plus" else [[name] for name in places]
+    for unit in units:
+        members = [place for name in unit for place in places[name]]
+        found = [rewards[place] for place in members]
+        reason = _degenerate(found, min_group_size)
+        if reason is not None:
+            result.degenerate.update(dict.fromkeys(unit, reason))
+            continue
+        for place, value in zip(members, _compared(found, kind), strict=True):
+            result.values[place] = value
+    return result
+
+
+def is_finite(reward: float) -> bool:
+    """Whether a reward can be compared with others."""
+    return abs(reward) <= LARGEST  # which NaN is not
+
+
+def _degenerate(rewards: Sequence[float], min_size: int) -> Degenerate | None:
+    if len(rewards) < max(2, min_size):
+        return Degenerate.TOO_SMALL
+    low, high = min(rewards), max(rewards)
+    return Degenerate.NO_VARIANCE if high - low <= SAME * max(abs(low), abs(high)) else None
+
+
+def _compared(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
+    n, mean = len(rewards), fmean(rewards)
+    centred = [reward - mean for reward in rewards]
+    if kind == "grpo" or kind == "reinforce_plus_plus":
+        scale = math.sqrt(math.fsum(value * value for value in centred) / (n - 1)) + STD_EPSILON
+        return [value / scale for value in centred]
+    if kind == "grpo_no_std":
+        return centred
+    if kind == "rloo":  # reward - (sum - reward) / (n - 1), which is the same
+        return [value * n / (n - 1) for value in centred]
+    assert_never(kind)

@@ -1,0 +1,155 @@
+"""Rollouts for a step: sent in groups, waited for, and read as trajectories.
+
+All through the store: whoever runs the agents is none of an algorithm's business.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.adapter import TraceToTrajectory
+from agentlightning.adapter.trajectory import Trajectory
+from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.errors import StoreError
+from agentlightning.llm_proxy.spans import RAW_SPAN
+from agentlightning.store.base import LightningStore
+from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, Span
+from agentlightning.types.rewards import final_reward_of
+
+__all__ = ["Collector", "FinishedRollout", "Sent", "outcomes_of", "spans_of_model"]
+
+AT_ONCE: Final = 32
+"""Rollouts that are read from the store at the same time."""
+_READ_AT_ONCE: Final = 8
+_REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
+"""What a call says of the model it asked for: the proxy's word first, for a backend may know it by another name."""
+
+
+@dataclass
+class Sent:
+    """Rollouts under way: the groups they belong to, by id."""
+
+    group_of: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FinishedRollout:
+    """A rollout that is over, and what it left."""
+
+    rollout: Rollout
+    group: str
+    spans: list[Span]
+    reward: float | None
+    error: str | None = None
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.rollout.status == "succeeded"
+
+
+class Collector:
+    """Sends tasks and waits for what becomes of them."""
+
+    def __init__(self, store: LightningStore, config: RolloutConfig | None = None) -> None:
+        self._store = store
+        self._config = config or RolloutConfig()
+        self._numbers = itertools.count()
+
+    async def send(
+        self,
+        tasks: Sequence[Any],
+        *,
+        copies: int = 1,
+        mode: RolloutMode = "train",
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Sent:
+        """Enqueue each task so many times, as a group."""
+        groups = [f"group-{next(self._numbers)}" for _ in tasks]
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=mode,
+                resources_id=resources_id,
+                config=self._config,
+                metadata={**(metadata or {}), "group": group},
+            )
+            for task, group in zip(tasks, groups, strict=True)
+            for _ in range(copies)
+        ]
+        rollouts = await self._store.enqueue_many_rollouts(requests)
+        owners = [group for group in groups for _ in range(copies)]
+        return Sent({rollout.rollout_id: group for rollout, group in zip(rollouts, owners, strict=True)})
+
+    async def finished(self, sent: Sent) -> list[FinishedRollout]:
+        """Wait for rollouts and read their spans, in the order in which they were sent."""
+        rollouts = await self._store.wait_for_rollouts(rollout_ids=list(sent.group_of))
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def read(rollout: Rollout) -> FinishedRollout:
+            spans, error = [], _error_of(rollout)
+            async with gate:
+                try:
+                    spans = list(await self._store.query_spans(rollout.rollout_id, "latest"))
+                except StoreError as unread:  # its spans may have been dropped to save memory
+                    error = f"{type(unread).__name__}: {unread}"
+            reward = final_reward_of(spans) if spans else None
+            return FinishedRollout(rollout, sent.group_of[rollout.rollout_id], spans, reward, error)
+
+        return list(await asyncio.gather(*map(read, rollouts)))
+
+
+async def outcomes_of(
+    finished: Sequence[FinishedRollout], adapter: TraceToTrajectory, *, model: str | None = None
+) -> list[RolloutOutcome]:
+    """What rollouts give to learn from.
+
+    Args:
+        model: Of a trace with calls of several models, the one to look at.
+    """
+    outcomes: list[RolloutOutcome] = []
+    for number, one in enumerate(finished):
+        if number % _READ_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others use this loop too
+        spans = one.spans if model is None else spans_of_model(one.spans, model)
+        trajectory: Trajectory | None = None
+        error = one.error
+        if spans and one.has_succeeded:
+            try:
+                trajectory = adapter.adapt(spans)
+            except ValueError as unreadable:
+                error = str(unreadable)
+        outcomes.append(
+            RolloutOutcome(
+                rollout_id=one.rollout.rollout_id,
+                group=one.group,
+                status=one.rollout.status,
+                reward=one.reward,
+                trajectory=trajectory,
+                error=error,
+            )
+        )
+    return outcomes
+
+
+def _error_of(rollout: Rollout) -> str | None:
+    """Why the last attempt failed, in one line."""
+    attempt = getattr(rollout, "attempt", None)
+    told = ((attempt.metadata or {}).get("error") or {}) if attempt is not None else {}
+    first_line, _, _ = str(told.get("message") or "").partition("\n")
+    return f"{told['type']}: {first_line}" if told.get("type") else None
+
+
+def spans_of_model(spans: Iterable[Span], model: str) -> list[Span]:
+    """A trace without the calls of other models."""
+    kept: list[Span] = []
+    left_out: set[str] = set()
+    for span in sorted(spans, key=lambda span: span.name == RAW_SPAN):  # those after the calls they belong to
+        asked = next((span.attributes[name] for name in _REQUESTED_MODEL if name in span.attributes), None)
+        if (asked is not None and asked != model) or (span.name == RAW_SPAN and span.parent_id in left_out):
+            left_out.add(span.span_id)
+        else:
+            kept.append(span)
+    return kept

@@ -1,0 +1,291 @@
+"""The learner: samples in, a better model out, and numbers that say how it went.
+
+An update goes through its samples in minibatches, each of which is one step of the optimiser; a minibatch that is too
+large for the memory goes through the model in packs whose gradients add up to the same. A loss or gradient that is not
+finite stops the update with a TrainingError before the step is made; the steps before it stand. The learner draws from
+its own source of chance, which is part of its state, so a run that is resumed makes the steps it would have made.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentlightning.algorithm.grpo.objective import Choices, ChosenTokens, choices, policy_loss, sequence_coefficients
+from agentlightning.algorithm.grpo.packing import Pack, Row, packs
+from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.model import CausalModel
+from agentlightning.errors import TrainingError
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """Trains one model, in place."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        settings: LearnerSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Take charge of the model's trainable weights.
+
+        Args:
+            model: With a KL term, its weights of this moment are kept as the reference.
+            settings: How to learn.
+            clock: For the seconds in the metrics.
+        """
+        self.model = model
+        self.settings = settings or LearnerSettings()
+        self.version = 0
+        """Updates made."""
+        self.steps = 0
+        """Steps of the optimiser made."""
+        self._clock = clock
+        self._weights = model.trainable()
+        if not self._weights:
+            raise TrainingError(f"Model '{model.name}' has no weights that may be trained.")
+        self._optimiser = torch.optim.AdamW(
+            list(self._weights.values()),
+            lr=self.settings.learning_rate,
+            betas=self.settings.betas,
+            eps=self.settings.epsilon,
+            weight_decay=self.settings.weight_decay,
+            fused=model.device.type in ("cpu", "cuda"),
+        )
+        self._order = random.Random(self.settings.seed)
+        self._reference: dict[str, Tensor] | None = None
+        if self.settings.kl_coefficient > 0:
+            self._reference = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Learn from samples once; the metrics of it.
+
+        Raises:
+            TrainingError: there are no samples, one cannot be learned from, or a loss or gradient is not finite.
+        """
+        if not samples:
+            raise TrainingError("There are no samples to learn from.")
+        began = self._clock()
+        rows = [Row.of(sample, self.model) for sample in samples]
+        figures = _Figures()
+        with _threads(self.settings.threads):
+            try:
+                self._look_back(rows)
+                self.model.train_mode(enabled=True)
+                for _ in range(self.settings.epochs):
+                    for minibatch in self._minibatches(rows):
+                        self._step(minibatch, figures)
+            finally:
+                self._optimiser.zero_grad(set_to_none=True)
+                self.model.train_mode(enabled=False)
+        self.version += 1
+        metrics = figures.metrics()
+        metrics["learner/samples"] = len(rows)
+        metrics["learner/recomputed"] = sum(row.engine_logprobs is None for row in rows)
+        metrics["learner/learning_rate"] = self._learning_rate(self.steps - 1)
+        metrics["learner/seconds"] = self._clock() - began
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """All that the next update depends on, beside the weights; a copy, on the CPU."""
+        return {
+            "version": self.version,
+            "steps": self.steps,
+            "order": self._order.getstate(),
+            "optimiser": _copied(self._optimiser.state_dict()),
+            "reference": _copied(self._reference),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where another learner of the same model left off; the weights are loaded into the model itself."""
+        reference = state["reference"]
+        if self._reference is not None and reference is not None and self._reference.keys() != reference.keys():
+            raise TrainingError(
+                f"The state is not of a learner of model '{self.model.name}': other weights are trained."
+            )
+        try:
+            self._optimiser.load_state_dict(_copied(state["optimiser"]))
+        except ValueError as error:
+            raise TrainingError(f"The state is not of a learner of model '{self.model.name}': {error}") from error
+        version, internal, gauss = state["order"]
+        self._order.setstate((version, tuple(internal), gauss))
+        self.version, self.steps = state["version"], state["steps"]
+        if self._reference is not None and reference is not None:
+            for name, weight in self._reference.items():
+                weight.copy_(reference[name])
+
+    def _minibatches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """All rows in a new order, in parts whose sizes differ by one at most."""
+        order = list(rows)
+        self._order.shuffle(order)
+        parts = min(self.settings.minibatches, len(order))
+        for part in range(parts):
+            yield order[part * len(order) // parts : (part + 1) * len(order) // parts]
+
+    def _look_back(self, rows: Sequence[Row]) -> None:
+        """Find what the losses are measured against: the log-probabilities before the update, and the reference's."""
+        for row in rows:
+            row.old_logprobs = row.engine_logprobs
+        if self.settings.objective == "policy":
+            is_capped = self.settings.importance_cap is not None
+            unknown = [row for row in rows if is_capped or row.engine_logprobs is None]
+            for row, logprobs in self._evaluated(unknown):
+                row.old_logprobs = logprobs
+        if self._reference is not None:
+            with self._as_reference(self._reference):
+                for row, logprobs in self._evaluated(rows):
+                    row.reference_logprobs = logprobs
+
+    def _evaluated(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Tensor]]:
+        """Rows with the log-probabilities that the model gives their chosen tokens."""
+        self.model.train_mode(enabled=False)
+        with torch.no_grad():
+            for pack in packs(rows, self.settings.max_batch_tokens, self.model.device):
+                logprobs = self._choices(pack).logprobs
+                yield from zip(pack.rows, torch.split(logprobs.cpu(), pack.counts), strict=True)
+
+    @contextmanager
+    def _as_reference(self, reference: Mapping[str, Tensor]) -> Iterator[None]:
+        """The model computes with the reference's weights; its own are put back untouched."""
+        own = {name: weight.data for name, weight in self._weights.items()}
+        try:
+            for name, weight in self._weights.items():
+                weight.data = reference[name]
+            yield
+        finally:
+            for name, weight in self._weights.items():
+                weight.data = own[name]
+
+    def _choices(self, pack: Pack) -> Choices:
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            logits = self.model.logits(pack.ids, pack.lengths, pack.selected)
+        return choices(logits, pack.chosen, pack.temperatures, entropy_gradient=self.settings.entropy_coefficient > 0)
+
+    def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
+        """One step of the optimiser."""
+        settings = self.settings
+        self._optimiser.zero_grad(set_to_none=True)
+        coefficients = sequence_coefficients(
+            [row.n_chosen for row in rows], [row.weight for row in rows], settings.aggregate, settings.constant_length
+        )
+        coefficient_of = dict(zip(map(id, rows), coefficients, strict=True))
+        total = 0.0
+        for pack in packs(rows, settings.max_batch_tokens, self.model.device):
+            loss = policy_loss(self._tokens(pack, [coefficient_of[id(row)] for row in pack.rows]), settings)
+            total += self._finite(loss.value, "loss")
+            loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
+            figures.add(pack, loss.sums, loss.maxima)
+        longest = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), longest)
+        figures.add_step(total, self._finite(norm, "gradient"))
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._learning_rate(self.steps)
+        self._optimiser.step()
+        self.steps += 1
+
+    def _tokens(self, pack: Pack, coefficients: Sequence[float]) -> ChosenTokens:
+        found = self._choices(pack)
+        own = found.logprobs.detach()
+
+        def column(parts: Sequence[Tensor | None]) -> Tensor | None:
+            known = [part for part in parts if part is not None]
+            return torch.cat(known).to(own) if len(known) == len(parts) else None
+
+        old = column([row.old_logprobs for row in pack.rows])
+        engine: Tensor | None = None
+        if self.settings.importance_cap is not None:
+            engine = column(
+                [row.old_logprobs if row.engine_logprobs is None else row.engine_logprobs for row in pack.rows]
+            )
+        return ChosenTokens(
+            logprobs=found.logprobs,
+            old_logprobs=own if old is None else old,
+            sequences=pack.sequences,
+            advantages=torch.tensor([row.advantage for row in pack.rows], dtype=torch.float64).to(own),
+            coefficients=torch.tensor(coefficients, dtype=torch.float64).to(own),
+            entropies=found.entropies,
+            engine_logprobs=engine,
+            reference_logprobs=column([row.reference_logprobs for row in pack.rows]),
+        )
+
+    def _learning_rate(self, step: int) -> float:
+        warmup = self.settings.warmup_steps
+        return self.settings.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+
+    def _finite(self, value: Tensor, name: str) -> float:
+        number = float(value.item())
+        if abs(number) < float("inf"):
+            return number
+        raise TrainingError(
+            f"The {name} of step {self.steps + 1} (update {self.version + 1}) is {number}; the weights are as they "
+            "were before this step. A lower learning_rate or max_grad_norm may help."
+        )
+
+
+class _Figures:
+    """Adds up what the steps of an update say of themselves."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._sums: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
+        self._tokens = 0
+        self._padded_tokens = 0
+
+    def add(self, pack: Pack, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> None:
+        self._tokens += pack.chosen.numel()
+        self._padded_tokens += pack.ids.numel()
+        values = torch.stack([value.double() for value in (*sums.values(), *maxima.values())]).tolist()
+        for name, value in zip(sums, values, strict=False):
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        for name, value in zip(maxima, values[len(sums) :], strict=True):
+            self._maxima[name] = max(self._maxima.get(name, value), value)
+
+    def add_step(self, loss: float, norm: float) -> None:
+        self._losses.append(loss)
+        self._norms.append(norm)
+
+    def metrics(self) -> dict[str, float]:
+        steps = len(self._losses)
+        found = {
+            "loss": sum(self._losses) / steps,
+            "grad_norm": sum(self._norms) / steps,
+            "grad_norm_max": max(self._norms),
+            "steps": float(steps),
+            "tokens": float(self._tokens),
+            "padded_tokens": float(self._padded_tokens),
+            **{name: total / self._tokens for name, total in self._sums.items()},
+            **self._maxima,
+        }
+        return {f"learner/{name}": value for name, value in found.items()}
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Torch works with so many threads, in the calling thread."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
+
+
+def _copied(value: Any) -> Any:
+    """The same, with copies of the tensors, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, list) else value

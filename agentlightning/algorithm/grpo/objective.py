@@ -1,0 +1,179 @@
+"""The objective: from log-probabilities and advantages to one number whose gradient improves the policy.
+
+Tokens come flat, one entry for each token the model chose, with the number of the sequence it belongs to. The loss is a
+sum over tokens, each with the coefficient of its sequence; coefficients are worked out once for a minibatch, so a
+minibatch that is computed in pieces gives the same sum, whatever the pieces.
+
+For a token with the ratio r of its new to its old probability and the advantage A:
+
+    surrogate  = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
+    dual clip  : where A < 0, not below dual_clip A
+    importance : times min(old / engine, importance_cap), a constant
+    loss       = sum of coefficient (-surrogate + kl_coefficient KL - entropy_coefficient entropy)
+
+At the level of sequences (GSPO), r is the geometric mean of the ratios of a sequence, the same for all its tokens. KL
+is estimated from d = log reference - log new: k1 is -d, k2 is d squared / 2, k3 is exp(d) - 1 - d.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_never
+
+from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, LearnerSettings
+
+__all__ = ["Choices", "ChosenTokens", "Loss", "choices", "kl_estimate", "policy_loss", "sequence_coefficients"]
+
+MAX_LOG_RATIO: Final = 20.0
+"""Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
+
+
+@dataclass(frozen=True)
+class ChosenTokens:
+    """The k tokens that the model chose in n sequences."""
+
+    logprobs: Tensor
+    """[k], of the model under training."""
+    old_logprobs: Tensor
+    """[k], what ratios are taken to."""
+    sequences: Tensor
+    """[k], the number of each token's sequence."""
+    advantages: Tensor
+    """[n]"""
+    coefficients: Tensor
+    """[n], what a token of each sequence counts in the sum."""
+    entropies: Tensor
+    """[k], of the distribution each token was chosen from."""
+    engine_logprobs: Tensor | None = None
+    """[k], for the importance of tokens; None gives all the same."""
+    reference_logprobs: Tensor | None = None
+    """[k], of the model that KL is measured to."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised, and what there is to know of it."""
+
+    value: Tensor
+    sums: dict[str, Tensor]
+    """Sums over tokens, to be divided by their number; detached."""
+    maxima: dict[str, Tensor]
+
+
+def sequence_coefficients(
+    lengths: Sequence[int], weights: Sequence[float], aggregate: Aggregate, constant_length: int
+) -> list[float]:
+    """What a token of each sequence counts, so that the sum over a minibatch is the mean that is wanted.
+
+    Args:
+        lengths: Chosen tokens of each sequence.
+        weights: How much each sequence counts beside others.
+        aggregate: What kind of mean.
+        constant_length: What "constant" divides by.
+    """
+    if aggregate == "token_mean":
+        total = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
+        return [weight / total for weight in weights]
+    total = sum(weights)
+    if aggregate == "sequence_mean":
+        return [weight / (total * length) for weight, length in zip(weights, lengths, strict=True)]
+    if aggregate == "constant":
+        return [weight / (total * constant_length) for weight in weights]
+    assert_never(aggregate)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How likely the k tokens that were chosen are, and how open the choice was."""
+
+    logprobs: Tensor
+    """[k]"""
+    entropies: Tensor
+    """[k]"""
+
+
+def choices(
+    logits: Tensor, chosen: Tensor, temperatures: Tensor | None = None, *, entropy_gradient: bool = False
+) -> Choices:
+    """Read logits [k, vocab] at temperatures [k], in 32 bits at least; without `temperatures`, at 1."""
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    scaled = exact if temperatures is None else exact / temperatures.to(exact.dtype)[:, None]
+    total = scaled.logsumexp(-1)
+    logprobs = scaled.gather(-1, chosen[:, None]).squeeze(-1) - total
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = torch.special.entr((scaled - total[:, None]).exp()).sum(-1)
+    return Choices(logprobs, entropies)
+
+
+def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
+    """How far the model is from the reference, token by token; its mean over tokens the model chose is the KL."""
+    difference = reference_logprobs - logprobs
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        return difference.clamp(max=MAX_LOG_RATIO).exp() - 1 - difference
+    assert_never(estimator)
+
+
+def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
+    """The loss of some sequences of a minibatch; the losses of all of them add up to that of the minibatch."""
+    advantages = tokens.advantages[tokens.sequences]
+    sums: dict[str, Tensor] = {}
+    maxima: dict[str, Tensor] = {}
+    if settings.objective == "likelihood":
+        losses = -advantages * tokens.logprobs
+    else:
+        log_ratios = tokens.logprobs - tokens.old_logprobs
+        sums["kl_to_old"] = kl_estimate(tokens.old_logprobs, tokens.logprobs, "k3").detach()
+        if settings.level == "sequence":
+            log_ratios = _means(log_ratios, tokens)
+        ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
+        losses = -_surrogate(ratios, advantages, settings)
+        sums |= _of_ratios(ratios.detach(), advantages, settings)
+        maxima["ratio_max"] = ratios.detach().max()
+    if tokens.engine_logprobs is not None and settings.importance_cap is not None:
+        importance = (tokens.old_logprobs - tokens.engine_logprobs).clamp(max=MAX_LOG_RATIO).exp()
+        losses = losses * importance.clamp(max=settings.importance_cap)
+        sums["importance"] = importance
+        sums["importance_capped"] = importance > settings.importance_cap
+        maxima["importance_max"] = importance.max()
+    if tokens.reference_logprobs is not None:
+        kl = kl_estimate(tokens.logprobs, tokens.reference_logprobs, settings.kl_estimator)
+        losses = losses + settings.kl_coefficient * kl
+        sums["kl"] = kl.detach()
+    if settings.entropy_coefficient:
+        losses = losses - settings.entropy_coefficient * tokens.entropies
+    sums |= {"entropy": tokens.entropies.detach(), "logprob": tokens.logprobs.detach()}
+    value = (losses * tokens.coefficients[tokens.sequences]).sum()
+    return Loss(value, {name: column.sum() for name, column in sums.items()}, maxima)
+
+
+def _means(log_ratios: Tensor, tokens: ChosenTokens) -> Tensor:
+    """The mean of each token's sequence in place of its own."""
+    n = tokens.advantages.shape[0]
+    totals = log_ratios.new_zeros(n).index_add(0, tokens.sequences, log_ratios)
+    lengths = torch.bincount(tokens.sequences, minlength=n).clamp(min=1)
+    return (totals / lengths)[tokens.sequences]
+
+
+def _surrogate(ratios: Tensor, advantages: Tensor, settings: LearnerSettings) -> Tensor:
+    clipped = ratios.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    surrogate = torch.minimum(ratios * advantages, clipped * advantages)
+    if settings.dual_clip is None:
+        return surrogate
+    bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
+    return torch.where(advantages < 0, bounded, surrogate)
+
+
+def _of_ratios(ratios: Tensor, advantages: Tensor, settings: LearnerSettings) -> dict[str, Tensor]:
+    """How many tokens the clip holds back, and the ratios themselves."""
+    return {
+        "ratio": ratios,
+        "clipped_low": (ratios < 1 - settings.clip_low) & (advantages < 0),
+        "clipped_high": (ratios > 1 + settings.clip_high) & (advantages > 0),
+    }

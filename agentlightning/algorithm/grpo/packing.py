@@ -1,0 +1,148 @@
+"""Samples become tensors: checked one by one, then put together so that little of a batch is padding.
+
+A batch is bounded by its tokens with padding, not by its rows, so that memory is bounded whatever the lengths are; rows
+of similar length go together.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import Self
+
+from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.engine.model import CausalModel
+from agentlightning.errors import TrainingError
+
+__all__ = ["Pack", "Row", "packs"]
+
+
+@dataclass(eq=False)
+class Row:
+    """One sample as tensors, on the CPU; k of its tokens were chosen by the model."""
+
+    ids: Tensor
+    """All tokens but the last, after which nothing is predicted."""
+    selected: Tensor
+    """Whether the token after each of `ids` was chosen by the model."""
+    chosen: Tensor
+    """[k]"""
+    engine_logprobs: Tensor | None
+    """[k]; None if not all are known."""
+    advantage: float
+    weight: float
+    temperature: float
+    old_logprobs: Tensor | None = None
+    """[k], what ratios are taken to."""
+    reference_logprobs: Tensor | None = None
+    """[k]"""
+
+    @classmethod
+    def of(cls, sample: Sample, model: CausalModel) -> Self:
+        """TrainingError if the model cannot learn from the sample."""
+        _check(sample, model)
+        ids = torch.tensor(sample.token_ids)
+        selected = torch.tensor(sample.loss_mask[1:], dtype=torch.bool)
+        known: list[float] | None = None
+        if sample.has_logprobs:
+            pairs = zip(sample.logprobs, sample.loss_mask, strict=True)
+            known = [logprob for logprob, chosen in pairs if chosen and logprob is not None]
+        return cls(
+            ids=ids[:-1],
+            selected=selected,
+            chosen=ids[1:][selected],
+            engine_logprobs=None if known is None else torch.tensor(known, dtype=_precision(model)),
+            advantage=sample.advantage,
+            weight=sample.weight,
+            temperature=sample.temperature or 1.0,
+        )
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def n_chosen(self) -> int:
+        return self.chosen.shape[0]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Rows that go through the model together."""
+
+    rows: Sequence[Row]
+    ids: Tensor
+    """[B, T], padded on the right."""
+    lengths: Tensor
+    """[B]"""
+    selected: Tensor
+    """[B, T]"""
+    chosen: Tensor
+    """[k], row after row."""
+    sequences: Tensor
+    """[k], the row of each."""
+    temperatures: Tensor | None
+    """[k]; None if all are 1."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> Self:
+        counts = torch.tensor([row.n_chosen for row in rows])
+        temperatures: Tensor | None = None
+        if any(row.temperature != 1 for row in rows):
+            each = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
+            temperatures = each.repeat_interleave(counts).to(device)
+        return cls(
+            rows=rows,
+            ids=pad_sequence([row.ids for row in rows], batch_first=True).to(device),
+            lengths=torch.tensor([row.length for row in rows], device=device),
+            selected=pad_sequence([row.selected for row in rows], batch_first=True).to(device),
+            chosen=torch.cat([row.chosen for row in rows]).to(device),
+            sequences=torch.arange(len(rows)).repeat_interleave(counts).to(device),
+            temperatures=temperatures,
+        )
+
+    @property
+    def counts(self) -> list[int]:
+        return [row.n_chosen for row in self.rows]
+
+
+def packs(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[Pack]:
+    """All rows, the longest first, in packs of at most so many tokens; a row that is longer is a pack of its own."""
+    waiting: list[Row] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        if waiting and waiting[0].length * (len(waiting) + 1) > max_tokens:
+            yield Pack.of(waiting, device)
+            waiting = []
+        waiting.append(row)
+    if waiting:
+        yield Pack.of(waiting, device)
+
+
+def _precision(model: CausalModel) -> torch.dtype:
+    """Of log-probabilities: 32 bits, or more where the model has more."""
+    return torch.float64 if model.dtype == torch.float64 else torch.float32
+
+
+def _check(sample: Sample, model: CausalModel) -> None:
+    name, length = f"The sample of rollout '{sample.rollout_id}'", len(sample.token_ids)
+    if not length == len(sample.loss_mask) == len(sample.logprobs):
+        raise TrainingError(
+            f"{name} has {length} tokens, {len(sample.loss_mask)} entries of the loss mask and "
+            f"{len(sample.logprobs)} log-probabilities; there must be one of each for every token."
+        )
+    if length > model.max_length:
+        raise TrainingError(f"{name} has {length} tokens; model '{model.name}' takes {model.max_length} at most.")
+    if not any(sample.loss_mask):
+        raise TrainingError(f"{name} has no token that the model chose, so there is nothing to learn from it.")
+    if sample.loss_mask[0]:
+        raise TrainingError(f"{name} begins with a token that the model chose, before which it was given nothing.")
+    if not 0 <= min(sample.token_ids) <= max(sample.token_ids) < model.vocab_size:
+        raise TrainingError(f"{name} has tokens outside the {model.vocab_size} that model '{model.name}' knows.")
+    logprobs = (logprob for logprob in sample.logprobs if logprob is not None)
+    if not all(map(math.isfinite, (sample.advantage, sample.weight, sample.temperature, *logprobs))):
+        raise TrainingError(f"{name} has an advantage, weight, temperature or log-probability that is not finite.")
+    if sample.weight <= 0 or sample.temperature < 0:
+        raise TrainingError(f"{name} has a weight that is not above 0, or a temperature below 0.")

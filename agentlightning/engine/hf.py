@@ -1,0 +1,236 @@
+"""Any causal language model of transformers, from a local folder, behind the engine's and the trainer's interface.
+
+Attention is torch's own (SDPA). With LoRA the model trains adapters, and publishes weights into which they are merged,
+so that the engine that samples needs to know nothing of them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from agentlightning.engine.codec import ChatCodec
+from agentlightning.engine.hf_cache import SlotCache
+from agentlightning.engine.hf_codec import HfChatCodec
+from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import CausalModel
+from agentlightning.errors import EngineError
+
+__all__ = ["HfModel", "load_hf"]
+
+DEFAULT_LENGTH: Final = 4096
+"""Of models that do not say how far they can read."""
+_BASE_LAYER: Final = ".base_layer"
+_PEFT_PREFIX: Final = "base_model.model."
+_SAME: Final = 1e-3
+"""How far the logits of two ways through the model may differ, of their largest."""
+
+
+class HfModel:
+    """A `CausalModel` around a model of transformers."""
+
+    def __init__(self, network: Any, *, name: str, end_ids: frozenset[int], lora: LoraOptions | None = None) -> None:
+        config = network.config.get_text_config() if hasattr(network.config, "get_text_config") else network.config
+        self.name = name
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = _longest(config)
+        self.end_ids = end_ids
+        self.network = network if lora is None else _with_adapters(network, lora)
+        self.has_adapters = lora is not None
+        self._plain = network
+        """Without peft's cover; with adapters, its layers are those that have them."""
+        self._has_plain_head = _has_plain_head(network)
+        self.train_mode(False)
+
+    @property
+    def device(self) -> torch.device:
+        return cast("torch.device", self._plain.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return cast("torch.dtype", self._plain.dtype)
+
+    # ------------------------------------------------------------------ sampling
+
+    def new_cache(self, slots: int, length: int) -> SlotCache:
+        """Room for `slots` sequences of at most `length` tokens, taken when it is needed."""
+        return SlotCache(slots, length)
+
+    def prefill(self, ids: Tensor, lengths: Tensor, cache: SlotCache, slots: Tensor) -> Tensor:
+        """Read prompts into slots; the logits after the last token of each."""
+        cache.reading(slots)
+        selected = torch.zeros_like(ids, dtype=torch.bool)
+        selected[torch.arange(len(lengths), device=ids.device), lengths - 1] = True
+        return self._forward(ids, selected, past_key_values=cache, use_cache=True)
+
+    def decode(self, tokens: Tensor, positions: Tensor, cache: SlotCache, n: int) -> Tensor:
+        """Read one token in each of the first n slots; the logits after it."""
+        mask = cache.stepping(positions, n)
+        return self._forward(
+            tokens[:, None],
+            None,
+            attention_mask=mask,
+            position_ids=positions[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def move(self, cache: SlotCache, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot over another."""
+        cache.move(source, target, length)
+
+    # ------------------------------------------------------------------ training
+
+    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        """Logits after the selected positions; padding on the right is hidden by causality alone."""
+        return self._forward(ids, selected, use_cache=False)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Every weight, or with LoRA the adapters."""
+        parameters = self.network.named_parameters()
+        return {name: parameter for name, parameter in parameters if parameter.requires_grad}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every weight under the name it has without adapters, with these merged in; detached, copied only to merge."""
+        layers = dict(self._plain.named_modules())
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._plain.named_parameters():
+            if _is_adapter(name):
+                continue
+            owner, _, kind = name.rpartition(".")
+            holder = layers.get(owner.removesuffix(_BASE_LAYER)) if owner.endswith(_BASE_LAYER) else None
+            merged = parameter.detach()
+            if holder is not None and kind == "weight":
+                for adapter in holder.active_adapters:
+                    merged = merged + holder.get_delta_weight(adapter).detach().to(merged.dtype)
+            tensors[name.replace(_BASE_LAYER, "")] = merged
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over another's weights; adapters begin anew. EngineError, and nothing changed, when they do not fit."""
+        own = {
+            name.replace(_BASE_LAYER, ""): parameter
+            for name, parameter in self._plain.named_parameters()
+            if not _is_adapter(name)
+        }
+        if own.keys() != tensors.keys():
+            odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:4])
+            raise EngineError(f"The weights are not those of model '{self.name}': missing or unknown are {odd}.")
+        for name, parameter in own.items():
+            if tensors[name].shape != parameter.shape:
+                raise EngineError(
+                    f"Weight '{name}' has the shape {tuple(tensors[name].shape)}; "
+                    f"model '{self.name}' needs {tuple(parameter.shape)}."
+                )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(tensors[name])
+            for name, parameter in self._plain.named_parameters():
+                if "lora_B" in name:
+                    parameter.zero_()
+
+    def train_mode(self, enabled: bool) -> None:
+        """Switch dropout on or off."""
+        self.network.train(enabled)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that transformers loads; adapters are merged into the weights."""
+        state = {name: tensor.cpu().contiguous() for name, tensor in self.state().items()}
+        self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
+
+    # ------------------------------------------------------------------ parts
+
+    def _forward(self, ids: Tensor, selected: Tensor | None, **options: Any) -> Tensor:
+        """The logits of the selected positions, or of the only ones; the head is not run for the others."""
+        if not self._has_plain_head:
+            logits = cast("Tensor", self._plain(input_ids=ids, **options).logits)
+            return logits[:, -1] if selected is None else logits[selected]
+        hidden = self._plain.base_model(input_ids=ids, **options).last_hidden_state
+        hidden = hidden[:, -1] if selected is None else hidden[selected]
+        return cast("Tensor", self._plain.get_output_embeddings()(hidden))
+
+
+def load_hf(
+    folder: Path,
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    gguf_file: str | None = None,
+    lora: LoraOptions | None = None,
+) -> tuple[CausalModel, ChatCodec]:
+    """The model and the tokenizer of a folder; nothing is downloaded, and no code of the folder is run."""
+    transformers: Any = importlib.import_module("transformers")
+    where: dict[str, Any] = {"local_files_only": True}
+    if gguf_file is not None:
+        where["gguf_file"] = gguf_file
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", **where
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise EngineError(f"The folder '{folder}' holds no model that transformers can load: {error}") from error
+    network = network.to(device)
+    shown = Path(name).name or name
+    model = HfModel(network, name=shown, end_ids=_end_ids(network, tokenizer), lora=lora)
+    return model, HfChatCodec(tokenizer, end_ids=model.end_ids)
+
+
+def _longest(config: Any) -> int:
+    """A sliding window is a limit too: up to it, such a model attends to everything, as all others do."""
+    longest = int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        return min(longest, int(window))
+    return longest
+
+
+def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for given in (getattr(network.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update([given] if isinstance(given, int) else given or ())
+    for name in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"):
+        number = tokenizer.convert_tokens_to_ids(name)
+        if isinstance(number, int) and number != tokenizer.unk_token_id:
+            found.add(number)
+    if not found:
+        raise EngineError("The tokenizer knows no token that ends a message.")
+    return frozenset(found)
+
+
+def _with_adapters(network: Any, lora: LoraOptions) -> Any:
+    try:
+        peft: Any = importlib.import_module("peft")
+    except ImportError as error:
+        raise EngineError('LoRA needs the package peft: run `pip install "agentlightning[train,hf]"`.') from error
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    options = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(network, options)
+
+
+def _is_adapter(name: str) -> bool:
+    return "lora_" in name
+
+
+def _has_plain_head(network: Any) -> bool:
+    """Whether the logits are the output embeddings of the last hidden state and nothing more; some models scale them."""
+    head = network.get_output_embeddings()
+    if head is None or network.base_model is network:
+        return False
+    ids = torch.tensor([[1, 2, 3]], device=network.device)
+    network.eval()
+    with torch.no_grad():
+        whole = network(input_ids=ids, use_cache=False).logits
+        short = head(network.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    return bool(whole.shape == short.shape and (whole - short).abs().max() <= _SAME * whole.abs().max())

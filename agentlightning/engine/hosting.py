@@ -1,0 +1,110 @@
+"""An engine and its server in this very process: what `agl serve` and the child of `EngineServer` have in common."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from agentlightning.engine.loading import load
+from agentlightning.engine.sampling import Sampling
+from agentlightning.engine.scheduler import InferenceEngine
+from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
+from agentlightning.errors import EngineError
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+
+__all__ = ["Hosted", "Hosting", "host"]
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+_WARM_UP_TOKENS: Final = 2
+WARM_UP_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What is served, and how."""
+
+    model: str = "tiny"
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_sequences: int = 64
+    max_length: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    """That compute one operation; more than one pays for large models on idle cores."""
+    name: str | None = None
+    """What callers call the model; its own name by default."""
+    api_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """What came of it."""
+
+    port: int
+    model_name: str
+
+
+def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrupt: bool = True) -> None:
+    """Serve until a signal ends it: requests in flight are finished, a second signal ends them.
+
+    Args:
+        on_ready: Called when requests are answered.
+        heeds_interrupt: Whether Ctrl-C ends it, and not SIGTERM alone; a child leaves that to its parent.
+    """
+    torch.set_num_threads(hosting.threads)
+    model, codec = load(hosting.model, device=hosting.device, dtype=hosting.dtype)
+    engine = InferenceEngine(model, max_sequences=hosting.max_sequences, max_length=hosting.max_length)
+    app = EngineApp(engine, codec, name=hosting.name, api_key=hosting.api_key)
+    loop = _new_loop()
+    try:
+        loop.run_until_complete(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
+    finally:
+        loop.close()
+
+
+async def _serve(
+    app: EngineApp, hosting: Hosting, on_ready: Callable[[Hosted], None], *, heeds_interrupt: bool
+) -> None:
+    arguments = PythonServerLauncherArgs(
+        host=hosting.host, port=hosting.port, timeout_keep_alive=KEEP_ALIVE_SECONDS, launch_mode="asyncio"
+    )
+    launcher = PythonServerLauncher(app, arguments)
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        for number in _ENDING:
+            loop.remove_signal_handler(number)
+        leave.set()
+
+    for number in _ENDING if heeds_interrupt else (signal.SIGTERM,):
+        loop.add_signal_handler(number, end)
+    async with app.running():
+        await _warm_up(app.engine)
+        try:
+            await launcher.start()
+        except RuntimeError as error:
+            raise EngineError(str(error)) from error
+        try:
+            on_ready(Hosted(launcher.port, app.name))
+            await leave.wait()
+        finally:
+            await launcher.stop()
+
+
+async def _warm_up(engine: InferenceEngine) -> None:
+    """The first steps set up much; a model that cannot make them says so before anybody calls."""
+    sampling = Sampling(max_new_tokens=_WARM_UP_TOKENS, temperature=0.0)
+    await asyncio.wait_for(asyncio.wrap_future(engine.submit([0], sampling)), WARM_UP_SECONDS)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

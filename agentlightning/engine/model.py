@@ -1,0 +1,69 @@
+"""What the engine and the trainer need of a model, whatever family it is of.
+
+One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients, the trainer
+calls `logits`. Rows of a batch are padded on the right; a position that is padding is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, dtype
+    from torch.nn import Parameter
+
+__all__ = ["CausalModel"]
+
+
+class CausalModel(Protocol):
+    """A decoder of tokens with a cache of keys and values in numbered slots."""
+
+    name: str
+    vocab_size: int
+    max_length: int
+    """Tokens of the longest sequence, prompt and answer together."""
+    end_ids: frozenset[int]
+    """Tokens that end a message."""
+
+    @property
+    def device(self) -> device: ...
+
+    @property
+    def dtype(self) -> dtype: ...
+
+    def new_cache(self, slots: int, length: int) -> Any:
+        """Room for `slots` sequences of at most `length` tokens."""
+        ...
+
+    def prefill(self, ids: Tensor, lengths: Tensor, cache: Any, slots: Tensor) -> Tensor:
+        """Read prompts [B, T] of `lengths` [B] into `slots` [B]; the logits [B, vocab] after each one's last token."""
+        ...
+
+    def decode(self, tokens: Tensor, positions: Tensor, cache: Any, n: int) -> Tensor:
+        """Read one token at its position in each of the slots 0 to n-1; the logits after it [n, vocab]."""
+        ...
+
+    def move(self, cache: Any, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot over another, so that active slots stay without gaps."""
+        ...
+
+    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        """Logits [k, vocab] after those k positions of `ids` [B, T] that `selected` [B, T] marks; differentiable."""
+        ...
+
+    def trainable(self) -> dict[str, Parameter]:
+        """What an optimiser may change, by name; with LoRA only the adapters."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What an engine must be given to sample as this model does."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over another's `state()`; EngineError, and nothing changed, when names or shapes do not fit."""
+        ...
+
+    def train_mode(self, enabled: bool) -> None:
+        """Switch what differs between training and sampling, such as dropout."""
+        ...

@@ -1,0 +1,54 @@
+"""The child process of `EngineServer`: `python -m agentlightning.engine.process '{"model": "tiny", ...}'`.
+
+It says in one line of JSON on its standard output where it serves, its troubles on its standard error, and ends when
+it is told to or when its parent is gone, however the parent ended.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+import orjson
+
+from agentlightning.engine.hosting import Hosted, Hosting, host
+from agentlightning.errors import AgentLightningError
+from agentlightning.logging import setup
+
+__all__ = ["main"]
+
+WATCH_SECONDS: Final = 0.5
+"""Between two looks at the parent."""
+
+
+def main(argument: str) -> int:
+    """Serve until the end; returns the exit code."""
+    settings = orjson.loads(argument)
+    parent = settings.pop("parent")
+    setup(settings.pop("log_level"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the parent says when to leave
+    threading.Thread(target=_leave_after, args=(parent,), name="agl-parent-watch", daemon=True).start()
+    try:
+        host(Hosting(**settings), on_ready=_announce, heeds_interrupt=False)
+    except AgentLightningError as error:
+        print(error, file=sys.stderr)  # noqa: T201 # to the parent, which tells it on
+        return 1
+    return 0
+
+
+def _announce(hosted: Hosted) -> None:
+    line = orjson.dumps({"port": hosted.port, "model_name": hosted.model_name})
+    print(line.decode(), flush=True)  # noqa: T201 # to the parent
+
+
+def _leave_after(parent: int) -> None:
+    # The parent's id, and not the end of a pipe: a pipe is inherited by what else the parent forks, and stays open.
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,311 @@
+"""The inference engine: token ids in; sampled ids, their log-probabilities, a reason to end and a weights version out.
+
+Requests come from any thread and are sampled together: between two steps of those that run, new ones are read into free
+slots and finished ones leave theirs (continuous batching). New weights are taken over between steps too; sequences that
+run go on with the keys and values they have. The engine knows no chat and no HTTP.
+
+Rounds run in a thread of the engine's own, or, where a round costs less than handing it to another thread would, in
+the event loop that serves its callers: there, everything that arrived while one round ran takes part in the next.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from agentlightning.engine.batch import PREFILL_TOKENS, Batch
+from agentlightning.engine.model import CausalModel
+from agentlightning.engine.sampling import InvalidRequest, Sampling
+from agentlightning.engine.sequence import GenerationFuture, OnToken, Running
+from agentlightning.engine.weights import WeightsPlan
+from agentlightning.errors import EngineError
+
+__all__ = ["InferenceEngine"]
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS: Final = 30.0
+"""How long the last round may take when the engine is closed."""
+
+
+class _NewWeights:
+    """Weights on their way in."""
+
+    def __init__(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.version = version
+        self.tensors = tensors
+        self.taken: Future[None] = Future()
+
+
+class InferenceEngine:
+    """Samples from one model for many callers. `start` it, and `close` it."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_sequences: int = 64,
+        max_length: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; nothing runs before `start`.
+
+        Args:
+            model: Belongs to the engine from now on.
+            max_sequences: Sampled together at most; others wait.
+            max_length: Tokens of prompt and answer together, if fewer than the model can take.
+            clock: For the statistics.
+        """
+        if max_sequences < 1:
+            raise EngineError(f"max_sequences is {max_sequences}; at least 1 is needed.")
+        self.model = model
+        self.max_sequences = max_sequences
+        self.max_length = min(max_length or model.max_length, model.max_length)
+        self.version = 0
+        """Of the weights that are sampled from; 0 until `load_weights`."""
+        self._clock = clock
+        self._batch = Batch(model, slots=max_sequences, length=self.max_length)
+        self._plan = WeightsPlan.of(model)
+        self._draw = random.Random().random
+        self._changing = threading.Condition()  # protects what follows, and tells the thread of arrivals
+        self._arrived: deque[Running] = deque()
+        self._weights: deque[_NewWeights] = deque()
+        self._is_closed = False
+        self._waiting: deque[Running] = deque()  # of the rounds alone
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._is_round_due = False
+        self._requests = self._cancelled = self._loads = 0
+        self._busy_seconds = 0.0
+
+    # ------------------------------------------------------------------ asking
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
+    ) -> GenerationFuture:
+        """Sample from a prompt; returns at once. InvalidRequest where that cannot be done.
+
+        Args:
+            prompt_ids: What is read; at least one token of the model's vocabulary.
+            sampling: How.
+            on_token: Called with every token and its log-probability in the thread of the rounds; must be quick.
+
+        Returns:
+            The generation. `cancel()` ends it at the next step with what there is, as `finish_reason` "cancelled".
+        """
+        sampling.checked()
+        self._check_prompt(prompt_ids)
+        stop_ids = self.model.end_ids | sampling.stop_ids
+        limit = min(sampling.max_new_tokens, self.max_length - len(prompt_ids))
+        running = Running(prompt_ids, sampling, stop_ids=stop_ids, limit=limit, draw=self._draw, on_token=on_token)
+        with self._changing:
+            self._refuse_if_closed()
+            self._arrived.append(running)
+            self._requests += 1
+            self._wake()
+        return running.future
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> "Future[None]":
+        """Sample from other weights, from the next step on; EngineError in the future, and nothing changed, if they
+        do not fit the model."""
+        new = _NewWeights(version, tensors)
+        with self._changing:
+            self._refuse_if_closed()
+            self._weights.append(new)
+            self._wake()
+        return new.taken
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts since the start, and how it is now."""
+        batch = self._batch
+        with self._changing:
+            return {
+                "weights_version": self.version,
+                "weights_loads": self._loads,
+                "requests": self._requests,
+                "running": batch.running,
+                "waiting": len(self._waiting) + len(self._arrived),
+                "cancelled": self._cancelled,
+                "failed": batch.failed,
+                "steps": batch.steps,
+                "prompt_tokens": batch.read,
+                "sampled_tokens": batch.sampled,
+                "busy_seconds": self._busy_seconds,
+                "max_sequences": self.max_sequences,
+                "max_length": self.max_length,
+            }
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Run rounds in a thread of the engine's own."""
+        self._refuse_second_start()
+        self._thread = threading.Thread(target=self._run, name="agl-engine", daemon=True)
+        self._thread.start()
+
+    def start_in_loop(self) -> None:
+        """Run rounds in the running event loop, between its looks at its sockets; for models whose steps are short."""
+        self._refuse_second_start()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        with self._changing:
+            if self._has_arrivals():
+                self._wake()
+
+    def close(self) -> None:
+        """End; requests that have no answer yet get an EngineError. In loop mode, called in that loop."""
+        with self._changing:
+            self._is_closed = True
+            self._changing.notify_all()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+            if self._thread.is_alive():
+                raise EngineError(f"The engine's last step did not end within {JOIN_SECONDS:g} s.")
+            self._thread = None
+        self._loop = None
+        self._fail_everything()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ rounds
+
+    def _run(self) -> None:
+        while True:
+            with self._changing:
+                while not (self._is_closed or self._has_work()):
+                    self._changing.wait()
+                if self._is_closed:
+                    return
+            self._round()
+
+    def _run_in_loop(self) -> None:
+        self._is_round_due = False
+        if self._is_closed or self._loop is None:
+            return
+        self._round()
+        with self._changing:
+            if self._has_work():
+                self._wake()
+
+    def _round(self) -> None:
+        """Take over weights, let sequences in and out, and sample one token for each."""
+        began = self._clock()
+        try:
+            self._take_weights()
+            with torch.inference_mode():
+                self._cancelled += self._batch.drop_cancelled()
+                arriving = self._admissible()
+                if arriving:
+                    self._batch.admit(arriving, self.version)
+                self._batch.step(self.version)
+        except Exception as error:  # a mistake of ours: its victims hear of it, the next ones are served
+            logger.exception("A round of the engine failed.")
+            self._batch.fail_all(EngineError(f"A round of the engine failed: {error!r}"))
+        self._busy_seconds += self._clock() - began
+
+    def _take_weights(self) -> None:
+        while self._weights:
+            with self._changing:
+                new = self._weights.popleft()
+            try:
+                self._plan.check(new.tensors)
+                with torch.no_grad():
+                    self.model.load_state(new.tensors)
+            except Exception as error:  # noqa: BLE001 # is raised where the weights came from
+                new.taken.set_exception(_as_engine_error(error, new.version))
+                continue
+            self.version = new.version
+            self._loads += 1
+            new.taken.set_result(None)
+
+    def _admissible(self) -> list[Running]:
+        """Those who find a slot now, first come, first served; only so many that the others do not wait long."""
+        with self._changing:
+            self._waiting.extend(self._arrived)
+            self._arrived.clear()
+        admitted: list[Running] = []
+        free, tokens = self._batch.free, 0
+        while self._waiting and len(admitted) < free and tokens < PREFILL_TOKENS:
+            running = self._waiting.popleft()
+            if running.future.is_cancel_requested:
+                self._cancelled += 1
+                running.finish("cancelled")
+                continue
+            admitted.append(running)
+            tokens += len(running.prompt)
+        return admitted
+
+    # ------------------------------------------------------------------ parts
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        if not prompt_ids:
+            raise InvalidRequest("The prompt is empty; at least one token is needed.")
+        if len(prompt_ids) >= self.max_length:
+            raise InvalidRequest(
+                f"The prompt has {len(prompt_ids)} tokens; the context of {self.max_length} tokens leaves no room "
+                "for an answer."
+            )
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.model.vocab_size:
+            raise InvalidRequest(f"The prompt holds ids outside the vocabulary of {self.model.vocab_size} tokens.")
+
+    def _has_arrivals(self) -> bool:
+        return bool(self._arrived or self._weights)
+
+    def _has_work(self) -> bool:
+        return self._has_arrivals() or bool(self._waiting) or self._batch.running > 0
+
+    def _wake(self) -> None:
+        """Have a round run; the caller holds the lock."""
+        if self._loop is None:
+            self._changing.notify_all()
+        elif not self._is_round_due:
+            self._is_round_due = True
+            if threading.get_ident() == self._loop_thread:
+                self._loop.call_soon(self._run_in_loop)
+            else:
+                self._loop.call_soon_threadsafe(self._run_in_loop)
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise EngineError("The engine is closed.")
+
+    def _refuse_second_start(self) -> None:
+        self._refuse_if_closed()
+        if self._thread is not None or self._loop is not None:
+            raise EngineError("The engine runs already.")
+
+    def _fail_everything(self) -> None:
+        error = EngineError("The engine was closed before the answer was complete.")
+        self._batch.fail_all(error)
+        with self._changing:
+            left, weights = [*self._waiting, *self._arrived], list(self._weights)
+            self._waiting.clear()
+            self._arrived.clear()
+            self._weights.clear()
+        for running in left:
+            running.fail(error)
+        for new in weights:
+            new.taken.set_exception(error)
+
+
+def _as_engine_error(error: Exception, version: int) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    failure = EngineError(f"The weights of version {version} could not be loaded: {error!r}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,269 @@
+"""The engine and its server in a process of their own, seen from the process that trains.
+
+Sampling does not share a core's time, an interpreter or a failure with anything else. New weights travel as a file in
+memory and are taken over between two steps.
+"""
+
+import http.client
+import logging
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from typing_extensions import Self
+
+from agentlightning.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["EngineServer"]
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS: Final = 600.0
+"""For a model to be loaded; one that is gone is noticed at once."""
+STOP_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 120.0
+LAST_LINES: Final = 20
+"""Of the child's standard error, that an error tells."""
+_MEMORY: Final = Path("/dev/shm")
+_POLL_SECONDS: Final = 0.05
+
+
+class EngineServer:
+    """Serves a model in a child process. `start` it and `stop` it, or use it as a block."""
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_sequences: int = 64,
+        max_length: int | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 1,
+        name: str | None = None,
+        log_level: int | str = logging.WARNING,
+    ) -> None:
+        """Prepare; nothing runs before `start`.
+
+        Args:
+            model: As `engine.loading.load` takes it.
+            port: 0 takes a free one.
+            max_sequences: Sampled together at most.
+            max_length: Tokens of prompt and answer together, if fewer than the model can take.
+            threads: That compute one operation of the model.
+            name: What callers call the model; its own name by default.
+            log_level: Of the child; its lines appear in the log of this process.
+        """
+        self.host = host
+        self._settings: dict[str, Any] = {
+            "model": model,
+            "host": host,
+            "port": port,
+            "max_sequences": max_sequences,
+            "max_length": max_length,
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "name": name,
+            "log_level": logging.getLevelName(log_level) if isinstance(log_level, int) else log_level,
+        }
+        self._port: int | None = None
+        self._model_name: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._folder: Path | None = None
+
+    # ------------------------------------------------------------------ addresses
+
+    @property
+    def endpoint(self) -> str:
+        """Where OpenAI's clients find it: `http://127.0.0.1:port/v1`."""
+        if self._port is None:
+            raise EngineError("The engine's server has no address before it is started.")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self._port}/v1"
+
+    @property
+    def model_name(self) -> str:
+        if self._model_name is None:
+            raise EngineError("The engine's server has no model before it is started.")
+        return self._model_name
+
+    def model_config(self) -> dict[str, Any]:
+        """Its entry in the model list of `LLMProxy`."""
+        parameters = {"model": f"agl/{self.model_name}", "api_base": self.endpoint}
+        return {"model_name": self.model_name, "litellm_params": parameters}
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Serve; returns when calls are answered. EngineError with the child's last words if that does not happen."""
+        if self._process is not None:
+            raise EngineError("The engine's server runs already.")
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="agl-engine-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
+        )
+        threads = str(self._settings["threads"])
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "agentlightning.engine.process", self._argument()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": threads,
+                    "MKL_NUM_THREADS": threads,
+                    "PYTHONPATH": _python_path(),
+                },
+            )
+            self._listener = threading.Thread(target=self._listen, name="agl-engine-stderr", daemon=True)
+            self._listener.start()
+            self._read_announcement(self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Finish the calls in flight and end the child; harmless if nothing runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("The engine's process did not end within %g s; it is killed.", STOP_SECONDS)
+                process.kill()
+                process.wait()
+            if self._listener is not None:
+                self._listener.join()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = self._listener = None
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the child; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------ what it does
+
+    def publish(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+        """Have it sample from other weights from its next step on; returns when it does.
+
+        Calls in flight go on. Weights that do not fit are an EngineError, and the old ones stay.
+        """
+        from agentlightning.engine.weights import write_weights
+
+        if self._folder is None:
+            raise EngineError("The engine's server is not running.")
+        path = self._folder / f"weights-{version}-{time.monotonic_ns()}.safetensors"
+        try:
+            write_weights(path, tensors)
+            self._ask("POST", "/agl/weights", {"version": version, "path": str(path)})
+        finally:
+            path.unlink(missing_ok=True)
+
+    def status(self) -> dict[str, Any]:
+        """How it is, as `/agl/status` tells."""
+        return self._ask("GET", "/agl/status")
+
+    # ------------------------------------------------------------------ parts
+
+    def _argument(self) -> str:
+        return orjson.dumps({**self._settings, "parent": os.getpid()}).decode()
+
+    def _read_announcement(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        deadline = time.monotonic() + START_SECONDS
+        while not select.select([process.stdout], [], [], _POLL_SECONDS)[0]:
+            if time.monotonic() > deadline:
+                raise EngineError(f"The engine's process did not begin to serve within {START_SECONDS:g} s.")
+        line = process.stdout.readline()
+        if not line:
+            process.wait(STOP_SECONDS)
+            raise self._gone()
+        announced = orjson.loads(line)
+        self._port, self._model_name = announced["port"], announced["model_name"]
+
+    def _listen(self) -> None:
+        process = self._process
+        if process is None or process.stderr is None:
+            return
+        for line in process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            self._last_lines.append(text)
+            logger.warning("engine: %s", text)
+
+    def _ask(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
+        if not self.is_running():
+            raise self._gone()
+        assert self._port is not None
+        connection = http.client.HTTPConnection(self.host, self._port, timeout=ANSWER_SECONDS)
+        try:
+            connection.request(method, path, None if content is None else orjson.dumps(content))
+            response = connection.getresponse()
+            status, answer = response.status, orjson.loads(response.read())
+        except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+            if not self._is_alive_after_failure():
+                raise self._gone() from error
+            raise EngineError(f"The engine's process does not answer '{path}': {error!r}") from error
+        finally:
+            connection.close()
+        if status != http.client.OK:
+            raise EngineError(str(answer.get("error", {}).get("message", answer)))
+        return dict(answer)
+
+    def _is_alive_after_failure(self) -> bool:
+        """A connection breaks a moment before the process is seen to have ended."""
+        if self._process is None:
+            return False
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def _gone(self) -> EngineError:
+        if self._process is None:
+            return EngineError("The engine's server is not running.")
+        if self._listener is not None:
+            self._listener.join(1.0)
+        words = "\n".join(self._last_lines) or "It said nothing."
+        return EngineError(
+            f"The engine's process has ended with code {self._process.returncode}. Its last words:\n{words}"
+        )
+
+
+def _python_path() -> str:
+    """Where this process finds its packages, so that the child finds the same ones."""
+    return os.pathsep.join(place for place in sys.path if place)

@@ -1,0 +1,64 @@
+"""A tiny model on disk: a folder with `tiny.json` (what it is) and `weights.safetensors` (its numbers)."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.tokenizer import VOCABULARY_SIZE
+from agentlightning.errors import EngineError
+
+__all__ = ["DESCRIPTION_FILE", "SHIPPED_FOLDER", "WEIGHTS_FILE", "load_tiny", "save_tiny"]
+
+DESCRIPTION_FILE: Final = "tiny.json"
+WEIGHTS_FILE: Final = "weights.safetensors"
+SHIPPED_FOLDER: Final = Path(__file__).parent
+"""Where the weights of the package lie."""
+_FORMAT: Final = 1
+
+
+def load_tiny(folder: Path = SHIPPED_FOLDER, *, device: str | torch.device = "cpu") -> TinyModel:
+    """The model of a folder, by default the one that travels in the package."""
+    description = _described(folder)
+    try:
+        shape = TinyShape(**description["shape"])
+        with torch.random.fork_rng(devices=[]):
+            model = TinyModel(shape, name=str(description["name"]))
+        weights = load_file(folder / WEIGHTS_FILE)
+    except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+        raise EngineError(f"The folder '{folder}' holds no tiny model that can be read: {error!r}.") from error
+    if shape.vocab_size != VOCABULARY_SIZE:
+        raise EngineError(
+            f"The model in '{folder}' has {shape.vocab_size} tokens; this release reads models of {VOCABULARY_SIZE}."
+        )
+    model.load_state(weights)
+    return model.to(device)
+
+
+def save_tiny(model: TinyModel, folder: Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a model into a folder; `extra` is kept in its description. Not atomic: the caller renames the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {
+        "format": _FORMAT,
+        "name": model.name,
+        "shape": dataclasses.asdict(model.shape),
+        **({"extra": dict(extra)} if extra else {}),
+    }
+    save_file({name: weight.contiguous().cpu() for name, weight in model.state().items()}, folder / WEIGHTS_FILE)
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    try:
+        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"The folder '{folder}' holds no readable {DESCRIPTION_FILE}: {error}.") from error
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        raise EngineError(f"'{folder / DESCRIPTION_FILE}' is not of format {_FORMAT}, which this release reads.")
+    return description

@@ -1,0 +1,85 @@
+"""Weights on their way from a trainer to an engine: a safetensors file, checked before a model sees it.
+
+A file is written beside its place, and moved there when it is whole, so a reader finds all of it or nothing.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from agentlightning.engine.sampling import InvalidRequest
+
+if TYPE_CHECKING:
+    from agentlightning.engine.model import CausalModel
+
+__all__ = ["WeightsPlan", "read_weights", "write_weights"]
+
+_NAMED: Final = 3
+"""Names that an error lists, of those that do not fit."""
+
+
+class UnfitWeights(InvalidRequest):
+    """Weights that are not those of the model: other names, other shapes, or not numbers."""
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """Which tensors a model takes, and of which shapes."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: "CausalModel") -> Self:
+        return cls({name: tuple(tensor.shape) for name, tensor in model.state().items()})
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """UnfitWeights, unless these are the tensors of the model, whole and finite."""
+        missing, unknown = self.shapes.keys() - tensors.keys(), tensors.keys() - self.shapes.keys()
+        if missing or unknown:
+            words = [f"{_some(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+            raise UnfitWeights(f"The weights are not those of this model: {' and '.join(words)}.")
+        for name, shape in self.shapes.items():
+            tensor = tensors[name]
+            if tuple(tensor.shape) != shape:
+                raise UnfitWeights(f"The weights '{name}' have the shape {list(tensor.shape)}, not {list(shape)}.")
+            if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+                raise UnfitWeights(f"The weights '{name}' hold values that are not finite numbers.")
+
+
+def _some(names: "set[str]") -> str:
+    listed = ", ".join(f"'{name}'" for name in sorted(names)[:_NAMED])
+    rest = len(names) - _NAMED
+    return f"{listed} and {rest} more are" if rest > 0 else f"{listed} {'is' if len(names) == 1 else 'are'}"
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a file that is there whole or not at all; tensors may share memory and lie on any device."""
+    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        safetensors.torch.save_file(plain, beside, metadata=dict(metadata) if metadata else None)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file; EngineError where it is not there, cut short, or something else."""
+    try:
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise InvalidRequest(f"There is no file of weights at '{path}'.") from None
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InvalidRequest(f"The file of weights '{path}' cannot be read: {error}") from error

@@ -1,0 +1,83 @@
+"""Asking a proxy whether the calls of an attempt are stored, before the attempt is said to be over.
+
+A proxy writes behind its answers. Whoever waits for a rollout to finish will look for its spans at once, so a runner
+asks for them first. Of calls that were lost the attempt shall tell.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.types import ProxyLLM, Rollout
+from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, derive_attempt_key
+
+__all__ = ["SettledCalls", "settle_calls"]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_PATH: Final = "/agl/flush"
+PATIENCE_SECONDS: Final = 15.0
+_OK: Final = 200
+_NOT_OURS: Final = (404, 405)
+
+
+@dataclass
+class SettledCalls:
+    """What the proxies of an attempt say of its calls."""
+
+    stored: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    """How many, by reason."""
+
+
+async def settle_calls(resources: Iterable[Any], rollout: Rollout, attempt_id: str) -> SettledCalls:
+    """Wait until the proxies among an attempt's resources have stored its calls; never raises."""
+    settled = SettledCalls()
+    asked: set[str] = set()
+    for resource in resources:
+        if not isinstance(resource, ProxyLLM):
+            continue
+        url = resource.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
+        if url in asked:
+            continue
+        asked.add(url)
+        try:
+            _add(settled, await _flush(url, _headers(resource, rollout.rollout_id, attempt_id)))
+        except Exception as error:  # noqa: BLE001 # whatever it is: the attempt is over all the same, and says so
+            logger.warning("The LLM proxy at %s cannot say whether its calls are stored: %s", url, error)
+            settled.lost[f"the proxy could not be asked: {type(error).__name__}"] = 0
+    return settled
+
+
+def _headers(llm: ProxyLLM, rollout_id: str, attempt_id: str) -> dict[str, str]:
+    if llm.api_key is None:
+        return {}
+    is_secret = llm.api_key.startswith(PROXY_SECRET_PREFIX)
+    key = derive_attempt_key(llm.api_key, rollout_id, attempt_id) if is_secret else llm.api_key
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def _flush(url: str, headers: Mapping[str, str]) -> Mapping[str, Any]:
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+        session.post(url, headers=headers) as answer,
+    ):
+        if answer.status in _NOT_OURS:  # a gateway of another make, which has nothing to say
+            return {}
+        if answer.status != _OK:
+            raise OSError(f"it answered {answer.status}")
+        told: Mapping[str, Any] = await answer.json()
+        return told
+
+
+def _add(settled: SettledCalls, told: Mapping[str, Any]) -> None:
+    settled.stored += int(told.get("stored") or 0)
+    for reason, count in (told.get("lost") or {}).items():
+        settled.lost[str(reason)] = settled.lost.get(str(reason), 0) + int(count)
+    if told.get("waiting"):
+        reason = "not stored yet"
+        settled.lost[reason] = settled.lost.get(reason, 0) + int(told["waiting"])

@@ -1,0 +1,203 @@
+"""The objective, every variant of it, against an independent reference; gradients against finite differences."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from agentlightning.algorithm.grpo.objective import (
+    ChosenTokens,
+    Loss,
+    choices,
+    kl_estimate,
+    policy_loss,
+    sequence_coefficients,
+)
+from agentlightning.algorithm.grpo.settings import LearnerSettings
+from tests.algorithm.grpo import reference
+from tests.algorithm.grpo.reference import Conversation, Variant
+
+VOCABULARY = 5
+EXTRAS = {
+    "plain": {},
+    "entropy": {"entropy": 0.03},
+    "dual_clip": {"dual": 1.4},
+    "importance": {"cap": 1.3},
+    "all": {"entropy": 0.03, "dual": 1.4, "cap": 1.3},
+}
+VARIANTS = [
+    (f"{level}-{aggregate}-{kl}-{extra}", Variant(level=level, aggregate=aggregate, kl=kl, beta=0.1, **EXTRAS[extra]))
+    for level, aggregate, kl, extra in itertools.product(
+        ["token", "sequence"], ["token_mean", "sequence_mean", "constant"], [None, "k1", "k2", "k3"], ["plain", "all"]
+    )
+]
+VARIANTS += [
+    (f"{level}-{extra}", Variant(level=level, **EXTRAS[extra]))
+    for level, extra in itertools.product(["token", "sequence"], ["entropy", "dual_clip", "importance"])
+]
+VARIANTS += [(f"likelihood-{kl}", Variant(likelihood=True, kl=kl, beta=0.1)) for kl in (None, "k3")]
+VARIANTS += [("clip-symmetric", Variant(high=0.2)), ("clip-narrow", Variant(low=0.01, high=0.02))]
+
+
+def conversations(seed: int = 14) -> list[Conversation]:
+    """Sequences of several lengths, advantages and temperatures, with ratios on both sides of both clips."""
+    source = np.random.default_rng(seed)
+    found = []
+    for length, advantage, temperature in (
+        (3, 1.5, 1.0),
+        (1, -0.7, 0.8),
+        (5, -1.1, 1.0),
+        (2, 0.4, 1.7),
+        (4, -2.0, 1.0),
+    ):
+        logits = source.normal(size=(length, VOCABULARY))
+        chosen = [int(token) for token in source.integers(VOCABULARY, size=length)]
+        tables = [reference.log_softmax(row / temperature) for row in logits]
+        own = np.array([table[token] for table, token in zip(tables, chosen, strict=True)])
+        found.append(
+            Conversation(
+                logits=logits,
+                chosen=chosen,
+                old=own + source.normal(scale=0.4, size=length),
+                advantage=advantage,
+                weight=float(source.uniform(0.5, 2)),
+                temperature=temperature,
+                engine=own + source.normal(scale=0.4, size=length),
+                reference=own + source.normal(scale=0.4, size=length),
+            )
+        )
+    return found
+
+
+def settings_of(variant: Variant) -> LearnerSettings:
+    return LearnerSettings(
+        objective="likelihood" if variant.likelihood else "policy",
+        level=variant.level,
+        aggregate=variant.aggregate,
+        constant_length=variant.constant,
+        clip_low=variant.low,
+        clip_high=variant.high,
+        dual_clip=variant.dual,
+        kl_coefficient=variant.beta if variant.kl else 0.0,
+        kl_estimator=variant.kl or "k3",
+        entropy_coefficient=variant.entropy,
+        importance_cap=variant.cap,
+    )
+
+
+def column(arrays: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(arrays))
+
+
+def computed(batch: list[Conversation], variant: Variant) -> tuple[Loss, torch.Tensor]:
+    """Our loss, and the logits it was computed from."""
+    settings = settings_of(variant)
+    lengths = [len(one.chosen) for one in batch]
+    logits = column([one.logits for one in batch]).requires_grad_()
+    temperatures = torch.tensor([one.temperature for one in batch], dtype=torch.float64)
+    sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(lengths))
+    chosen = torch.tensor([token for one in batch for token in one.chosen])
+    found = choices(logits, chosen, temperatures[sequences], entropy_gradient=True)
+    coefficients = sequence_coefficients(
+        lengths, [one.weight for one in batch], settings.aggregate, settings.constant_length
+    )
+    tokens = ChosenTokens(
+        logprobs=found.logprobs,
+        old_logprobs=column([one.old for one in batch]),
+        sequences=sequences,
+        advantages=torch.tensor([one.advantage for one in batch], dtype=torch.float64),
+        coefficients=torch.tensor(coefficients, dtype=torch.float64),
+        entropies=found.entropies,
+        engine_logprobs=column([one.engine for one in batch]),
+        reference_logprobs=column([one.reference for one in batch]) if variant.kl else None,
+    )
+    return policy_loss(tokens, settings), logits
+
+
+@pytest.mark.parametrize("variant", [variant for _, variant in VARIANTS], ids=[name for name, _ in VARIANTS])
+def test_loss_and_gradient_are_those_of_the_reference(variant: Variant) -> None:
+    batch = conversations()
+
+    loss, logits = computed(batch, variant)
+    loss.value.backward()
+
+    assert loss.value.item() == pytest.approx(reference.loss(batch, variant), rel=1e-10, abs=1e-12)
+    expected = np.concatenate(reference.gradient(batch, variant))
+    assert logits.grad is not None
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(logits.grad.numpy(), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("change", [{"low": 0.3}, {"high": 0.4}, {"dual": 1.4}, {"cap": 1.3}, {"entropy": 0.1}])
+def test_every_option_changes_the_loss_of_the_cases(change: dict[str, float], level: str) -> None:
+    """Else the cases would prove nothing of it."""
+    batch, variant = conversations(), Variant(level=level)
+
+    assert abs(computed(batch, variant)[0].value - computed(batch, replace(variant, **change))[0].value) > 1e-3
+
+
+def test_counts_of_clipped_tokens_are_those_of_the_ratios() -> None:
+    batch = conversations()
+
+    loss, _ = computed(batch, Variant())
+
+    ratios = [
+        (math.exp(reference.log_softmax(row / one.temperature)[token] - old), one.advantage)
+        for one in batch
+        for row, token, old in zip(one.logits, one.chosen, one.old, strict=True)
+    ]
+    low = sum(ratio < 0.8 and advantage < 0 for ratio, advantage in ratios)
+    high = sum(ratio > 1.28 and advantage > 0 for ratio, advantage in ratios)
+    assert (low, high) != (0, 0)
+    assert (loss.sums["clipped_low"].item(), loss.sums["clipped_high"].item()) == (low, high)
+    assert loss.sums["ratio"].item() == pytest.approx(sum(ratio for ratio, _ in ratios))
+    assert loss.maxima["ratio_max"].item() == pytest.approx(max(ratio for ratio, _ in ratios))
+
+
+def test_a_clipped_token_has_no_gradient() -> None:
+    one = conversations()[0]
+    own = [reference.log_softmax(row)[token] for row, token in zip(one.logits, one.chosen, strict=True)]
+    one.old = np.array(own) - 1.0  # now e times as likely as it was, and good
+
+    loss, logits = computed([one], Variant())
+    loss.value.backward()
+
+    assert logits.grad is not None
+    assert logits.grad.abs().max().item() == 0
+
+
+def test_a_ratio_beyond_all_bounds_stays_finite() -> None:
+    one = replace(conversations()[2], old=np.full(5, -1e4), reference=np.full(5, -1e4))
+
+    loss, logits = computed([one], Variant(kl="k3", beta=0.1))
+    loss.value.backward()
+
+    assert logits.grad is not None
+    assert math.isfinite(loss.value.item())
+    assert bool(logits.grad.isfinite().all())
+
+
+def test_logits_of_16_bits_are_read_in_32() -> None:
+    logits = torch.randn(4, VOCABULARY).bfloat16()
+
+    found = choices(logits, torch.tensor([0, 1, 2, 3]))
+
+    assert found.logprobs.dtype == torch.float32
+    expected = logits.float().log_softmax(-1)[torch.arange(4), torch.arange(4)]
+    torch.testing.assert_close(found.logprobs, expected)
+
+
+def test_k3_is_never_negative_and_k1_and_k3_have_the_same_mean_under_the_policy() -> None:
+    """Over all tokens, weighted by their probabilities, both are the exact KL."""
+    own, other = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+
+    k1, k3 = kl_estimate(own, other, "k1"), kl_estimate(own, other, "k3")
+
+    exact = (own.exp() * (own - other)).sum()
+    assert bool((k3 >= 0).all())
+    torch.testing.assert_close((own.exp() * k1).sum(), exact)
+    torch.testing.assert_close((own.exp() * k3).sum(), exact)

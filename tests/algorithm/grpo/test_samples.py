@@ -1,0 +1,201 @@
+"""Which rollouts become samples, and what is told of those that do not."""
+
+import math
+
+import pytest
+
+from agentlightning.adapter.trajectory import DroppedCall, DropReason, SampledCall, TokenSequence, Trajectory
+from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, SampleSettings, Skipped, batch_of
+from agentlightning.errors import ConfigurationError
+
+END = 9
+
+
+def sequence(
+    sampled: tuple[int, ...] = (4, 5, END), *, version: str | None = "3", logprob: float | None = -0.5
+) -> TokenSequence:
+    """A prompt of two tokens and one answer."""
+    n = len(sampled)
+    return TokenSequence(
+        agent_name="solver",
+        token_ids=(1, 2, *sampled),
+        loss_mask=(0, 0, *[1] * n),
+        logprobs=(None, None, *[logprob] * n),
+        weights_versions=(None, None, *[version] * n),
+        calls=(SampledCall(span_id="s", start=2, end=2 + n),),
+    )
+
+
+def trajectory(*sequences: TokenSequence, dropped: tuple[DroppedCall, ...] = ()) -> Trajectory:
+    return Trajectory(rollout_id="ro", attempt_id="at", sequences=sequences, dropped=dropped)
+
+
+def outcome(
+    reward: float | None,
+    *sequences: TokenSequence,
+    group: str = "g",
+    status: str = "succeeded",
+    rollout_id: str = "ro",
+) -> RolloutOutcome:
+    found = trajectory(*(sequences or (sequence(),)))
+    return RolloutOutcome(rollout_id, group, status, reward, found)
+
+
+def batch(*outcomes: RolloutOutcome, version: int | None = 3, **settings: object) -> Batch:
+    return batch_of(outcomes, SampleSettings(**settings), current_version=version, end_ids={END})  # type: ignore[arg-type]
+
+
+def test_a_sample_holds_the_sequence_with_the_advantage_of_its_rollout() -> None:
+    found = batch(outcome(0.0, rollout_id="bad"), outcome(1.0, rollout_id="good"), temperature=0.7)
+
+    bad, good = found.samples
+    assert (bad.rollout_id, good.rollout_id) == ("bad", "good")
+    assert bad.advantage == pytest.approx(-good.advantage)
+    assert good.advantage == pytest.approx(math.sqrt(0.5), rel=1e-5)
+    assert (good.token_ids, good.loss_mask) == ([1, 2, 4, 5, END], [0, 0, 1, 1, 1])
+    assert good.logprobs == [None, None, -0.5, -0.5, -0.5]
+    assert (good.version, good.group, good.temperature, good.weight) == (3, "g", 0.7, 1.0)
+
+
+def test_all_sequences_of_a_rollout_get_its_advantage() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(), sequence((6, END))))
+
+    assert [sample.advantage > 0 for sample in found.samples] == [False, True, True]
+    assert found.samples[1].advantage == found.samples[2].advantage
+    assert [sample.weight for sample in found.samples] == [1.0, 1.0, 1.0]
+
+
+def test_a_rollout_can_be_made_to_count_once_however_many_sequences_it_has() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(), sequence((6, END))), rollout_weighting="rollout")
+
+    assert [sample.weight for sample in found.samples] == [1.0, 0.5, 0.5]
+
+
+def test_a_failed_rollout_is_no_lesson_and_no_zero() -> None:
+    failed = RolloutOutcome("ro", "g", "failed", None, None, error="ConnectionError: refused")
+
+    with_failed, without = batch(outcome(0.0), outcome(1.0), failed), batch(outcome(0.0), outcome(1.0))
+
+    assert [s.advantage for s in with_failed.samples] == [s.advantage for s in without.samples]
+    assert with_failed.report.metrics()["skipped/failed"] == 1
+    assert "1 rollouts failed (most often: ConnectionError: refused)" in with_failed.report.words()
+
+
+def test_a_failed_rollout_that_left_a_reward_is_not_compared_either() -> None:
+    found = batch(outcome(0.0), outcome(0.5), outcome(9.0, status="failed"))
+
+    assert found.report.rewards == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (outcome(None), Skipped.NO_REWARD),
+        (outcome(math.nan), Skipped.BAD_REWARD),
+        (outcome(math.inf), Skipped.BAD_REWARD),
+        (outcome(1.0, group="alone"), Skipped.GROUP_TOO_SMALL),
+        (RolloutOutcome("ro", "g", "succeeded", 1.0, None), Skipped.EMPTY_TRACE),
+        (RolloutOutcome("ro", "g", "succeeded", 1.0, trajectory()), Skipped.EMPTY_TRACE),
+        (
+            RolloutOutcome(
+                "ro",
+                "g",
+                "succeeded",
+                1.0,
+                trajectory(dropped=(DroppedCall(span_id="s", name="chat", reason=DropReason.NO_RESPONSE_IDS),)),
+            ),
+            Skipped.NO_TOKENS,
+        ),
+        (outcome(1.0, sequence((4, 5))), Skipped.TRUNCATED),
+        (outcome(1.0, sequence((4,) * 10 + (END,))), Skipped.TOO_LONG),
+        (outcome(1.0, sequence(version="0")), Skipped.TOO_STALE),
+    ],
+    ids=lambda value: value.value if isinstance(value, Skipped) else "",
+)
+def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: RolloutOutcome, reason: Skipped) -> None:
+    found = batch(outcome(0.0), outcome(1.0), odd, skip_truncated=True, max_tokens=10, max_staleness=2)
+
+    assert len(found.samples) == 2
+    assert {skipped: count for skipped, count in found.report.skipped.items() if count} == {reason: 1}
+    assert found.report.metrics()[f"skipped/{reason.value}"] == 1
+    assert reason.value in found.report.words()
+
+
+def test_groups_without_variance_are_left_out_and_the_words_say_so() -> None:
+    found = batch(*[outcome(1.0, group=group) for group in ("a", "a", "b", "b")])
+
+    assert found.samples == []
+    assert found.report.metrics()["skipped/no_variance"] == 4
+    assert found.report.metrics()["groups/used"] == 0
+    assert found.report.words() == "0 of 4 rollouts in 0 of 2 groups were used; left out: 4 rollouts no_variance."
+
+
+def test_a_rollout_whose_tokens_are_left_out_still_takes_part_in_the_comparison() -> None:
+    found = batch(outcome(0.0), outcome(0.0), outcome(1.0, sequence((4, 5))), skip_truncated=True)
+
+    assert [sample.advantage < 0 for sample in found.samples] == [True, True]
+
+
+def test_the_version_is_that_of_the_oldest_token() -> None:
+    mixed = sequence().model_copy(update={"weights_versions": (None, None, "10", "9", "10")})
+
+    found = batch(outcome(0.0, mixed), outcome(1.0, mixed), version=11)
+
+    assert found.samples[0].version == 9
+    assert found.report.metrics()["staleness/max"] == 2
+
+
+def test_samples_without_logprobs_or_version_are_kept_and_counted() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(version=None, logprob=None)), max_staleness=0)
+
+    metrics = found.report.metrics()
+    assert len(found.samples) == 2
+    assert not found.samples[1].has_logprobs
+    assert (metrics["samples/without_logprobs"], metrics["samples/without_version"]) == (1, 1)
+
+
+def test_truncated_answers_are_kept_and_counted_unless_they_are_to_be_skipped() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence((4, 5))))
+
+    assert len(found.samples) == 2
+    assert found.report.metrics()["samples/truncated_calls"] == 1
+
+
+def test_the_metrics_say_what_was_used() -> None:
+    metrics = batch(outcome(0.0), outcome(1.0), outcome(1.0, group="b"), outcome(1.0, group="b")).report.metrics()
+
+    assert (metrics["groups/all"], metrics["groups/used"]) == (2, 1)
+    assert (metrics["rollouts/all"], metrics["rollouts/used"]) == (4, 2)
+    assert (metrics["samples/used"], metrics["samples/tokens"]) == (2, 6)
+    assert metrics["reward/mean"] == 0.75
+
+
+def test_no_rollouts_are_an_empty_batch() -> None:
+    found = batch()
+
+    assert found.samples == []
+    assert found.report.words() == "0 of 0 rollouts in 0 of 0 groups were used."
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"advantage": "gae"},
+        {"rollout_weighting": "token"},
+        {"min_group_size": 1},
+        {"max_tokens": 0},
+        {"max_staleness": -1},
+        {"temperature": math.nan},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_used_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        SampleSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_that_need_something_known_say_what() -> None:
+    with pytest.raises(ConfigurationError, match="end_ids"):
+        batch_of([], SampleSettings(skip_truncated=True))
+    with pytest.raises(ConfigurationError, match="current_version"):
+        batch_of([], SampleSettings(max_staleness=1))

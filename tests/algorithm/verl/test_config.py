@@ -1,0 +1,143 @@
+"""The configuration of VERL, with and without OmegaConf, Hydra and verl."""
+
+import copy
+import importlib
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.verl import VERL, VerlConfig, compose
+from agentlightning.errors import ConfigurationError
+
+OURS = {
+    "agentlightning": {
+        "port": 9999,
+        "trace_aggregator": {
+            "level": "transition",
+            "trajectory_max_prompt_length": 2048,
+            "trajectory_max_response_length": 8192,
+            "debug": False,
+            "mismatch_log_dir": "./mismatch_cases",
+        },
+    },
+    "data": {"filter_overlong_prompts": False},
+    "actor_rollout_ref": {
+        "rollout": {
+            "mode": "async",
+            "agent": {
+                "custom_async_server": {
+                    "path": "pkg://agentlightning.verl.async_server",
+                    "name": "PatchedvLLMServer",
+                }
+            },
+        }
+    },
+}
+
+
+@pytest.fixture
+def without_omegaconf(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("omegaconf", "hydra", "verl"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.usefixtures("without_omegaconf")
+class TestWithoutOmegaConf:
+    def test_without_arguments_it_is_our_file(self) -> None:
+        config: object = VERL().config
+
+        assert config == OURS
+
+    def test_the_users_values_win_at_every_depth_and_leave_their_neighbours(self) -> None:
+        config = compose({"agentlightning": {"port": 1, "trace_aggregator": {"level": "trajectory"}}})
+
+        assert config.agentlightning.port == 1
+        assert config.agentlightning.trace_aggregator.level == "trajectory"
+        assert config.agentlightning.trace_aggregator.trajectory_max_prompt_length == 2048
+        assert config["data"] == OURS["data"]
+
+    def test_new_keys_and_values_of_another_kind_are_allowed(self) -> None:
+        config = compose({"trainer": {"logger": ["console"]}, "data": None, "actor_rollout_ref": {"rollout": 3}})
+
+        assert config.trainer == {"logger": ["console"]}
+        assert config.data is None
+        assert config.actor_rollout_ref.rollout == 3
+
+    def test_the_users_dictionary_is_not_touched(self) -> None:
+        given = {"data": {"train_batch_size": 4}}
+
+        compose(given).data.train_batch_size = 8
+
+        assert given == {"data": {"train_batch_size": 4}}
+
+    def test_two_configurations_share_nothing(self) -> None:
+        compose().agentlightning.port = 1
+
+        assert compose().agentlightning.port == 9999
+
+    def test_something_else_than_a_mapping_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="nested dictionary"):
+            VERL(["data.seed=1"])  # type: ignore[arg-type]
+
+
+class TestVerlConfig:
+    def test_entries_are_attributes_also_within_lists_and_when_set_later(self) -> None:
+        config = VerlConfig({"a": {"b": [{"c": 1}]}})
+        config.d = {"e": 2}
+        config["f"] = {"g": 3}
+
+        assert (config.a.b[0].c, config["a"].b[0]["c"], config.d.e, config.f.g) == (1, 1, 2, 3)
+
+    def test_an_unknown_attribute_says_what_there_is(self) -> None:
+        with pytest.raises(AttributeError, match="no 'seed' here; there is port, level"):
+            _ = VerlConfig({"port": 1, "level": 2}).seed
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_a_copy_is_equal_and_of_the_same_kind(self, copied: Any) -> None:
+        config = VerlConfig({"a": {"b": 1}})
+
+        found = copied(config)
+
+        assert found == config
+        assert isinstance(found.a, VerlConfig)
+        assert found.a is not config.a
+
+
+class TestWithHydra:
+    """With the packages, and in the place of verl a folder with its defaults."""
+
+    @pytest.fixture(autouse=True)
+    def verl(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("hydra")
+        folder = tmp_path / "verl" / "trainer" / "config"
+        folder.mkdir(parents=True)
+        (tmp_path / "verl" / "__init__.py").write_text("raise RuntimeError('verl must not be imported')")
+        (folder / "ppo_trainer.yaml").write_text("data: {seed: 1, filter_overlong_prompts: true}\nnnodes: 2\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    def test_ours_comes_over_verls_defaults_and_the_users_over_both(self) -> None:
+        config = compose({"data": {"new": 5}, "nnodes": 3})
+
+        assert config.data == {"seed": 1, "filter_overlong_prompts": False, "new": 5}
+        assert config.nnodes == 3
+        assert config["agentlightning"]["port"] == 9999
+        assert not {"hydra", "defaults"} & set(config)  # type: ignore[call-overload] # it iterates over its keys
+
+    def test_hydra_is_left_as_it_was(self, tmp_path: Path) -> None:
+        hydra = importlib.import_module("hydra")
+        state = importlib.import_module("hydra.core.global_hydra").GlobalHydra
+        (tmp_path / "own.yaml").write_text("mine: 1")
+
+        with hydra.initialize_config_dir(version_base=None, config_dir=str(tmp_path)):
+            compose()
+            assert hydra.compose("own") == {"mine": 1}
+        assert not state.instance().is_initialized()
+
+    def test_defaults_that_cannot_be_composed_are_told(self, tmp_path: Path) -> None:
+        (tmp_path / "verl" / "trainer" / "config" / "ppo_trainer.yaml").unlink()
+
+        with pytest.raises(ConfigurationError, match="ppo_trainer"):
+            compose()

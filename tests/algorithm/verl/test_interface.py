@@ -1,0 +1,136 @@
+"""VERL as an algorithm: what it refuses, what it hands on, and its doors."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
+from agentlightning.algorithm.verl import VERL
+from agentlightning.algorithm.verl.launching import missing_for_verl
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.verl.entrypoint import main
+
+
+class RecordingTrainer:
+    made: dict[str, Any]
+    fitted = 0
+
+    def __init__(self, **given: Any) -> None:
+        type(self).made = given
+
+    def fit(self) -> None:
+        type(self).fitted += 1
+
+
+class Daemon:
+    pass
+
+
+@pytest.fixture
+def trainer_cls() -> type[RecordingTrainer]:
+    return type("Trainer", (RecordingTrainer,), {})
+
+
+@pytest.fixture
+def without_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("verl", "ray", "vllm"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.usefixtures("without_verl")
+class TestRefusal:
+    def test_without_verl_it_says_what_to_install_and_what_it_needs(self) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            VERL().run([1], [2])
+
+        assert 'pip install "agentlightning[verl]"' in str(caught.value)
+        assert "the package verl" in str(caught.value)
+        assert "GPU" in str(caught.value)
+        assert "Nothing was started" in str(caught.value)
+
+    def test_the_command_says_the_same_and_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["data.seed=1", "+trainer.new=[a, b]"]) == 2
+        assert "agentlightning[verl]" in capsys.readouterr().err
+
+    def test_without_torch_that_is_missing_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+
+        assert missing_for_verl()[-1] == "the package torch"
+
+
+@pytest.mark.parametrize("override", ["seed", "=1", "a..b=1", "data.seed=[1"])
+def test_a_setting_of_the_command_that_is_none_is_told(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([override]) == 2
+    assert override in capsys.readouterr().err
+
+
+def test_a_setting_below_a_value_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data=1", "data.seed=2"]) == 2
+    assert "has a value already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), TraceToTrajectory()], ids=["triplets", "trajectories"])
+def test_a_given_trainer_is_made_with_everything_and_fitted(adapter: Any, trainer_cls: type[RecordingTrainer]) -> None:
+    algorithm = VERL({"data": {"seed": 1}}, trainer_cls=trainer_cls, daemon_cls=Daemon)
+    store = InMemoryLightningStore()
+    algorithm.set_store(store)
+    algorithm.set_adapter(adapter)
+
+    algorithm.run([1], [2])
+
+    assert trainer_cls.fitted == 1
+    assert trainer_cls.made == {
+        "config": algorithm.config,
+        "train_dataset": [1],
+        "val_dataset": [2],
+        "store": store,
+        "llm_proxy": None,
+        "adapter": adapter,
+        "daemon_cls": Daemon,
+    }
+
+
+def test_without_a_store_the_trainer_gets_no_adapter(trainer_cls: type[RecordingTrainer]) -> None:
+    algorithm = VERL(trainer_cls=trainer_cls)
+    algorithm.set_adapter(TraceToMessages())
+
+    algorithm.run()
+
+    assert trainer_cls.made["store"] is None
+    assert trainer_cls.made["adapter"] is None
+
+
+def test_an_adapter_without_tokens_is_refused_before_anything_is_made(trainer_cls: type[RecordingTrainer]) -> None:
+    algorithm = VERL(trainer_cls=trainer_cls)
+    algorithm.set_store(InMemoryLightningStore())
+    algorithm.set_adapter(TraceToMessages())
+
+    with pytest.raises(ConfigurationError, match="TraceToMessages"):
+        algorithm.run([1])
+
+    assert not hasattr(trainer_cls, "made")
+
+
+def test_run_is_no_coroutine() -> None:
+    assert not VERL().is_async()
+
+
+def test_the_client_is_at_the_port_of_the_configuration() -> None:
+    with pytest.warns(DeprecationWarning, match="v0.1"):
+        client = VERL({"agentlightning": {"port": 4321}}).get_client()
+
+    assert client.endpoint == "http://localhost:4321"
+
+
+def test_making_one_imports_neither_torch_nor_verl() -> None:
+    code = (
+        "import sys; from agentlightning.algorithm.verl import VERL; VERL({'data': {}}); "
+        "sys.exit(' '.join({'torch', 'verl', 'ray', 'vllm'} & sys.modules.keys()) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")

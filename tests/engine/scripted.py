@@ -1,0 +1,101 @@
+"""A model that says what it is told to, behind the same interface as any other, and a server around it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from agentlightning.engine.scheduler import InferenceEngine
+from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
+from agentlightning.engine.tiny import tokenizer
+from agentlightning.engine.tiny.codec import TinyChatCodec
+from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.tokenizer import CALL, END
+from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+
+SURE = 50.0
+"""A logit that makes everything else impossible."""
+
+
+@dataclass
+class ScriptedCache:
+    """Where each slot's answer began."""
+
+    beginnings: dict[int, int] = field(default_factory=dict)
+
+
+class ScriptedModel(TinyModel):
+    """Says its script, whatever the prompt; after it, the end token for ever."""
+
+    def __init__(self, script: list[int] | None = None) -> None:
+        super().__init__(TinyShape(max_length=256))
+        self.script = script or []
+
+    def new_cache(self, slots: int, length: int) -> Any:
+        return ScriptedCache()
+
+    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any) -> Any:
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            cache.beginnings[slot] = length
+        return self._saying([0] * len(lengths))
+
+    def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
+        return self._saying([place - cache.beginnings[slot] + 1 for slot, place in enumerate(positions.tolist())])
+
+    def move(self, cache: Any, source: int, target: int, length: int) -> None:
+        cache.beginnings[target] = cache.beginnings[source]
+
+    def _saying(self, places: list[int]) -> Any:
+        logits = torch.zeros(len(places), self.vocab_size)
+        for row, place in enumerate(places):
+            logits[row, self.script[place] if place < len(self.script) else END] = SURE
+        return logits
+
+
+def saying(text: str) -> list[int]:
+    """A script for an answer."""
+    return [*tokenizer.encode(text), END]
+
+
+def calling(text: str, before: str = "") -> list[int]:
+    """A script for an answer that calls the only tool with a text."""
+    return [*tokenizer.encode(before), CALL, *tokenizer.encode(text), END]
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    app: EngineApp
+    model: Any
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+
+@contextmanager
+def serving(model: Any, *, max_sequences: int = 16, **options: Any) -> Iterator[Served]:
+    """Serve a model from a thread."""
+    app = EngineApp(InferenceEngine(model, max_sequences=max_sequences), TinyChatCodec(), **options)
+    thread = LoopThread("test-engine")
+    arguments = PythonServerLauncherArgs(timeout_keep_alive=KEEP_ALIVE_SECONDS)
+
+    async def start() -> tuple[PythonServerLauncher, Any]:
+        running = app.running()
+        await running.__aenter__()
+        launcher = PythonServerLauncher(app, arguments)
+        await launcher.start()
+        return launcher, running
+
+    launcher, running = thread.run(start())
+    try:
+        yield Served(launcher.access_endpoint, app, model)
+    finally:
+        thread.run(launcher.stop())
+        thread.run(running.__aexit__(None, None, None))
+        thread.stop()

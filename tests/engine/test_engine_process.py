@@ -1,0 +1,203 @@
+"""The engine in a process of its own: it serves, takes new weights, and goes when it should."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine needs torch")
+pytest.importorskip("numpy", reason="safetensors writes through NumPy")
+
+from agentlightning.cli import main as agl  # noqa: E402
+from agentlightning.engine.serving import EngineServer  # noqa: E402
+from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
+from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
+
+PATIENCE_SECONDS = 60.0
+HELLO: Any = [{"role": "user", "content": "37+58?"}]
+
+
+def a_model(seed: int = 0) -> TinyModel:
+    torch.manual_seed(seed)
+    return TinyModel(TinyShape(max_length=256))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with random weights."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    save_tiny(a_model(), path)
+    return path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[EngineServer]:
+    with EngineServer(str(folder)) as server:
+        yield server
+
+
+def ask(server: EngineServer, **body: Any) -> Any:
+    response = httpx.post(
+        f"{server.endpoint}/chat/completions", json={"messages": HELLO, **body}, timeout=PATIENCE_SECONDS
+    )
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def until(is_so: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -> None:
+    server = EngineServer(str(folder), name="mine")
+    server.start()
+    pid, place = server.process_id, server._folder
+
+    with openai.OpenAI(base_url=server.endpoint, api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
+    entry = server.model_config()
+    is_running = server.is_running()
+    server.stop()
+    server.stop()
+
+    assert answer.model == server.model_name == "mine"
+    assert entry == {"model_name": "mine", "litellm_params": {"model": "agl/mine", "api_base": server.endpoint}}
+    assert is_running
+    assert not server.is_running()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert place is not None
+    assert not place.exists()
+
+
+def test_published_weights_are_sampled_from(server: EngineServer) -> None:
+    wishes: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True}
+    other = a_model(seed=1)
+    before = ask(server, **wishes)
+
+    server.publish(7, other.state())
+    after = ask(server, **wishes)
+    server.publish(8, a_model().state())
+    back = ask(server, **wishes)
+
+    assert [answer["weights_version"] for answer in (before, after, back)] == [0, 7, 8]
+    assert before["choices"][0]["logprobs"] != after["choices"][0]["logprobs"]
+    assert before["choices"][0]["logprobs"] == back["choices"][0]["logprobs"]
+    assert server._folder is not None
+    assert list(server._folder.iterdir()) == []
+
+
+def test_bad_weights_are_an_error_to_the_publisher_and_the_old_ones_stay(server: EngineServer) -> None:
+    server.publish(1, a_model(seed=1).state())
+    before = ask(server, temperature=0, max_tokens=8)
+    wrong = {**a_model().state(), "final_norm": torch.zeros(3)}
+
+    with pytest.raises(EngineError, match="final_norm"):
+        server.publish(2, wrong)
+    with pytest.raises(EngineError, match="missing"):
+        server.publish(2, {"final_norm": torch.ones(64)})
+
+    after = ask(server, temperature=0, max_tokens=8)
+    assert (after["choices"], after["weights_version"]) == (before["choices"], 1)
+    assert server.status()["engine"]["weights_version"] == 1
+
+
+def test_publishing_under_load_drops_no_call(server: EngineServer) -> None:
+    is_over = threading.Event()
+    versions: list[int] = []
+    troubles: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            while not is_over.is_set():
+                versions.append(ask(server, max_tokens=6)["weights_version"])
+        except BaseException as error:
+            troubles.append(error)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for version in range(1, 41):
+        server.publish(version, a_model(seed=version % 3).state())
+    is_over.set()
+    for caller in callers:
+        caller.join(PATIENCE_SECONDS)
+
+    assert troubles == []
+    assert versions
+    assert max(versions) <= 40
+    assert server.status()["engine"]["weights_loads"] == 40
+
+
+def test_a_child_that_was_killed_is_reported(server: EngineServer) -> None:
+    assert server.process_id is not None
+    os.kill(server.process_id, signal.SIGKILL)
+
+    with pytest.raises(EngineError, match="has ended with code -9"):
+        server.publish(1, a_model().state())
+    assert not server.is_running()
+
+
+def test_a_child_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"(?s)ended with code 1.*no model"):
+        EngineServer(str(tmp_path / "nothing")).start()
+
+
+def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from agentlightning.engine.serving import EngineServer\n"
+        "server = EngineServer(sys.argv[1])\n"
+        "server.start()\n"
+        "print(server.process_id, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=5.0)
+
+
+def test_the_command_serves_alone_until_it_is_interrupted(folder: Path) -> None:
+    command = [sys.executable, "-m", "agentlightning.cli", "serve", str(folder), "--port", "0", "--name", "own"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    words = ""
+    while "Serving" not in words:
+        words = process.stderr.readline()
+        assert words, "it ended before it served"
+
+    url = words.split(" at ")[1].split(". Ctrl-C")[0]
+    models = httpx.get(f"{url}/models", timeout=PATIENCE_SECONDS).json()
+    process.send_signal(signal.SIGINT)
+    code = process.wait(PATIENCE_SECONDS)
+    process.stderr.close()
+
+    assert (models["data"][0]["id"], code) == ("own", 0)
+
+
+def test_the_command_does_not_open_itself_to_other_machines_without_a_key() -> None:
+    from agentlightning.cli import serve
+
+    with pytest.raises(ConfigurationError, match="lets other machines in"):
+        serve.main(["tiny", "--host", "0.0.0.0"])
+    assert agl(["serve", "no/such/model", "--port", "0"]) == 1

@@ -1,0 +1,446 @@
+"""The engine's server, as the real `openai` client and plain HTTP see it."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine needs torch")
+
+from agentlightning.engine import server as server_module  # noqa: E402
+from agentlightning.engine.sampling import Sampling  # noqa: E402
+from agentlightning.engine.tiny import tokenizer  # noqa: E402
+from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
+from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.llm_proxy import LLMProxy  # noqa: E402
+from agentlightning.llm_proxy.spans import CALL_SPAN  # noqa: E402
+from agentlightning.store import InMemoryLightningStore  # noqa: E402
+from tests.engine.scripted import ScriptedModel, Served, calling, saying, serving  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PATIENCE_SECONDS = 30.0
+HELLO: Any = [{"role": "user", "content": "37+58?"}]
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+
+
+@pytest.fixture(params=["in the loop", "in a thread"])
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A scripted model whose engine runs in the server's loop, or in a thread of its own."""
+    if request.param == "in a thread":
+        monkeypatch.setattr(server_module, "SMALL_MODEL_PARAMETERS", 0)
+    with serving(ScriptedModel(saying("95"))) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client:
+        yield client
+
+
+def raw(served: Served, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    return httpx.post(served.url + route, json=body, timeout=PATIENCE_SECONDS)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def test_an_answer_has_text_tokens_logprobs_and_the_version_of_the_weights(
+    served: Served, client: openai.OpenAI
+) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, top_logprobs=2, extra_body={"return_token_ids": True}
+    )
+
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "95", "stop")
+    fields = answer.model_dump()
+    assert fields["prompt_token_ids"] == TinyChatCodec().render(HELLO)
+    assert fields["choices"][0]["token_ids"] == saying("95")
+    assert fields["weights_version"] == 0
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [entry.token for entry in choice.logprobs.content] == ["9", "5", "<end>"]
+    assert choice.logprobs.content[0].logprob == pytest.approx(0, abs=1e-6)
+    assert choice.logprobs.content[0].bytes == list(b"9")
+    assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2, 2, 2]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(fields["prompt_token_ids"]), 3)
+
+
+def test_a_plain_answer_has_no_more_than_was_asked_for(served: Served) -> None:
+    answer = raw(served, model="tiny", messages=HELLO).json()
+
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    assert answer["choices"][0]["logprobs"] is None
+
+
+def test_a_tool_call_is_answered_as_openai_does_and_the_next_turn_repeats_its_tokens(
+    served: Served, client: openai.OpenAI
+) -> None:
+    served.model.script = calling("37+58")
+    extra = {"return_token_ids": True}
+    first = client.chat.completions.create(model="tiny", messages=HELLO, tools=[CALCULATOR], extra_body=extra)
+
+    [choice] = first.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("calculator", {"expression": "37+58"})  # type: ignore[union-attr]
+
+    served.model.script = saying("95")
+    history = [*HELLO, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "95"}]
+    second = client.chat.completions.create(model="tiny", messages=history, tools=[CALCULATOR], extra_body=extra)
+    told, sampled = first.model_dump()["prompt_token_ids"], first.model_dump()["choices"][0]["token_ids"]
+    assert second.model_dump()["prompt_token_ids"][: len(told) + len(sampled)] == told + sampled
+    assert second.choices[0].message.content == "95"
+
+
+def test_tool_choice_none_gives_the_model_no_tool(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = calling("1")
+
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, tools=[CALCULATOR], tool_choice="none")
+
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_text_is_cut_before_a_stop_string_and_the_tokens_are_kept(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = saying("one two three four")
+
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, stop=["xyz", "two t"], extra_body={"return_token_ids": True}
+    )
+
+    assert answer.choices[0].message.content == "one "
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model_dump()["choices"][0]["token_ids"] == tokenizer.encode("one two t")
+
+
+def test_max_tokens_ends_with_length(served: Served, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=1)
+
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("9", "length")
+
+
+def test_completions_take_text_and_ids_and_several_of_them(served: Served, client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=["ab", "c"], n=2, logprobs=1, extra_body={"return_token_ids": True}
+    )
+    of_ids = client.completions.create(model="tiny", prompt=[20, 21], max_tokens=1)
+
+    assert [choice.text for choice in answer.choices] == ["95"] * 4
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.tokens == ["9", "5", "<end>"]
+    assert answer.model_dump()["choices"][2]["prompt_token_ids"] == tokenizer.encode("c")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    assert (of_ids.choices[0].text, of_ids.choices[0].finish_reason) == ("9", "length")
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def test_a_stream_begins_with_the_role_and_adds_up_to_the_answer(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = saying("one two three")
+
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=HELLO,
+            stream=True,
+            logprobs=True,
+            top_logprobs=1,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+    )
+
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].model_dump()["prompt_token_ids"] == TinyChatCodec().render(HELLO)
+    said = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in said) == "one two three"
+    ids = [token for choice in said for token in choice.model_dump().get("token_ids") or ()]
+    assert ids == saying("one two three")
+    entries = [entry for choice in said if choice.logprobs for entry in choice.logprobs.content or ()]
+    assert [entry.token for entry in entries] == [*"one two three", "<end>"]
+    assert all(len(entry.top_logprobs) == 1 for entry in entries)
+    assert [choice.finish_reason for choice in said if choice.finish_reason] == ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 14
+    assert {chunk.model_dump()["weights_version"] for chunk in chunks} == {0}
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_streamed_tool_call_has_its_name_first_and_then_its_arguments(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = calling("37+58", before="Let me see.")
+
+    with client.chat.completions.stream(model="tiny", messages=HELLO, tools=[CALCULATOR]) as stream:
+        answer = stream.get_final_completion()
+
+    [choice] = answer.choices
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    assert choice.message.tool_calls is not None
+    assert choice.message.tool_calls[0].function.name == "calculator"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"expression": "37+58"}
+
+
+def test_a_stream_never_shows_the_beginning_of_a_stop_string(served: Served, client: openai.OpenAI) -> None:
+    served.model.script = saying("one twofold two times")
+
+    stream = client.chat.completions.create(model="tiny", messages=HELLO, stop="two t", n=2, stream=True)
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+
+    assert texts == {0: "one twofold ", 1: "one twofold "}
+
+
+def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
+    chunks = list(
+        client.completions.create(model="tiny", prompt="ab", stream=True, extra_body={"return_token_ids": True})
+    )
+
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "95"
+    assert chunks[0].model_dump()["choices"][0]["prompt_token_ids"] == tokenizer.encode("ab")
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_the_async_client_is_served_as_well(served: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="none", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="tiny", messages=HELLO)
+        text = ""
+        async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, stream=True):
+            text += chunk.choices[0].delta.content or ""
+
+    assert whole.choices[0].message.content == text == "95"
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": ""}]}, "roles"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
+        ({"messages": HELLO, "temperature": "hot"}, "temperature"),
+        ({"messages": HELLO, "temperature": -1}, "temperature"),
+        ({"messages": HELLO, "top_p": 2}, "top_p"),
+        ({"messages": HELLO, "n": 0}, "'n'"),
+        ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
+        ({"messages": HELLO, "stop": [""]}, "stop"),
+        ({"messages": HELLO, "top_logprobs": 3}, "logprobs"),
+        ({"messages": HELLO, "stream": "yes"}, "stream"),
+        ({"messages": HELLO, "tools": [{"name": "x"}]}, "tools"),
+        ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "calculator"}, "tool_choice"),
+        ({"messages": HELLO, "presence_penalty": 1.0}, "presence_penalty"),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "context of 256"),
+    ],
+)
+def test_a_bad_request_is_refused_in_words(served: Served, body: dict[str, Any], words: str) -> None:
+    response = raw(served, model="tiny", **body)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+
+
+def test_neutral_values_of_what_is_not_supported_are_fine(served: Served) -> None:
+    response = raw(
+        served, model="tiny", messages=HELLO, presence_penalty=0, response_format={"type": "text"}, logit_bias=None
+    )
+
+    assert response.status_code == 200
+
+
+def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
+        client.chat.completions.create(model="gpt", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="tiny", messages=HELLO, temperature=-3)
+
+
+def test_what_is_not_json_or_too_large_or_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{served.url}/v1/chat/completions"
+    assert httpx.post(url, content=b"{").status_code == 400
+    assert httpx.post(url, content=b"[]").status_code == 400
+    assert httpx.get(url).status_code == 405
+    assert httpx.get(f"{served.url}/nowhere").status_code == 404
+    monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 1000)
+    assert httpx.post(url, content=b" " * 1001).status_code == 413
+    assert httpx.post(url, content=iter([b" " * 600, b" " * 600])).status_code == 413
+    assert raw(served, model="tiny", messages=HELLO).status_code == 200
+
+
+def test_a_key_is_asked_for_where_one_was_set() -> None:
+    with serving(ScriptedModel(saying("1")), api_key="secret") as served:
+        assert raw(served, messages=HELLO).status_code == 401
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        with openai.OpenAI(base_url=served.base_url, api_key="secret", max_retries=0) as client:
+            assert client.models.list().data[0].id == "tiny"
+
+
+def test_models_health_and_status_are_told(served: Served, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
+    raw(served, messages=HELLO)
+    status = httpx.get(f"{served.url}/agl/status").json()
+    assert (status["model"], status["served"], status["engine"]["running"]) == ("tiny", 1, 0)
+
+
+# ---------------------------------------------------------------------- seeds, faults, repetitions
+
+
+def test_a_seed_is_reproducible_and_choices_differ() -> None:
+    torch.manual_seed(0)
+    with serving(TinyModel(TinyShape(max_length=256))) as served:
+        body = {"messages": HELLO, "max_tokens": 12, "seed": 5, "n": 3}
+        texts = [[choice["message"]["content"] for choice in raw(served, **body).json()["choices"]] for _ in range(2)]
+
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
+class SlowModel(ScriptedModel):
+    """Waits before every step until it is let go on."""
+
+    def __init__(self, script: list[int] | None = None) -> None:
+        super().__init__(script)
+        self.may_go_on = threading.Event()
+
+    def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
+        self.may_go_on.wait(0.01)
+        return super().decode(tokens, positions, cache, n)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(server_module, "SMALL_MODEL_PARAMETERS", 0)
+    with serving(SlowModel(saying("x" * 200))) as served:
+        yield served
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_leaves_frees_its_slot(slow: Served, is_stream: bool) -> None:
+    host, port = slow.url.removeprefix("http://").split(":")
+    body = json.dumps({"messages": HELLO, "stream": is_stream}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + body)
+        until(lambda: slow.app.engine.statistics()["running"] == 1)
+
+    until(lambda: slow.app.engine.statistics()["running"] == 0)
+
+    assert slow.app.engine.statistics()["sampled_tokens"] < 150
+
+
+def test_a_repetition_joins_the_call_that_still_runs(slow: Served) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        body = {"messages": HELLO}
+        url = f"{slow.url}/v1/chat/completions"
+        first = threads.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS)
+        until(lambda: slow.app.engine.statistics()["running"] == 1)
+        headers = {"x-stainless-retry-count": "1"}
+        second = threads.submit(httpx.post, url, json=body, headers=headers, timeout=PATIENCE_SECONDS)
+        until(lambda: slow.app.status()["joined"] == 1)
+        slow.model.may_go_on.set()
+        answers = [future.result().json()["choices"] for future in (first, second)]
+
+    assert answers[0] == answers[1]
+    assert slow.app.engine.statistics()["requests"] == 1
+
+
+def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScriptedModel, "decode", fail)
+        response = raw(served, messages=HELLO)
+        streamed = raw(served, messages=HELLO, stream=True)
+
+    assert response.status_code == 500
+    assert "out of memory" in response.json()["error"]["message"]
+    assert streamed.status_code == 500 or "out of memory" in streamed.text
+    assert raw(served, messages=HELLO).status_code == 200
+
+
+def test_new_weights_are_announced_by_their_file(served: Served, tmp_path: Any) -> None:
+    pytest.importorskip("numpy", reason="safetensors writes through NumPy")
+    from agentlightning.engine.weights import write_weights
+
+    path = tmp_path / "weights.safetensors"
+    write_weights(path, served.model.state())
+
+    assert raw(served, "/agl/weights", version=3, path=str(path)).json() == {"version": 3}
+    assert raw(served, messages=HELLO).json()["weights_version"] == 3
+    refused = raw(served, "/agl/weights", version=4, path=str(tmp_path / "none"))
+    assert refused.status_code == 400
+    assert "no file" in refused.json()["error"]["message"]
+    assert raw(served, "/agl/weights", version="4").status_code == 400
+    assert raw(served, messages=HELLO).json()["weights_version"] == 3
+
+
+# ---------------------------------------------------------------------- through the proxy
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_tokens_logprobs_and_version_arrive_in_the_proxys_spans(served: Served, is_stream: bool) -> None:
+    store = InMemoryLightningStore()
+    rollout = await store.start_rollout(input="task")
+    entry: Any = {"model_name": "tiny", "litellm_params": {"model": "agl/tiny", "api_base": served.base_url}}
+    proxy = LLMProxy(port=0, model_list=[entry], store=store)
+    await proxy.start()
+    resource = proxy.as_resource(rollout.rollout_id, rollout.attempt.attempt_id)
+    async with openai.AsyncOpenAI(base_url=resource.endpoint, api_key="none", max_retries=0) as client:
+        answer: Any = await client.chat.completions.create(model="tiny", messages=HELLO, stream=is_stream)
+        if is_stream:
+            [chunk async for chunk in answer]
+    await proxy.stop()
+
+    spans = await store.query_spans(rollout.rollout_id)
+    [span] = [span for span in spans if span.name == CALL_SPAN]
+    assert json.loads(str(span.attributes["prompt_token_ids"])) == TinyChatCodec().render(HELLO)
+    assert json.loads(str(span.attributes["response_token_ids"])) == saying("95")
+    assert str(span.attributes["agentlightning.weights_version"]) == "0"
+    logprobs = json.loads(str(span.attributes["logprobs.content"]))
+    assert [entry["token"] for entry in logprobs] == ["9", "5", "<end>"]
+
+
+def test_sampling_can_be_used_without_the_server(served: Served) -> None:
+    """The engine of a running server takes requests from other threads as well."""
+    generation = served.app.engine.submit([20], Sampling(max_new_tokens=9)).result(PATIENCE_SECONDS)
+
+    assert generation.token_ids == saying("95")

@@ -1,0 +1,352 @@
+"""The engine: what it samples is what the model says, whoever else is served; what fails, fails for one caller."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine needs torch")
+
+from agentlightning.engine.sampling import InvalidRequest, Sampling  # noqa: E402
+from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.errors import EngineError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PATIENCE_SECONDS = 60.0
+SHAPE = TinyShape(max_length=96)
+
+
+def a_model(seed: int = 0, kind: type[TinyModel] = TinyModel) -> TinyModel:
+    torch.manual_seed(seed)
+    model = kind(SHAPE)
+    with torch.no_grad():
+        model.embedding *= 6  # so that some tokens are likelier than others
+    return model
+
+
+def a_prompt(number: int) -> list[int]:
+    source = random.Random(number)
+    return [source.randrange(model_vocabulary()) for _ in range(source.randrange(1, 30))]
+
+
+def model_vocabulary() -> int:
+    return SHAPE.vocab_size
+
+
+@pytest.fixture
+def model() -> TinyModel:
+    return a_model()
+
+
+@pytest.fixture
+def engine(model: TinyModel) -> Iterator[InferenceEngine]:
+    with InferenceEngine(model, max_sequences=8) as engine:
+        yield engine
+
+
+def trained_logprobs(model: TinyModel, prompt: list[int], sampled: list[int], temperature: float) -> list[float]:
+    """As the training forward sees them."""
+    ids = torch.tensor([prompt + sampled])
+    selected = torch.zeros_like(ids, dtype=torch.bool)
+    selected[0, len(prompt) - 1 : -1] = True
+    with torch.no_grad():
+        logits = model.logits(ids, torch.tensor([ids.shape[1]]), selected)
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+
+
+def in_turn(seed: int, *, end: int = 24) -> Sampling:
+    return Sampling(max_new_tokens=1 + seed % end, seed=seed)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+def test_logprobs_are_those_of_the_training_forward(engine: InferenceEngine, temperature: float) -> None:
+    prompts = [a_prompt(number) for number in range(40)]
+
+    futures = [
+        engine.submit(prompt, Sampling(max_new_tokens=1 + number % 20, temperature=temperature))
+        for number, prompt in enumerate(prompts)
+    ]
+
+    for prompt, future in zip(prompts, futures, strict=True):
+        generation = future.result(PATIENCE_SECONDS)
+        expected = trained_logprobs(engine.model, prompt, generation.token_ids, temperature)  # type: ignore[arg-type]
+        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+        assert generation.prompt_tokens == len(prompt)
+
+
+def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one(engine: InferenceEngine) -> None:
+    prompt = a_prompt(3)
+
+    generation = engine.submit(prompt, Sampling(max_new_tokens=10, temperature=0.0, top_logprobs=1)).result(
+        PATIENCE_SECONDS
+    )
+
+    assert generation.top_logprobs is not None
+    assert [next(iter(top)) for top in generation.top_logprobs] == generation.token_ids
+    assert generation.logprobs == pytest.approx(
+        trained_logprobs(engine.model, prompt, generation.token_ids, 1.0),  # type: ignore[arg-type]
+        abs=1e-4,
+    )
+
+
+def test_a_seed_gives_the_same_tokens_whoever_else_is_served(engine: InferenceEngine) -> None:
+    alone = engine.submit(a_prompt(1), Sampling(max_new_tokens=20, seed=7)).result(PATIENCE_SECONDS)
+
+    others = [engine.submit(a_prompt(number), in_turn(number)) for number in range(30)]
+    again = engine.submit(a_prompt(1), Sampling(max_new_tokens=20, seed=7))
+    different = engine.submit(a_prompt(1), Sampling(max_new_tokens=20, seed=8))
+
+    wait(others, PATIENCE_SECONDS)
+    assert again.result(PATIENCE_SECONDS).token_ids == alone.token_ids
+    assert different.result(PATIENCE_SECONDS).token_ids != alone.token_ids
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely(engine: InferenceEngine) -> None:
+    prompt, draws = a_prompt(5), 2000
+    futures = [engine.submit(prompt, Sampling(max_new_tokens=1, seed=seed)) for seed in range(draws)]
+
+    counts = Counter(future.result(PATIENCE_SECONDS).token_ids[0] for future in futures)
+
+    for token, count in counts.most_common(5):
+        [logprob] = trained_logprobs(engine.model, prompt, [token], 1.0)  # type: ignore[arg-type]
+        likely = torch.tensor(logprob).exp().item()
+        assert count / draws == pytest.approx(likely, abs=4 * (likely / draws) ** 0.5)
+
+
+def test_top_k_and_top_p_leave_only_the_likeliest(engine: InferenceEngine) -> None:
+    prompt = a_prompt(5)
+    ranked = engine.submit(prompt, Sampling(max_new_tokens=1, top_logprobs=10)).result(PATIENCE_SECONDS)
+    assert ranked.top_logprobs is not None
+    likeliest = list(ranked.top_logprobs[0])
+
+    def drawn(**wishes: Any) -> set[int]:
+        futures = [engine.submit(prompt, Sampling(max_new_tokens=1, seed=seed, **wishes)) for seed in range(200)]
+        return {future.result(PATIENCE_SECONDS).token_ids[0] for future in futures}
+
+    assert drawn(top_k=3) == set(likeliest[:3])
+    assert drawn(top_p=1e-6) == {likeliest[0]}
+    shares = torch.tensor(list(ranked.top_logprobs[0].values())).exp().cumsum(0).tolist()
+    assert drawn(top_p=(shares[1] + shares[2]) / 2) == set(likeliest[:3])
+
+
+def test_end_tokens_end_and_are_kept_but_not_before_the_least_number(engine: InferenceEngine) -> None:
+    everything = frozenset(range(model_vocabulary())) - {20, 21}
+
+    first = engine.submit(a_prompt(1), Sampling(stop_ids=everything, seed=1)).result(PATIENCE_SECONDS)
+    later = engine.submit(a_prompt(1), Sampling(stop_ids=everything, seed=1, min_new_tokens=4)).result(PATIENCE_SECONDS)
+
+    assert first.finish_reason == "stop"
+    assert first.token_ids[-1] in everything
+    assert set(later.token_ids[:4]) <= {20, 21}
+    assert later.logprobs == pytest.approx(
+        trained_logprobs(engine.model, a_prompt(1), later.token_ids, 1.0),  # type: ignore[arg-type]
+        abs=1e-4,
+    )
+
+
+def test_an_answer_ends_where_the_context_does(engine: InferenceEngine) -> None:
+    prompt = [20] * (SHAPE.max_length - 3)
+
+    generation = engine.submit(prompt, Sampling(max_new_tokens=50, min_new_tokens=50)).result(PATIENCE_SECONDS)
+
+    assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "words"),
+    [
+        ([], Sampling(), "empty"),
+        ([20] * SHAPE.max_length, Sampling(), "context of 96 tokens"),
+        ([model_vocabulary()], Sampling(), "outside the vocabulary"),
+        ([-1], Sampling(), "outside the vocabulary"),
+        ([20], Sampling(temperature=-1.0), "temperature"),
+        ([20], Sampling(max_new_tokens=0), "max_new_tokens"),
+        ([20], Sampling(top_p=0.0), "top_p"),
+    ],
+    ids=["empty", "too long", "unknown id", "negative id", "temperature", "no tokens", "top_p"],
+)
+def test_what_cannot_be_done_is_said_to_its_caller_alone(
+    engine: InferenceEngine, prompt: list[int], sampling: Sampling, words: str
+) -> None:
+    other = engine.submit(a_prompt(1), Sampling(max_new_tokens=5))
+
+    with pytest.raises(InvalidRequest, match=words):
+        engine.submit(prompt, sampling)
+
+    assert other.result(PATIENCE_SECONDS).token_ids
+
+
+def test_a_cancelled_request_ends_at_the_next_step_and_keeps_what_it_has(engine: InferenceEngine) -> None:
+    begun = threading.Event()
+    future = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
+    assert begun.wait(PATIENCE_SECONDS)
+
+    future.cancel()
+
+    generation = future.result(PATIENCE_SECONDS)
+    assert generation.finish_reason in ("cancelled", "length")
+    assert len(generation.token_ids) == len(generation.logprobs) > 0
+    assert engine.statistics()["running"] == 0
+    assert future.cancel() is False
+
+
+def test_a_listener_sees_every_token_and_may_end_the_sampling(engine: InferenceEngine) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def take(token_id: int, logprob: float) -> bool:
+        seen.append((token_id, logprob))
+        return len(seen) == 3
+
+    generation = engine.submit([20], Sampling(max_new_tokens=30, min_new_tokens=30), on_token=take).result(
+        PATIENCE_SECONDS
+    )
+
+    assert generation.finish_reason == "stop"
+    assert seen == list(zip(generation.token_ids, generation.logprobs, strict=True))
+    assert len(seen) == 3
+
+
+def test_a_listener_that_fails_fails_its_own_request_only(engine: InferenceEngine) -> None:
+    def fail(token_id: int, logprob: float) -> None:
+        raise KeyError(token_id)
+
+    failing = engine.submit([20], Sampling(max_new_tokens=5), on_token=fail)
+    other = engine.submit([20], Sampling(max_new_tokens=5))
+
+    with pytest.raises(EngineError, match="KeyError"):
+        failing.result(PATIENCE_SECONDS)
+    assert other.result(PATIENCE_SECONDS).token_ids
+
+
+def test_a_thousand_requests_with_random_cancellations_leave_no_slot_occupied(engine: InferenceEngine) -> None:
+    source = random.Random(0)
+    futures = []
+    for number in range(1000):
+        futures.append(engine.submit(a_prompt(number), in_turn(number)))
+        if source.random() < 0.3:
+            source.choice(futures).cancel()
+
+    finished = [future.result(PATIENCE_SECONDS) for future in futures]
+
+    statistics = engine.statistics()
+    assert (statistics["running"], statistics["waiting"], statistics["failed"]) == (0, 0, 0)
+    for generation, future_number in zip(finished, range(1000), strict=True):
+        expected = trained_logprobs(engine.model, a_prompt(future_number), generation.token_ids, 1.0)  # type: ignore[arg-type]
+        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_new_weights_are_sampled_from_at_the_next_step_while_a_request_runs(engine: InferenceEngine) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def hold(token_id: int, logprob: float) -> None:
+        begun.set()
+        assert may_go_on.wait(PATIENCE_SECONDS)
+
+    spanning = engine.submit([20], Sampling(max_new_tokens=8, min_new_tokens=8), on_token=hold)
+    assert begun.wait(PATIENCE_SECONDS)
+    other_model = a_model(seed=1)
+    taken = engine.load_weights(5, {name: tensor.clone() for name, tensor in other_model.state().items()})
+    may_go_on.set()
+
+    generation = spanning.result(PATIENCE_SECONDS)
+    after = engine.submit([20, 21], Sampling(max_new_tokens=8)).result(PATIENCE_SECONDS)
+
+    assert taken.result(PATIENCE_SECONDS) is None
+    assert (generation.weights_version, generation.last_weights_version) == (0, 5)
+    assert (after.weights_version, after.last_weights_version) == (5, None)
+    assert after.logprobs == pytest.approx(trained_logprobs(other_model, [20, 21], after.token_ids, 1.0), abs=1e-4)
+
+
+class FaultyModel(TinyModel):
+    """Fails where it is told to."""
+
+    fails_decoding = False
+    forbidden: int | None = None
+    is_nowhere = False
+
+    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any) -> Any:
+        if self.forbidden is not None and (ids == self.forbidden).any():
+            raise torch.OutOfMemoryError("no room for this prompt")
+        logits = super().prefill(ids, lengths, cache, slots)
+        return logits * float("nan") if self.is_nowhere else logits
+
+    def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
+        if self.fails_decoding:
+            self.fails_decoding = False
+            raise RuntimeError("out of memory")
+        return super().decode(tokens, positions, cache, n)
+
+
+@pytest.fixture
+def faulty() -> FaultyModel:
+    model = a_model(kind=FaultyModel)
+    assert isinstance(model, FaultyModel)
+    return model
+
+
+def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(faulty: FaultyModel) -> None:
+    faulty.fails_decoding = True
+    with InferenceEngine(faulty, max_sequences=4) as engine:
+        failing = engine.submit([20], Sampling(max_new_tokens=5, min_new_tokens=5))
+        with pytest.raises(EngineError, match="out of memory"):
+            failing.result(PATIENCE_SECONDS)
+
+        generation = engine.submit([20], Sampling(max_new_tokens=5, min_new_tokens=5)).result(PATIENCE_SECONDS)
+
+        assert len(generation.token_ids) == 5
+        assert engine.statistics()["failed"] == 1
+
+
+def test_a_prompt_that_cannot_be_read_does_not_disturb_those_that_run(faulty: FaultyModel) -> None:
+    faulty.forbidden = 77
+    with InferenceEngine(faulty, max_sequences=4) as engine:
+        begun = threading.Event()
+        running = engine.submit([20], Sampling(max_new_tokens=90, min_new_tokens=90), on_token=lambda *_: begun.set())
+        assert begun.wait(PATIENCE_SECONDS)
+
+        with pytest.raises(EngineError, match="no room"):
+            engine.submit([77], Sampling()).result(PATIENCE_SECONDS)
+
+        assert len(running.result(PATIENCE_SECONDS).token_ids) == 90
+
+
+def test_weights_that_give_no_numbers_are_an_error_and_not_an_answer(faulty: FaultyModel) -> None:
+    faulty.is_nowhere = True
+    with InferenceEngine(faulty) as engine, pytest.raises(EngineError, match="NaN"):
+        engine.submit([20], Sampling()).result(PATIENCE_SECONDS)
+
+
+def test_closing_tells_those_who_wait(model: TinyModel) -> None:
+    engine = InferenceEngine(model)
+    waiting = engine.submit([20], Sampling())
+    weights = engine.load_weights(1, {})
+
+    engine.close()
+
+    for future in (waiting, weights):
+        with pytest.raises(EngineError, match="closed"):
+            future.result(0)
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit([20], Sampling())
+
+
+async def test_rounds_in_the_event_loop_give_the_same_answers(model: TinyModel) -> None:
+    with InferenceEngine(model, max_sequences=4) as threaded:
+        expected = [
+            threaded.submit(a_prompt(number), in_turn(number)).result(PATIENCE_SECONDS).token_ids
+            for number in range(20)
+        ]
+    engine = InferenceEngine(model, max_sequences=4)
+    engine.start_in_loop()
+
+    futures = [asyncio.wrap_future(engine.submit(a_prompt(number), in_turn(number))) for number in range(20)]
+    generations = await asyncio.wait_for(asyncio.gather(*futures), PATIENCE_SECONDS)
+    engine.close()
+
+    assert [generation.token_ids for generation in generations] == expected

@@ -1,0 +1,215 @@
+"""The tiny model's chat format: what was sampled comes back unchanged in the next turn, whatever it was."""
+
+import json
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, Message, ParsedMessage, ToolDefinition
+from agentlightning.engine.sampling import InvalidRequest
+from agentlightning.engine.tiny import tokenizer
+from agentlightning.engine.tiny.codec import TinyChatCodec
+from agentlightning.engine.tiny.tokenizer import (
+    ASSISTANT,
+    CALL,
+    END,
+    NAMED,
+    SYSTEM,
+    TOOL,
+    TOOLS,
+    USER,
+    VOCABULARY_SIZE,
+    encode,
+)
+
+
+def tool(name: str, **types: str) -> ToolDefinition:
+    properties = {parameter: {"type": kind} for parameter, kind in types.items()}
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+CALCULATOR = tool("calculator", expression="string")
+LOOKUP = tool("look", key="string")
+LOOKUP_ALL = tool("look_all", key="string", limit="integer")
+CODEC = TinyChatCodec()
+QUESTION: Message = {"role": "user", "content": "37+58?"}
+ONE = [CALCULATOR]
+RAW = [LOOKUP_ALL]
+SEVERAL = [CALCULATOR, LOOKUP, LOOKUP_ALL]
+
+every_tool_list = pytest.mark.parametrize("tools", [None, ONE, RAW, SEVERAL], ids=["none", "one", "raw", "several"])
+names = st.sampled_from([encode("calculator"), encode("look"), encode("look_all"), encode("lo")])
+structure = st.sampled_from([[CALL], [NAMED], [END], encode("{}"), encode('"\\')])
+anything = st.integers(0, VOCABULARY_SIZE - 1).map(lambda token: [token])
+sampled_tokens = st.lists(anything | structure | names, max_size=30).map(lambda parts: [*chain(*parts)])
+
+
+def next_turn(parsed: ParsedMessage) -> list[Message]:
+    """The conversation as the agent sends it back, through JSON, with a result for every call."""
+    answer: dict[str, Any] = json.loads(json.dumps(parsed.as_message()))
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "95"} for call in parsed.tool_calls]
+    return [QUESTION, answer, *results]
+
+
+@every_tool_list
+@given(sampled=sampled_tokens)
+def test_next_turn_begins_with_the_sampled_tokens(tools: list[ToolDefinition] | None, sampled: list[int]) -> None:
+    prompt = CODEC.render([QUESTION], tools)
+
+    following = CODEC.render(next_turn(CODEC.parse(sampled, tools)), tools)
+
+    assert following[: len(prompt) + len(sampled)] == prompt + sampled
+
+
+@every_tool_list
+@given(sampled=sampled_tokens)
+def test_message_cut_short_is_closed_in_the_next_turn(tools: list[ToolDefinition] | None, sampled: list[int]) -> None:
+    cut = [*sampled, encode("x")[0]]
+
+    following = CODEC.render(next_turn(CODEC.parse(cut, tools)), tools)
+
+    assert following[len(CODEC.render([QUESTION], tools)) + len(cut)] == END
+
+
+@every_tool_list
+@given(sampled=sampled_tokens)
+def test_calls_of_any_tokens_name_given_tools_and_have_arguments(
+    tools: list[ToolDefinition] | None, sampled: list[int]
+) -> None:
+    parsed = CODEC.parse(sampled, tools)
+
+    parameters = {"calculator": "expression", "look": "key"}
+    for call in parsed.tool_calls:
+        assert call.name in [given["function"]["name"] for given in tools or []]
+        if call.name in parameters:
+            assert list(json.loads(call.arguments)) == [parameters[call.name]]
+
+
+def test_call_of_the_only_tool_is_its_bare_string() -> None:
+    parsed = CODEC.parse([CALL, *encode("37+58"), END], ONE)
+
+    assert parsed.content is None
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("calculator", '{"expression": "37+58"}')]
+    assert CODEC.render([parsed.as_message()], ONE) == [ASSISTANT, CALL, *encode("37+58"), END, ASSISTANT]
+
+
+def test_arguments_written_anew_by_a_framework_render_alike() -> None:
+    parsed = CODEC.parse([CALL, *encode('a"b'), END], ONE)
+    message = parsed.as_message()
+    arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
+
+    message["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments, indent=2)
+
+    assert CODEC.render([message], ONE, add_generation_prompt=False) == [ASSISTANT, CALL, *encode('a"b'), END]
+
+
+def test_arguments_of_other_tools_are_their_json() -> None:
+    parsed = CODEC.parse([CALL, *encode('{"key": "a", "limit": 2}'), END], RAW)
+
+    assert parsed.tool_calls[0].arguments == '{"key": "a", "limit": 2}'
+
+
+def test_text_and_several_calls_stand_in_one_message() -> None:
+    sampled = [*encode("let me see"), CALL, *encode("calculator"), NAMED, *encode("1+2"), CALL, *encode("look"), NAMED]
+
+    parsed = CODEC.parse([*sampled, *encode("x"), END], SEVERAL)
+
+    assert parsed.content == "let me see"
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [
+        ("calculator", {"expression": "1+2"}),
+        ("look", {"key": "x"}),
+    ]
+    assert len({call.id for call in parsed.tool_calls}) == 2
+
+
+def test_several_tools_are_listed_before_the_conversation() -> None:
+    rendered = CODEC.render([QUESTION], SEVERAL)
+
+    assert rendered == [TOOLS, *encode("calculator,look,look_all"), END, USER, *encode("37+58?"), END, ASSISTANT]
+
+
+def test_call_of_an_unknown_tool_stays_text() -> None:
+    parsed = CODEC.parse([CALL, *encode("erase"), NAMED, *encode("all"), END], SEVERAL)
+
+    assert parsed.tool_calls == []
+    assert "erase" in (parsed.content or "")
+
+
+def test_every_role_is_rendered() -> None:
+    roles = ["system", "developer", "user", "tool", "assistant"]
+
+    rendered = CODEC.render([{"role": role, "content": "a"} for role in roles], add_generation_prompt=False)
+
+    assert [token for token in rendered if token not in (*encode("a"), END)] == [SYSTEM, SYSTEM, USER, TOOL, ASSISTANT]
+
+
+@pytest.mark.parametrize("text", ["ä 你好 🙂", "\ud800", "\x00\t\r", "\ue005\ue008"], ids=ascii)
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_text_of_others_cannot_say_special_tokens(role: str, text: str) -> None:
+    rendered = CODEC.render([{"role": role, "content": text}], add_generation_prompt=False)
+
+    assert tokenizer.decode(rendered[1:-1]) == "".join("?" if character != " " else " " for character in text)
+    assert len(rendered) == len(text) + 2
+
+
+def test_parts_of_a_content_are_joined() -> None:
+    parts = [{"type": "text", "text": "37"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "58"}]
+
+    assert tokenizer.decode(CODEC.render([{"role": "user", "content": parts}])) == "37?58"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "judge", "content": "x"},
+        {"content": "x"},
+        {"role": "user", "content": 5},
+        {"role": "assistant", "tool_calls": [{"function": {}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "calculator", "arguments": {"expression": "1"}}}]},
+    ],
+    ids=["unknown role", "no role", "number", "nameless call", "arguments are no text"],
+)
+def test_message_that_cannot_be_rendered_is_refused(message: Message) -> None:
+    with pytest.raises(InvalidRequest):
+        CODEC.render([message], ONE)
+
+
+def test_tool_without_a_name_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no function with a name"):
+        CODEC.render([QUESTION], [{"type": "function"}])
+
+
+def test_stream_says_what_is_certain_at_once() -> None:
+    parser = CODEC.stream(ONE)
+
+    assert parser.add(encode("a")[0]) == [ContentDelta("a")]
+    started, opened = parser.add(CALL)
+    assert isinstance(started, CallStarted)
+    assert started.name == "calculator"
+    assert opened == CallArguments(0, '{"expression": "')
+    assert parser.add(encode('"')[0]) == [CallArguments(0, '\\"')]
+    assert parser.add(END) == []
+    assert parser.finish() == [CallArguments(0, '"}')]
+
+
+def test_stream_holds_a_name_back_until_it_is_known() -> None:
+    parser = CODEC.stream(SEVERAL)
+
+    held = [parser.add(token) for token in [CALL, *encode("look")]]
+    named = parser.add(NAMED)
+
+    assert held == [[]] * 5
+    assert isinstance(named[0], CallStarted)
+    assert named[0].name == "look"
+
+
+def test_token_texts_name_special_tokens() -> None:
+    assert [CODEC.token_text(token) for token in [CALL, END, *encode("7")]] == ["<call>", "<end>", "7"]
+
+
+@given(text=st.text(alphabet=[chr(code) for code in range(32, 127)] + ["\n"]))
+def test_plain_text_survives(text: str) -> None:
+    assert CODEC.decode(CODEC.encode(text)) == text

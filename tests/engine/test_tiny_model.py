@@ -1,0 +1,196 @@
+"""The tiny model: sampling with its cache agrees with the training forward, and weights change hands safely."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentlightning.engine.model import CausalModel
+from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny
+from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.errors import EngineError
+
+CLOSE = 1e-5
+LENGTHS = [5, 17, 12]
+
+
+@pytest.fixture
+def model() -> TinyModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return TinyModel(TinyShape(width=16, layers=2, heads=2, max_length=64))
+
+
+def random_rows(rows: int, length: int, *, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, TinyShape.vocab_size, (rows, length), generator=generator)
+
+
+def every_logit(model: TinyModel, ids: Tensor) -> Tensor:
+    rows, length = ids.shape
+    lengths = torch.full((rows,), length)
+    with torch.inference_mode():
+        return model.logits(ids, lengths, torch.ones_like(ids, dtype=torch.bool)).view(rows, length, -1)
+
+
+def as_causal(model: CausalModel) -> CausalModel:
+    """The type checker's proof that the model keeps to the protocol."""
+    return model
+
+
+def test_tiny_model_is_a_causal_model(model: TinyModel) -> None:
+    causal = as_causal(model)
+
+    assert causal.device == torch.device("cpu")
+    assert causal.dtype == torch.float32
+    assert (causal.name, causal.max_length, causal.vocab_size) == ("tiny", 64, TinyShape.vocab_size)
+
+
+def test_prefill_agrees_with_the_training_forward(model: TinyModel) -> None:
+    ids, lengths = random_rows(3, 20), torch.tensor(LENGTHS)
+
+    with torch.inference_mode():
+        logits = model.prefill(ids, lengths, model.new_cache(4, 32), torch.tensor([2, 0, 1]))
+
+    expected = every_logit(model, ids)[torch.arange(3), lengths - 1]
+    assert (logits - expected).abs().max() < CLOSE
+
+
+def test_decoding_from_slots_of_different_lengths_agrees_with_the_training_forward(model: TinyModel) -> None:
+    ids, lengths, cache = random_rows(3, 40), torch.tensor(LENGTHS), model.new_cache(5, 40)
+    rows, expected = torch.arange(3), every_logit(model, ids)
+
+    with torch.inference_mode():
+        model.prefill(ids[:, :20], lengths, cache, rows)
+        for step in range(20):
+            positions = lengths + step
+            logits = model.decode(ids[rows, positions], positions, cache, 3)
+            assert (logits - expected[rows, positions]).abs().max() < CLOSE
+
+
+def test_moved_slot_goes_on_as_before(model: TinyModel) -> None:
+    ids, cache = random_rows(2, 30), model.new_cache(2, 30)
+    token, position = ids[1:, 20], torch.tensor([20])
+
+    with torch.inference_mode():
+        model.prefill(ids[:, :20], torch.tensor([9, 20]), cache, torch.tensor([0, 1]))
+        model.move(cache, 1, 0, 20)
+        logits = model.decode(token, position, cache, 1)
+
+    assert (logits - every_logit(model, ids)[1:, 20]).abs().max() < CLOSE
+
+
+def test_a_slot_may_be_used_again(model: TinyModel) -> None:
+    first, second, cache = random_rows(1, 30), random_rows(1, 12, seed=1), model.new_cache(1, 30)
+
+    with torch.inference_mode():
+        model.prefill(first, torch.tensor([30]), cache, torch.tensor([0]))
+        model.prefill(second[:, :11], torch.tensor([11]), cache, torch.tensor([0]))
+        logits = model.decode(second[:, 11], torch.tensor([11]), cache, 1)
+
+    assert (logits - every_logit(model, second)[:, 11]).abs().max() < CLOSE
+
+
+def test_cache_is_used_to_its_last_position(model: TinyModel) -> None:
+    ids, cache = random_rows(1, 21), model.new_cache(1, 21)
+
+    with torch.inference_mode():
+        model.prefill(ids[:, :20], torch.tensor([20]), cache, torch.tensor([0]))
+        logits = model.decode(ids[:, 20], torch.tensor([20]), cache, 1)
+
+    assert (logits - every_logit(model, ids)[:, 20]).abs().max() < CLOSE
+
+
+def test_padding_changes_nothing(model: TinyModel) -> None:
+    ids, selected = random_rows(1, 10), torch.ones(1, 10, dtype=torch.bool)
+    padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], dim=1)
+    marks = torch.cat([selected, torch.zeros(1, 6, dtype=torch.bool)], dim=1)
+
+    bare = model.logits(ids, torch.tensor([10]), selected)
+    behind_padding = model.logits(padded, torch.tensor([10]), marks)
+
+    assert (bare - behind_padding).abs().max() < CLOSE
+
+
+def test_every_weight_gets_a_gradient(model: TinyModel) -> None:
+    ids = random_rows(4, 12)
+
+    logits = model.logits(ids, torch.full((4,), 12), torch.ones_like(ids, dtype=torch.bool))
+    torch.autograd.backward(logits.square().mean())
+
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.trainable().values())
+
+
+def test_gradient_agrees_with_a_finite_difference(model: TinyModel) -> None:
+    ids, selected = random_rows(2, 8), torch.ones(2, 8, dtype=torch.bool)
+    weight = model.trainable()["blocks.0.attention_in"]
+
+    def value() -> Tensor:
+        return model.logits(ids, torch.full((2,), 8), selected).square().mean()
+
+    torch.autograd.backward(value())
+    assert weight.grad is not None
+    direction = weight.grad / weight.grad.norm()
+    with torch.no_grad():
+        weight += 1e-2 * direction
+        above = value()
+        weight -= 2e-2 * direction
+        below = value()
+
+    assert float((above - below) / 2e-2) == pytest.approx(float(weight.grad.norm()), rel=0.02)
+
+
+def test_loaded_state_samples_the_same(model: TinyModel) -> None:
+    other, ids = TinyModel(model.shape), random_rows(2, 9)
+    assert (every_logit(other, ids) - every_logit(model, ids)).abs().max() > CLOSE
+
+    other.load_state(model.state())
+
+    assert torch.equal(every_logit(other, ids), every_logit(model, ids))
+
+
+def test_state_of_another_shape_is_refused_and_changes_nothing(model: TinyModel) -> None:
+    before = {name: weight.clone() for name, weight in model.state().items()}
+    wider = TinyModel(TinyShape(width=32, layers=2, heads=2, max_length=64)).state()
+
+    with pytest.raises(EngineError, match="shape"):
+        model.load_state({**before, "final_norm": wider["final_norm"]})
+    with pytest.raises(EngineError, match="missing or unknown"):
+        model.load_state({name: weight for name, weight in before.items() if name != "final_norm"})
+
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state().items())
+
+
+def test_saved_model_loads_the_same(model: TinyModel, tmp_path: Path) -> None:
+    save_tiny(model, tmp_path / "mine", extra={"step": 5})
+
+    loaded = load_tiny(tmp_path / "mine")
+
+    assert loaded.shape == model.shape
+    assert all(torch.equal(weight, model.state()[name]) for name, weight in loaded.state().items())
+
+
+@pytest.mark.parametrize("damaged", [DESCRIPTION_FILE, WEIGHTS_FILE])
+def test_damaged_folder_is_refused_in_words(model: TinyModel, tmp_path: Path, damaged: str) -> None:
+    save_tiny(model, tmp_path)
+    (tmp_path / damaged).write_bytes((tmp_path / damaged).read_bytes()[:20])
+
+    with pytest.raises(EngineError, match="holds no"):
+        load_tiny(tmp_path)
+
+
+def test_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    save_tiny(TinyModel(TinyShape(width=16, layers=1, heads=2, max_length=8, vocab_size=50)), tmp_path)
+
+    with pytest.raises(EngineError, match="50 tokens"):
+        load_tiny(tmp_path)
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(model: TinyModel, tmp_path: Path) -> None:
+    save_tiny(model, tmp_path)
+    state = torch.get_rng_state()
+
+    load_tiny(tmp_path)
+
+    assert torch.equal(torch.get_rng_state(), state)

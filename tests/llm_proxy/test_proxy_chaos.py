@@ -1,0 +1,317 @@
+"""Backends that break, lie, drip and hang: the caller gets a proper error or a retry, and the span tells the truth."""
+
+import asyncio
+import threading
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from agentlightning.llm_proxy.attribution import Doorkeeper
+from agentlightning.llm_proxy.gateway import GatewaySettings
+from agentlightning.llm_proxy.service import Service
+from agentlightning.store import InMemoryLightningStore
+from tests.llm_proxy.openai_suite import USER
+from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
+from tests.llm_proxy.rough_server import (
+    DONE,
+    EVENT_STREAM,
+    FINE,
+    STREAM_HEAD,
+    Act,
+    Asked,
+    Connection,
+    RoughServer,
+    chunk,
+    completion,
+    drop,
+    event,
+    head,
+    reset,
+    rough,
+    sent,
+    streamed,
+    then_hang,
+    until,
+    whole,
+)
+
+PAGE = b"<html><head><title>It works!</title></head></html>"
+JSON_HEAD = head(200, "content-type: application/json", "content-length: 500")
+
+
+def ask(door: Proxied, *, stream: bool = False, **options: Any) -> str:
+    """What the model says to a client that does not try again."""
+    client = door.openai(**options)
+    if not stream:
+        return client.chat.completions.create(model=MODEL, messages=USER).choices[0].message.content or ""
+    chunks = client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def listen(door: Proxied, said: list[str]) -> None:
+    """Keep what is said in a stream, up to an error."""
+    for told in door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True):
+        said.append(told.choices[0].delta.content or "")  # noqa: PERF401  # a comprehension would lose it
+
+
+def check_idle(door: Proxied, server: RoughServer) -> None:
+    """Nothing of a call is left behind."""
+    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
+    until(lambda: all(backend["in_flight"] == 0 for backend in door.proxy.status()["backends"]))
+
+
+WHOLE: list[tuple[str, Act, int, str]] = [
+    ("hang before headers", then_hang(), 503, "did not begin to answer within 0.3 s"),
+    ("hang within headers", then_hang(b"HTTP/1.1 200 OK\r\ncontent-"), 503, "did not begin to answer"),
+    ("hang within body", then_hang(JSON_HEAD, b'{"id":'), 502, "fell silent for 0.3 s"),
+    ("close before any byte", drop, 503, "closed the connection"),
+    ("reset before any byte", reset, 503, "closed the connection"),
+    ("close within headers", sent(b"HTTP/1.1 200 OK\r\ncont"), 503, "closed the connection"),
+    ("close within body", sent(JSON_HEAD, b'{"id":'), 502, "broke off"),
+    ("not HTTP", sent(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), 503, "did not answer as HTTP demands"),
+    ("broken chunks", sent(head(200, "transfer-encoding: chunked") + b"zz\r\n{}\r\n"), 503, "as HTTP demands"),
+    ("content length too long", sent(head(200, "content-length: 9999"), completion()), 502, "broke off"),
+    ("garbage", whole(b"\x00\xff\xfe nonsense"), 502, "not a JSON object"),
+    ("half a document", whole(completion()[:40]), 502, "not a JSON object"),
+    ("a list", whole(b"[1, 2]"), 502, "not a JSON object"),
+    ("a page", whole(PAGE, kind="text/html"), 502, "not a JSON object"),
+    ("a page with an error", whole(PAGE, 404, kind="text/html"), 404, "It works!"),
+    ("an empty body", whole(b""), 502, "not a JSON object"),
+    ("an empty error", whole(b"", 500), 500, "did not say why"),
+    ("a redirect", whole(b"", 302, "location: http://127.0.0.1:9/"), 503, "redirects elsewhere"),
+]
+
+
+@pytest.mark.parametrize(("act", "status", "words"), [case[1:] for case in WHOLE], ids=[case[0] for case in WHOLE])
+def test_answer_that_is_none(act: Act, status: int, words: str) -> None:
+    with rough(act) as server, proxied(entry(server.url, timeout=0.3)) as door:
+        with pytest.raises(openai.APIStatusError, match=words) as caught:
+            ask(door)
+        call = door.only_call()
+        check_idle(door, server)
+
+        assert caught.value.status_code == call.status == status
+        assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR")
+        assert words in (call.error or "")
+
+
+STREAMS: list[tuple[str, Act, str]] = [
+    ("close after an event", sent(STREAM_HEAD, chunk(event("fi"))), "broke off"),
+    ("hang after an event", then_hang(STREAM_HEAD, chunk(event("fi"))), "fell silent for 0.3 s"),
+    ("end without the end", streamed(event("fi")), "before its answer was complete"),
+    ("half an event", streamed(event("fi"), event("ne")[:30]), "before its answer was complete"),
+    ("half a character", streamed(event("fi"), event("n\u00e9").partition(b"\xc3")[0] + b"\xc3"), "complete"),
+    ("not JSON", streamed(event("fi"), b"data: {nonsense\n\n"), "not JSON"),
+    ("no object", streamed(event("fi"), b"data: 17\n\n"), "no object"),
+    ("a page within", streamed(event("fi"), b"data: " + PAGE + b"\n\n"), "not JSON"),
+    ("an error", streamed(event("fi"), b'data: {"error": {"message": "out of luck", "code": 500}}\n\n'), "out of luck"),
+    ("an error at once", streamed(event("fi") + b'data: {"error": {"message": "out of luck"}}\n\n'), "out of luck"),
+]
+
+
+@pytest.mark.parametrize(("act", "words"), [case[1:] for case in STREAMS], ids=[case[0] for case in STREAMS])
+@pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
+def test_stream_that_breaks(act: Act, words: str, asks_for_ids: bool) -> None:
+    options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
+    with rough(act) as server, proxied(entry(server.url, timeout=0.3), **options) as door:
+        said: list[str] = []
+        with pytest.raises(openai.APIError, match=words):
+            listen(door, said)
+        call = door.only_call()
+        check_idle(door, server)
+
+        assert said == ["fi"]
+        assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR")
+        assert words in (call.error or "")
+        assert '"fi"' in call.response_body
+        assert call.get("gen_ai.completion.0.content") == "fi"
+
+
+@pytest.mark.xfail(strict=True, reason="aiohttp's parser does not tell the reader of a body that its chunks broke")
+def test_stream_whose_chunks_break() -> None:
+    has_begun = threading.Event()
+
+    async def act(asked: Asked, connection: Connection) -> None:
+        await connection.send(STREAM_HEAD, chunk(event("fi")))
+        await asyncio.to_thread(has_begun.wait, 10.0)
+        await connection.send(b"zz\r\nnonsense")
+        connection.end()
+
+    with rough(act) as server, proxied(entry(server.url)) as door:
+        chunks = iter(door.openai(timeout=2.0).chat.completions.create(model=MODEL, messages=USER, stream=True))
+        next(chunks)
+        has_begun.set()
+        with pytest.raises(openai.APIError, match="broke off"):
+            next(chunks)
+
+        assert door.only_call().outcome == "failed"
+
+
+# ---------------------------------------------------------------------- streams that are odd and right
+
+
+def split(stream: bytes) -> Act:
+    """A stream of which every byte comes by itself."""
+    return streamed(*(stream[place : place + 1] for place in range(len(stream))))
+
+
+TEXT = "Stra\u00dfe \U0001f600"
+PROPER = event("Stra\u00dfe ") + event("\U0001f600") + event(None, "stop") + DONE
+LARGE = "x" * 5_000_000
+ODD: list[tuple[str, Act, str]] = [
+    ("every byte by itself", split(PROPER), TEXT),
+    ("carriage returns", streamed(PROPER.replace(b"\n", b"\r\n")), TEXT),
+    ("carriage returns, every byte by itself", split(PROPER.replace(b"\n", b"\r\n")), TEXT),
+    ("comments between", streamed(b": hello\n\n", event("fine"), b": ping\n\n", event(None, "stop"), DONE), "fine"),
+    ("no blank line at the end", streamed(event("fine"), event(None, "stop"), DONE.rstrip()), "fine"),
+    ("no last word", streamed(event("fine"), event(None, "stop")), "fine"),
+    ("neither", streamed(event("fine"), event(None, "stop").rstrip()), "fine"),
+    ("an event of 5 MB", streamed(event(LARGE), event(None, "stop"), DONE), LARGE),
+    ("no chunks", sent(head(200, f"content-type: {EVENT_STREAM}; charset=utf-8"), PROPER), TEXT),
+    ("silence behind the end", then_hang(STREAM_HEAD, chunk(PROPER)), TEXT),
+    ("a break behind the end", sent(STREAM_HEAD, chunk(PROPER)), TEXT),
+    ("words behind the end", streamed(PROPER, b"data: nonsense\n\n"), TEXT),
+    ("one chunk for all", streamed(PROPER), TEXT),
+    ("data in two lines", streamed(PROPER.replace(b', "choices"', b',\ndata: "choices"')), TEXT),
+]
+
+
+@pytest.mark.parametrize(("act", "text"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
+@pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
+def test_odd_stream_is_read(act: Act, text: str, asks_for_ids: bool) -> None:
+    options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
+    with rough(act) as server, proxied(entry(server.url), **options) as door:
+        assert ask(door, stream=True) == text
+        call = door.only_call()
+        check_idle(door, server)
+
+        assert (call.outcome, call.status, call.error) == ("answered", 200, None)
+        assert call.get("gen_ai.completion.0.content") == text
+
+
+def test_stream_of_another_content_type_is_an_error() -> None:
+    with rough(whole(completion())) as server, proxied(entry(server.url)) as door:
+        with pytest.raises(openai.InternalServerError, match="asked for a stream and answered with"):
+            ask(door, stream=True)
+
+        assert (door.only_call().outcome, door.only_call().response_body) == ("failed", completion().decode())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "text/html; charset=utf-8"])
+def test_answer_of_a_wrong_content_type_is_read(kind: str) -> None:
+    with rough(whole(completion(), kind=kind)) as server, proxied(entry(server.url)) as door:
+        assert ask(door) == "fine"
+
+
+def test_headers_that_are_no_text_do_no_harm() -> None:
+    odd = "x-request-id: \xe9\xff\u00e2\u0082\u00ac"
+    with rough(whole(completion(), 200, odd)) as server, proxied(entry(server.url)) as door:
+        assert ask(door) == "fine"
+
+
+def test_answer_that_comes_in_drops() -> None:
+    async def act(asked: Asked, connection: Connection) -> None:
+        body = completion()
+        await connection.send(head(200, f"content-length: {len(body)}"), *(body[n : n + 1] for n in range(len(body))))
+
+    with rough(act) as server, proxied(entry(server.url, timeout=5.0)) as door:
+        assert ask(door) == "fine"
+
+
+# ---------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "failing",
+    [drop, reset, whole(b"{}", 500), whole(b"{}", 429, "retry-after-ms: 1"), sent(b"nonsense\r\n\r\n")],
+    ids=["close", "reset", "500", "429", "garbage"],
+)
+def test_failure_before_the_answer_is_retried(failing: Act, stream: bool) -> None:
+    with (
+        rough(failing) as bad,
+        rough(FINE if stream else whole(completion())) as good,
+        proxied(entry(bad.url, weight=1e9), entry(good.url, weight=1e-9), num_retries=1) as door,
+    ):
+        assert ask(door, stream=stream) == "fine"
+        call = door.only_call()
+
+        assert (call.outcome, call.status, call.tries) == ("answered", 200, 2)
+        assert good.url in call.get("agentlightning.proxy.backend")
+        assert (len(bad.asked), len(good.asked)) == (1, 1)
+
+
+def test_answer_that_has_begun_is_not_retried() -> None:
+    with (
+        rough(sent(STREAM_HEAD, chunk(event("fi"))), FINE) as server,
+        proxied(entry(server.url), num_retries=3) as door,
+    ):
+        with pytest.raises(openai.APIError):
+            ask(door, stream=True)
+
+        assert len(server.asked) == door.only_call().tries == 1
+
+
+def test_connection_that_was_closed_between_two_calls_is_not_noticed() -> None:
+    async def act(asked: Asked, connection: Connection) -> None:
+        await whole(completion())(asked, connection)
+        connection.end()
+
+    with rough(act) as server, proxied(entry(server.url)) as door:
+        assert [ask(door) for _ in range(5)] == ["fine"] * 5
+        assert [call.outcome for call in door.calls()] == ["answered"] * 5
+
+
+def test_stream_leaves_its_connection_to_the_next_call() -> None:
+    with rough(FINE) as server, proxied(entry(server.url)) as door:
+        assert [ask(door, stream=True) for _ in range(5)] == ["fine"] * 5
+
+        assert server.connections == 1
+
+
+def test_fields_that_a_backend_refuses_are_taken_back() -> None:
+    refusal = whole(b'{"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}', 400)
+    with rough(refusal, whole(completion())) as server, proxied(entry(server.url)) as door:
+        assert [ask(door), ask(door)] == ["fine", "fine"]
+        calls = door.calls()
+
+        assert [asked.json.get("return_token_ids") for asked in server.asked] == [True, None, None]
+        assert [call.tries for call in calls] == [2, 1]
+        assert [call.get("agentlightning.proxy.token_ids") for call in calls] == ["not given", "not asked"]
+
+
+# ---------------------------------------------------------------------- limits
+
+
+async def post(port: int, *, stream: bool) -> bytes:
+    asked = {"model": MODEL, "messages": USER, "stream": stream}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked) as answer,
+    ):
+        return await answer.read()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_answer_above_the_limit_is_cut(stream: bool) -> None:
+    endless = streamed(*[event("x" * 1000)] * 100, is_ended=False)
+    settings = GatewaySettings(max_response_bytes=20_000)
+    with rough(endless if stream else whole(completion("x" * 30_000))) as server:
+        service = Service(
+            store=InMemoryLightningStore(),
+            model_list=[entry(server.url)],
+            host="127.0.0.1",
+            port=0,
+            doorkeeper=Doorkeeper(),
+            settings=settings,
+        )
+        await service.start()
+        try:
+            answer = await post(service.port, stream=stream)
+        finally:
+            await service.stop()
+
+    assert len(answer) < 30_000
+    assert b"more than 20000 bytes, which is the limit" in answer

@@ -1,0 +1,277 @@
+"""Callers who send what they should not, or nothing, or too much, or read too slowly."""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from agentlightning.llm_proxy.attribution import Refused
+from agentlightning.llm_proxy.wire import read_body
+from tests.llm_proxy.openai_suite import USER
+from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
+from tests.llm_proxy.rough_server import (
+    STREAM_HEAD,
+    Asked,
+    Connection,
+    chunk,
+    event,
+    rough,
+    until,
+)
+from tests.stub_model.server import StubModel
+
+BODY = json.dumps({"model": MODEL, "messages": USER}).encode()
+CHAT = "/v1/chat/completions"
+MEGABYTE = 1024**2
+
+
+@contextmanager
+def connected(door: Proxied) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", door.proxy.port), timeout=10.0) as caller:
+        yield caller
+
+
+def request(path: str, body: bytes = BODY, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def path_of(door: Proxied) -> str:
+    """The path of the attempt."""
+    return door.endpoint.partition(f":{door.proxy.port}")[2]
+
+
+def read_all(caller: socket.socket) -> bytes:
+    parts = []
+    while part := caller.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def check_serves(door: Proxied) -> None:
+    """The proxy is well afterwards."""
+    assert door.openai().chat.completions.create(model=MODEL, messages=USER).choices[0].message.content
+
+
+# ---------------------------------------------------------------------- requests that are none
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        pytest.param(b"", 400, "not JSON", id="nothing"),
+        pytest.param(b"{nonsense", 400, "not JSON", id="nonsense"),
+        pytest.param(b"\xff\xfe\x00", 400, "not JSON", id="bytes"),
+        pytest.param(b"[" * 100_000, 400, "not JSON", id="depth"),
+        pytest.param(b"[1]", 400, "must be a JSON object", id="list"),
+        pytest.param(b'{"messages": []}', 400, "names no model", id="no model"),
+        pytest.param(b'{"model": 7}', 400, "names no model", id="model that is a number"),
+        pytest.param(b'{"model": "other", "messages": []}', 404, "other", id="unknown model"),
+    ],
+)
+def test_request_that_is_refused(door: Proxied, path: str, body: bytes, status: int, words: str) -> None:
+    answer = requests.post(door.endpoint + path, data=body, timeout=10.0)
+    call = door.only_call()
+
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    assert answer.headers["x-should-retry"] == "false"
+    assert words in answer.json()["error"]["message"]
+    assert ("type" in answer.json()) == (path == "/v1/messages")
+    assert (call.outcome, call.status, call.tries) == ("refused", status, 0)
+    check_serves(door)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/images", "/rollout/a/attempt", "/v1/chat/completions/x"])
+def test_unknown_path(door: Proxied, path: str) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        answer = requests.request(method, door.proxy.endpoint + path, timeout=10.0)
+
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"].startswith("There is nothing at")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_wrong_method(door: Proxied, method: str) -> None:
+    answer = requests.request(method, door.endpoint + CHAT, timeout=10.0)
+
+    assert (answer.status_code, method in answer.json()["error"]["message"]) == (405, True)
+
+
+def test_absurdly_long_path(door: Proxied) -> None:
+    with connected(door) as caller:
+        caller.sendall(f"POST /{'x' * 5 * MEGABYTE} HTTP/1.1\r\nhost: x\r\n\r\n".encode()[:MEGABYTE])
+        caller.shutdown(socket.SHUT_WR)
+        answer = _read_until_reset(caller)
+
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 414", b"HTTP/1.1 431"))
+    check_serves(door)
+
+
+def _read_until_reset(caller: socket.socket) -> bytes:
+    try:
+        return read_all(caller)
+    except ConnectionError:
+        return b""
+
+
+def test_what_is_not_http(door: Proxied) -> None:
+    with connected(door) as caller:
+        caller.sendall(b"\x16\x03\x01\x02\x00\x01\x00 nonsense\r\n\r\n")
+        answer = read_all(caller)
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    check_serves(door)
+
+
+# ---------------------------------------------------------------------- ids
+
+
+@pytest.mark.parametrize("rollout_id", ["a/b", "a b", "50%", "%41", "\u00e9\u4e2d", "a?b#c", "..", "a\r\nx-evil: 1"])
+def test_ids_may_hold_anything_that_is_percent_encoded(
+    stub_model: StubModel, rollout_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with proxied(entry(stub_model.url)) as door:
+        prefix = f"/rollout/{_quoted(rollout_id)}/attempt/{_quoted('1/1')}/agent/{_quoted('the/critic')}"
+        with connected(door) as caller:
+            caller.sendall(request(prefix + CHAT, BODY, "connection: close"))
+            answer = read_all(caller)
+
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"x-evil" not in answer.partition(b"\r\n\r\n")[0]
+        until(lambda: door.proxy.status()["calls"]["lost"])
+    told = [record.args for record in caplog.records if "is not recorded" in record.msg]
+    assert [args[:2] for args in told if isinstance(args, tuple)] == [(rollout_id, "1/1")]
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in text.encode())
+
+
+def test_agent_may_have_any_name(door: Proxied) -> None:
+    requests.post(f"{door.endpoint}/agent/{_quoted('the/50% critic')}{CHAT}", data=BODY, timeout=10.0)
+
+    assert door.only_call().get("agent.name") == "the/50% critic"
+
+
+def test_call_of_an_unknown_attempt_is_answered_and_counted(door: Proxied) -> None:
+    answer = requests.post(f"{door.proxy.endpoint}/rollout/none/attempt/none{CHAT}", data=BODY, timeout=10.0)
+
+    assert answer.status_code == 200
+    until(lambda: sum(door.proxy.status()["calls"]["lost"].values()) == 1)
+    assert door.calls() == []
+
+
+# ---------------------------------------------------------------------- bodies
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+def test_body_that_is_too_large(stub_model: StubModel, is_chunked: bool) -> None:
+    with proxied(entry(stub_model.url), max_request_bytes=MEGABYTE) as door:
+        body = b"x" * (3 * MEGABYTE)
+        answer = requests.post(door.endpoint + CHAT, data=iter([body]) if is_chunked else body, timeout=10.0)
+
+        assert answer.status_code == 413
+        assert "larger than 1048576 bytes" in answer.json()["error"]["message"]
+        assert door.calls() == []
+        check_serves(door)
+
+
+def test_announced_body_that_is_too_large_is_refused_before_it_comes(door: Proxied) -> None:
+    with connected(door) as caller:
+        caller.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {10**12}\r\n\r\n".encode())
+        answer = caller.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+async def test_body_that_never_comes_to_its_end_is_given_up() -> None:
+    parts: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> Any:
+        return parts.pop() if parts else await asyncio.Event().wait()
+
+    with pytest.raises(Refused) as caught:
+        await read_body(receive, {}, MEGABYTE, silence_seconds=0.05)
+
+    assert caught.value.failure.status == 408
+
+
+def test_caller_who_leaves_before_his_request_is_whole(door: Proxied, stub_model: StubModel) -> None:
+    with connected(door) as caller:
+        caller.sendall(request(path_of(door) + CHAT)[:-5])
+    check_serves(door)
+
+    assert len(stub_model.requests) == len(door.calls()) == 1
+
+
+def test_stop_does_not_wait_for_a_body_that_never_comes(stub_model: StubModel) -> None:
+    with proxied(entry(stub_model.url)) as door, connected(door) as caller:
+        caller.sendall(request(path_of(door) + CHAT)[:-5])
+        check_serves(door)
+        door.proxy.stop()
+        door.proxy.start()
+        check_serves(door)
+
+
+# ---------------------------------------------------------------------- order and speed
+
+
+def test_pipelined_requests_are_answered_in_their_order(door: Proxied) -> None:
+    bodies = [BODY.replace(b"Hello there", f"n{number}".encode()) for number in range(5)]
+    last = request(path_of(door) + CHAT, bodies[-1], "connection: close")
+    with connected(door) as caller:
+        caller.sendall(b"".join(request(path_of(door) + CHAT, body) for body in bodies[:-1]) + last)
+        answers = read_all(caller)
+
+    assert answers.count(b"HTTP/1.1 200") == 5
+    places = [answers.index(f'"n{number}"'.encode()) for number in range(5)]
+    assert places == sorted(places)
+    assert [call.outcome for call in door.calls()] == ["answered"] * 5
+
+
+def test_slow_reader_holds_the_backend_back() -> None:
+    """A stream of 200 MB to a caller who does not read: what is under way stays small, and the backend waits."""
+    sent_bytes = 0
+    part = chunk(event("x" * 65_000))
+
+    async def act(asked: Asked, connection: Connection) -> None:
+        nonlocal sent_bytes
+        await connection.send(STREAM_HEAD)
+        for _ in range(3000):
+            await connection.send(part)
+            sent_bytes += len(part)
+
+    with rough(act) as server, proxied(entry(server.url)) as door:
+        memory = psutil.Process(os.getpid()).memory_info
+        before = memory().rss
+        with connected(door) as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            body = BODY.replace(b"{", b'{"stream": true, ', 1)
+            caller.sendall(request(path_of(door) + CHAT, body))
+            _wait_until_still(lambda: sent_bytes)
+            grown = memory().rss - before
+
+        until(lambda: server.open_connections == 0, seconds=1.0)
+        assert door.only_call().outcome == "cancelled"
+    assert sent_bytes < 40 * MEGABYTE
+    assert grown < 100 * MEGABYTE
+
+
+def _wait_until_still(value: Any) -> None:
+    """Wait until a number has stopped to change for half a second."""
+    last, since = value(), time.monotonic()
+    ends = since + 20.0
+    while time.monotonic() - since < 0.5 or last == 0:
+        assert time.monotonic() < ends, "it goes on and on"
+        time.sleep(0.02)
+        if value() != last:
+            last, since = value(), time.monotonic()

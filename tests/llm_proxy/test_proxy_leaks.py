@@ -1,0 +1,165 @@
+"""Ten thousand calls of every kind, and nothing is left of them but their spans."""
+
+import asyncio
+import gc
+import json
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from agentlightning.llm_proxy.exchange import Exchange
+from agentlightning.llm_proxy.records import CallRecord
+from agentlightning.llm_proxy.relay import StreamRelay
+from agentlightning.store import SqliteLightningStore
+from tests.llm_proxy.openai_suite import USER
+from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
+from tests.llm_proxy.rough_server import (
+    FINE,
+    STREAM_HEAD,
+    Act,
+    Asked,
+    Connection,
+    RoughServer,
+    chunk,
+    completion,
+    drop,
+    event,
+    rough,
+    sent,
+    streamed,
+    then_hang,
+    until,
+    whole,
+)
+
+WARM_UP_CALLS, CALLS, CALLERS = 2_000, 8_000, 64
+MOST_GROWTH_BYTES = 60 * 1024**2
+"""The caches of SQLite are filled meanwhile, which takes half of it."""
+MOST_NEW_OBJECTS = CALLS // 4
+LAST_BATCHES = 200
+"""Records of the batches that were numbered and stored last."""
+BREAKABLE, BAD_BACKENDS = "breakable", 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of call."""
+
+    act: Act
+    """What the backend does."""
+    stream: bool = False
+    leaves: bool = False
+    """Whether the caller leaves after the first part."""
+    model: str = MODEL
+    """Failures that put a backend out of use have backends of their own."""
+
+
+KINDS = [
+    Kind(whole(completion())),
+    Kind(FINE, stream=True),
+    Kind(whole(b"{}", 400)),
+    Kind(sent(STREAM_HEAD, chunk(event("fi"))), stream=True, model=BREAKABLE),
+    Kind(whole(b"nonsense")),
+    Kind(streamed(event("fi"), b"data: nonsense\n\n"), stream=True),
+    Kind(whole(completion("x" * 10_000))),
+    Kind(then_hang(STREAM_HEAD, chunk(event("fi"))), stream=True, leaves=True),
+    Kind(drop, model=BREAKABLE),
+    Kind(FINE, stream=True),
+]
+
+
+async def act(asked: Asked, connection: Connection) -> None:
+    """What the request asks for."""
+    await KINDS[asked.json["seed"]].act(asked, connection)
+
+
+class Watched:
+    """Sees the loop that the proxy runs in."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def middleware(self, app: Any) -> Callable[..., Awaitable[None]]:
+        async def watched(scope: Any, receive: Any, send: Any) -> None:
+            self.loop = asyncio.get_running_loop()
+            await app(scope, receive, send)
+
+        return watched
+
+    def tasks(self) -> int:
+        return len(asyncio.all_tasks(self.loop))
+
+
+async def drive(door: Proxied, count: int) -> None:
+    numbers = iter(range(count))
+    connector = aiohttp.TCPConnector(limit=CALLERS)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def caller() -> None:
+            for number in numbers:
+                await call(session, door.endpoint, number % len(KINDS))
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+
+
+async def call(session: aiohttp.ClientSession, endpoint: str, number: int) -> None:
+    kind = KINDS[number]
+    body = json.dumps({"model": kind.model, "messages": USER, "seed": number, "stream": kind.stream}).encode()
+    async with session.post(f"{endpoint}/v1/chat/completions", data=body) as answer:
+        if kind.leaves:
+            await answer.content.readany()
+            answer.close()
+        else:
+            await answer.read()
+
+
+def alive(*kinds: type) -> dict[str, int]:
+    """How many there are of each kind, of which there are any."""
+    return dict(Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds))
+
+
+def count_objects() -> int:
+    return len(gc.get_objects())
+
+
+def settle(door: Proxied, server: RoughServer) -> None:
+    """Wait until nothing is under way, and forget what the backend remembers."""
+    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
+    assert door.proxy.flush(30.0)
+    until(lambda: all(backend["in_flight"] == 0 for backend in door.proxy.status()["backends"]))
+    server.asked.clear()
+    gc.collect()
+
+
+@pytest.mark.slow
+def test_ten_thousand_calls_leave_nothing_behind(tmp_path: Path) -> None:
+    store, watched, process = SqliteLightningStore(tmp_path / "calls.db"), Watched(), psutil.Process(os.getpid())
+    options: Any = {"store": store, "middlewares": [watched.middleware], "journal": False}
+    with rough(act) as server, ExitStack() as life:
+        breakable = [entry(server.url, model=BREAKABLE) for _ in range(BAD_BACKENDS)]
+        door = life.enter_context(proxied(entry(server.url), *breakable, **options))
+        asyncio.run(drive(door, WARM_UP_CALLS))
+        settle(door, server)
+        tasks, files, memory, objects = watched.tasks(), process.num_fds(), process.memory_info().rss, count_objects()
+
+        asyncio.run(drive(door, CALLS))
+        settle(door, server)
+
+        until(lambda: watched.tasks() <= tasks)
+        until(lambda: process.num_fds() <= files + CALLERS)
+        until(lambda: server.open_connections <= CALLERS)
+        left = alive(Exchange, CallRecord, StreamRelay, aiohttp.ClientResponse)
+        assert left.pop("CallRecord", 0) <= LAST_BATCHES
+        assert left == {}
+        assert count_objects() - objects < MOST_NEW_OBJECTS
+        assert process.memory_info().rss - memory < MOST_GROWTH_BYTES
+        status = door.proxy.status()["calls"]
+        assert (status["stored"], status["lost"]) == (CALLS + WARM_UP_CALLS, {})
+    asyncio.run(store.close())

@@ -1,0 +1,264 @@
+"""Going from one rollout to the next: how much is asked of the store, and what happens where it can do less."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import InvalidQuery, InvalidValue, StoreUnavailable
+from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.abilities import Abilities
+from agentlightning.runner.known_resources import MOST_KEPT, KnownResources
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreThreaded
+from agentlightning.store.claims import Claim
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import AttemptedRollout, Hook, NamedResources, PromptTemplate, Rollout, RolloutConfig
+from agentlightning.utils.metrics import MetricsBackend
+from tests.runner.test_stores import OldStore
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, until, work_off
+
+
+class Counting(MetricsBackend):
+    """Writes down which operations a store runs."""
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+
+    def register_histogram(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def register_counter(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def inc_counter(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def observe_histogram(self, name: str, value: float, labels: Any = None) -> None:
+        self.operations.append(labels["operation"])
+
+    def of(self, *names: str) -> list[str]:
+        return [operation for operation in self.operations if operation in names]
+
+
+async def counted_store(kind: type[InMemoryLightningStore] = InMemoryLightningStore) -> tuple[Any, Counting]:
+    tracker = Counting()
+    store = kind(tracker=tracker)
+    await store.add_resources(RESOURCES)
+    return store, tracker
+
+
+WORKING = (
+    *("claim_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "get_resources_by_id", "get_latest_resources"),
+    *("finish_and_claim", "finish_attempt", "update_attempt", "add_many_spans", "get_next_span_sequence_id"),
+)
+
+
+async def test_each_rollout_takes_one_operation_of_the_store() -> None:
+    store, tracker = await counted_store()
+
+    worked = await work_off(Answering(lambda _: 1.0), *range(4), store=store)
+
+    assert await worked.statuses() == ["succeeded"] * 4
+    assert tracker.of(*WORKING) == ["claim_rollouts"] + ["finish_and_claim"] * 3 + ["finish_attempt"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_hooks_do_not_keep_a_runner_from_claiming_as_it_finishes(concurrency: int) -> None:
+    store, tracker = await counted_store()
+
+    worked = await work_off(
+        Answering(lambda _: None), *range(6), store=store, hooks=[Hook()], max_concurrency=concurrency
+    )
+
+    assert await worked.statuses() == ["succeeded"] * 6
+    assert len(tracker.of("finish_and_claim")) >= 6 - 2 * concurrency
+    assert tracker.of("dequeue_rollout", "dequeue_many_rollouts", "get_resources_by_id") == []
+
+
+async def test_every_rollout_has_resources_of_its_own_in_their_latest_version() -> None:
+    store = InMemoryLightningStore()
+    await store.update_resources("mine", RESOURCES)
+    seen: list[str] = []
+
+    async def spoiling(task: Any, resources: NamedResources) -> None:
+        prompt = resources["prompt"]
+        assert isinstance(prompt, PromptTemplate)
+        seen.append(prompt.template)
+        prompt.template = "spoiled"
+        if task == 1:
+            await store.update_resources("mine", {"prompt": PromptTemplate(template="new", engine="f-string")})
+
+    class Spoiling(Awaiting):
+        async def rollout_async(self, task: Any, resources: NamedResources, rollout: Rollout) -> None:
+            await spoiling(task, resources)
+
+    worked = await work_off(Spoiling(lambda _: asyncio.sleep(0)), *range(4), store=store)
+
+    assert await worked.statuses() == ["succeeded"] * 4
+    assert seen == ["Do {task}.", "Do {task}.", "new", "new"]
+
+
+async def test_a_rollout_without_resources_fails_with_the_reason() -> None:
+    worked = await work_off(Answering(lambda _: 1.0), store=InMemoryLightningStore())
+
+    assert await worked.statuses() == ["failed"]
+    assert "There are no resources yet" in (await worked.error())["message"]
+
+
+class Away(InMemoryLightningStore):
+    """Cannot be reached when the first attempt is finished."""
+
+    error: Exception = StoreUnavailable("away")
+    times = 1
+    asked = 0
+
+    async def finish_and_claim(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        if self.asked <= self.times:
+            raise self.error
+        return await super().finish_and_claim(*args, **kwargs)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), InvalidValue("odd")], ids=lambda e: type(e).__name__)
+async def test_an_outage_or_a_refused_span_does_not_make_later_attempts_go_the_longer_way(error: Exception) -> None:
+    store, tracker = await counted_store(Away)
+    store.error = error
+
+    worked = await work_off(Answering(lambda _: 1.0), *range(4), store=store)
+
+    assert await worked.statuses() == ["succeeded"] * 4
+    assert [await worked.rewards(number) for number in range(4)] == [[1.0]] * 4
+    assert len(tracker.of("finish_and_claim")) == 2
+    assert len(tracker.of("add_many_spans")) == 1
+
+
+async def test_a_store_that_cannot_is_asked_once() -> None:
+    store, tracker = await counted_store(Away)
+    store.error, store.times = NotImplementedError("never heard of"), 100
+
+    worked = await work_off(Answering(lambda _: 1.0), *range(4), store=store)
+
+    assert await worked.statuses() == ["succeeded"] * 4
+    assert store.asked == 1
+    assert len(tracker.of("update_attempt")) == 4
+
+
+async def test_a_store_without_claims_is_asked_in_parts() -> None:
+    class Earlier(InMemoryLightningStore):
+        async def claim_rollouts(self, **_: Any) -> Any:
+            raise InvalidQuery("There is no store operation 'claim_rollouts'.")
+
+    store, tracker = await counted_store(Earlier)
+
+    worked = await work_off(Answering(lambda _: 1.0), *range(3), store=store)
+
+    assert await worked.statuses() == ["succeeded"] * 3
+    assert len(tracker.of("get_resources_by_id")) == 3
+    assert tracker.of("finish_and_claim") == []
+
+
+async def test_a_store_is_asked_in_parts_where_a_subclass_has_changed_one() -> None:
+    class Choosy(InMemoryLightningStore):
+        async def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
+            return await super().dequeue_rollout(*args, **kwargs)
+
+    class Whole(Choosy):
+        async def claim_rollouts(self, **options: Any) -> Any:
+            return await super().claim_rollouts(**options)
+
+    assert Abilities.of(InMemoryLightningStore()).claims_next
+    assert Abilities.of(LightningStoreThreaded(InMemoryLightningStore())).claims_next
+    assert Abilities.of(LightningStoreClient("http://127.0.0.1:1")).claims_next
+    for changed in (Choosy(), LightningStoreThreaded(Choosy()), OldStore()):
+        assert not Abilities.of(changed).tells_resources
+        assert not Abilities.of(changed).claims_next
+    assert Abilities.of(Whole()).tells_resources
+    assert not Abilities.of(Whole()).claims_next
+
+
+async def test_a_hook_that_exits_does_not_keep_an_attempt_from_its_status() -> None:
+    class Exiting(Hook):
+        async def on_rollout_end(self, **_: Any) -> None:
+            raise SystemExit(3)
+
+    worked = await work_off(Answering(lambda _: None), "one", "two", hooks=[Exiting()])
+
+    assert await worked.statuses() == ["succeeded", "succeeded"]
+
+
+async def test_a_callback_that_is_interrupted_does_not_keep_an_attempt_from_its_status() -> None:
+    class Interrupted(Answering):
+        def on_rollout_end(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    store, _ = await counted_store()
+    started = await store.start_rollout("task")
+    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer())
+
+    with (
+        runner.run_context(agent=Interrupted(lambda _: None), store=store),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        await runner._step_impl(started)
+
+    assert (await store.get_rollout_by_id(started.rollout_id)).status == "succeeded"
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_silent_agent_is_alive_while_its_runner_beats(concurrency: int) -> None:
+    now, is_over = [1000.0], asyncio.Event()
+    store = InMemoryLightningStore(clock=lambda: now[0])
+    await store.add_resources(RESOURCES)
+
+    async def have_all_beaten() -> bool:
+        rollouts = await store.query_rollouts(status_in=["preparing", "running"])
+        beats = [rollout.attempt.last_heartbeat_time for rollout in rollouts if isinstance(rollout, AttemptedRollout)]
+        return beats == [now[0]] * concurrency
+
+    async def silent(task: int) -> None:
+        if task > 0:
+            await is_over.wait()
+            return
+        for _ in range(3):
+            now[0] += 8
+            await until(have_all_beaten)
+        is_over.set()
+
+    options: dict[str, Any] = {"heartbeat_interval": 0.05, "interval_jitter": 0.0, "max_concurrency": concurrency}
+    config = RolloutConfig(unresponsive_seconds=10)
+    worked = await work_off(Awaiting(silent), *range(concurrency), store=store, config=config, **options)
+
+    assert await worked.statuses() == ["succeeded"] * concurrency
+    assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * concurrency
+
+
+async def test_known_resources_are_few_and_the_latest() -> None:
+    store = InMemoryLightningStore()
+    known = KnownResources()
+    for number in range(MOST_KEPT + 2):
+        await store.update_resources(f"rs-{number}", RESOURCES)
+        await store.enqueue_rollout(number)
+    claims = [(await store.claim_rollouts())[0] for _ in range(MOST_KEPT + 2)]
+
+    found = [known.of(claim) for claim in claims]
+
+    assert found == [RESOURCES] * (MOST_KEPT + 2)
+    assert known.versions == [(f"rs-{number}", 1) for number in range(2, MOST_KEPT + 2)]
+    assert known.of(Claim(claims[0].rollout, ("rs-0", 1))) is None
+    assert known.of(Claim(claims[0].rollout, ("rs-5", 1))) == RESOURCES
+
+
+async def test_a_stopped_runner_claims_nothing_as_it_finishes() -> None:
+    store, tracker = await counted_store()
+    for number in range(2):
+        await store.enqueue_rollout(number)
+    runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), poll_interval=0.05, heartbeat_interval=0)
+
+    async def stopping(_: Any) -> None:
+        runner.stop()
+
+    with runner.run_context(agent=Awaiting(stopping), store=store):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    assert tracker.of("finish_and_claim") == []
+    assert (await store.statistics())["queue_length"] == 1

@@ -1,0 +1,105 @@
+"""A step that finishes an attempt and claims the next, whose answer does not arrive: no rollout is lost by it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import StoreUnavailable
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient
+from agentlightning.types import AttemptedRollout
+from tests.e2e.test_network_faults import QUICK, TRANSPORTS, _until, network
+
+IMPATIENT: dict[str, Any] = {"retry_delays": (0.05,), "health_retry_delays": (0.05,), "outage_seconds": 0.0}
+
+
+async def stocked_store() -> tuple[InMemoryLightningStore, AttemptedRollout]:
+    """A store with one rollout at work and one in the queue."""
+    store = InMemoryLightningStore()
+    held = await store.start_rollout("held", worker_id="w")
+    await store.enqueue_rollout("next")
+    return store, held
+
+
+def finishing(client: LightningStoreClient, held: AttemptedRollout) -> "asyncio.Task[Any]":
+    step = client.finish_and_claim(held.rollout_id, held.attempt.attempt_id, "succeeded", worker_id="w")
+    return asyncio.create_task(step)
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_step_is_sent_again_and_acts_once(transport: Any) -> None:
+    store, held = await stocked_store()
+    await store.enqueue_rollout("last")
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        step = finishing(client, held)
+        await _until(store, queue_length=1)
+        await proxy.refuse()
+        await proxy.listen()
+        claim = await step
+
+    assert claim.rollout.input == "next"
+    assert (await store.statistics())["queue_length"] == 1
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_claim_of_a_step_that_was_given_up_goes_back_with_the_next_call(transport: Any) -> None:
+    store, held = await stocked_store()
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **IMPATIENT) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        step = finishing(client, held)
+        await _until(store, queue_length=0)
+        await proxy.refuse()
+        with pytest.raises(StoreUnavailable):
+            await step
+        await proxy.listen()
+        await client.claim_rollouts(worker_id="w")
+        await _until(store, queue_length=1)
+
+    finished = await store.get_rollout_by_id(held.rollout_id)
+    assert finished is not None
+    assert finished.status == "succeeded"
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_claim_of_a_step_that_was_cancelled_goes_back(transport: Any) -> None:
+    store, held = await stocked_store()
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **QUICK) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        step = finishing(client, held)
+        await _until(store, queue_length=0)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        proxy.release_replies()
+        await _until(store, queue_length=1)
+
+    assert (await store.get_rollout_by_id(held.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("wait", [None, 1.0], ids=["at-once", "waiting"])
+async def test_claims_in_an_outage_are_refused_and_come_with_the_next_call(transport: Any, wait: float | None) -> None:
+    store, _ = await stocked_store()
+
+    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **IMPATIENT) as client:
+        await client.statistics()
+        proxy.hold_replies()
+        call = asyncio.create_task(client.claim_rollouts(worker_id="w", wait=wait))
+        await _until(store, queue_length=0)
+        await proxy.refuse()
+        with pytest.raises(StoreUnavailable):
+            await call
+        await proxy.listen()
+        (claim,) = await client.claim_rollouts(worker_id="w", wait=wait)
+
+    assert claim.rollout.input == "next"

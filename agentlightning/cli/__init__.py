@@ -11,6 +11,7 @@ from agentlightning.errors import AgentLightningError
 __all__ = ["main"]
 
 COMMANDS = {
+    "demo": "watch an agent learn, in about a minute",
     "store": "serve a store, look into it, copy it, move it",
     "runner": "join a training from this machine",
     "run": "run any program once, with its model calls recorded",

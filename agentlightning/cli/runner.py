@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import inspect
 import os
 import pkgutil
 import socket
@@ -13,6 +14,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore, LightningStoreClient
@@ -106,9 +108,12 @@ def _loaded_agent(address: str) -> LitAgent[object]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"There is no agent at '{address}': {error}.") from error
     agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
+    if inspect.isfunction(agent):
+        agent = FunctionalLitAgent(agent)
+        agent.check_parameters()
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(
-            f"'{address}' is a {type(agent).__name__}, not an agent; decorate a function with @rollout, or derive a "
+            f"'{address}' is a {type(agent).__name__}, not an agent; name a function, or derive a "
             "class from LitAgent."
         )
     return agent

@@ -41,6 +41,7 @@ class Answers:
     def __init__(self, model_name: str, codec: ChatCodec) -> None:
         self.model_name = model_name
         self.codec = codec
+        self._memory = codec if isinstance(codec, RemembersTurns) else None
         self._names: dict[int, tuple[str, list[int]]] = {}  # what tokens are called, and their bytes
 
     def whole(self, call: Call) -> dict[str, Any]:
@@ -69,8 +70,8 @@ class Answers:
 
     def remember(self, choice: Choice, message: Message) -> None:
         """Have the codec keep what was sampled, where it has to, so that the next turn begins with these tokens."""
-        if isinstance(self.codec, RemembersTurns):
-            self.codec.remember(choice.prompt, choice.generation.token_ids, message)
+        if self._memory is not None:
+            self._memory.remember(choice.prompt, choice.generation.token_ids, message)
 
     def logprobs(self, call: Call, generation: Generation, start: int = 0, end: int | None = None) -> Any:
         """Those of some of the tokens of a generation; None where they were not asked for."""

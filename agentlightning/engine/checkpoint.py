@@ -63,7 +63,7 @@ def export_hf(model: CausalModel, codec: ChatCodec, folder: Path) -> None:
     """Write a folder that transformers loads; adapters are merged. EngineError for the tiny model, which is not one."""
     if not isinstance(model, HfModel):
         raise EngineError(
-            f"The model '{model.name}' is not of a kind that transformers knows; `agl serve FOLDER` serves its checkpoint."
+            f"The model '{model.name}' is not one that transformers knows; its checkpoint is served by `agl serve`."
         )
     save_model(model, codec, folder)
 

@@ -5,7 +5,8 @@ so that the engine that samples needs to know nothing of them.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,7 +25,6 @@ __all__ = ["HfModel", "load_hf"]
 DEFAULT_LENGTH: Final = 4096
 """Of models that do not say how far they can read."""
 _BASE_LAYER: Final = ".base_layer"
-_PEFT_PREFIX: Final = "base_model.model."
 _SAME: Final = 1e-3
 """How far the logits of two ways through the model may differ, of their largest."""
 
@@ -43,7 +43,7 @@ class HfModel:
         self._plain = network
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
-        self.train_mode(False)
+        self.train_mode(enabled=False)
 
     @property
     def device(self) -> torch.device:
@@ -168,16 +168,30 @@ def load_hf(
     if gguf_file is not None:
         where["gguf_file"] = gguf_file
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
-        network = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", **where
-        )
+        with _without_progress_bars(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
+            network = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="sdpa", **where
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise EngineError(f"The folder '{folder}' holds no model that transformers can load: {error}") from error
     network = network.to(device)
     shown = Path(name).name or name
     model = HfModel(network, name=shown, end_ids=_end_ids(network, tokenizer), lora=lora)
     return model, HfChatCodec(tokenizer, end_ids=model.end_ids)
+
+
+@contextmanager
+def _without_progress_bars(transformers: Any) -> Iterator[None]:
+    """They would fill the log of a server."""
+    logging = transformers.utils.logging
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
 
 
 def _longest(config: Any) -> int:
@@ -224,7 +238,7 @@ def _is_adapter(name: str) -> bool:
 
 
 def _has_plain_head(network: Any) -> bool:
-    """Whether the logits are the output embeddings of the last hidden state and nothing more; some models scale them."""
+    """Whether the logits are the output embeddings of the last hidden state and no more; some models scale them."""
     head = network.get_output_embeddings()
     if head is None or network.base_model is network:
         return False

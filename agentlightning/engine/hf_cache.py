@@ -2,7 +2,7 @@
 
 Each slot is at a position of its own, which the caches of transformers do not know. A model only asks its cache to take
 the new keys and values of a layer and to give those to attend to, so that is all there is here: after a prompt was
-read, these are the prompt's own; in a step, those of all active slots up to the longest. Memory grows with what is used.
+read, these are the prompt's own; in a step, those of all active slots up to the longest. Memory grows with its use.
 """
 
 from typing import Any, Final

@@ -106,19 +106,18 @@ class Recorder:
 
     def _tell_left_over(self) -> None:
         """What could not be stored before the end: it waits in the journal, or is lost."""
-        if self.journal is not None:
+        for record in self._to_store:
+            if self.journal is None or record.span_id not in self.journal:
+                self._lose(record, "the proxy stopped before the store could be reached")
+        lost = sum(self.totals.lost.values())
+        if lost:
+            logger.error("The spans of %d model calls are lost: the store did not take them.", lost)
+        if self.journal is not None and self.totals.waiting:
             logger.error(
                 "The spans of %d model calls are not stored yet; they wait in '%s'.",
                 self.totals.waiting,
                 self.journal.directory,
             )
-            return
-        for record in self._to_store:
-            self._lose(record, "the proxy stopped before the store could be reached")
-        lost = sum(self.totals.lost.values())
-        logger.error(
-            "The spans of %d model calls are lost: the store did not take them before the proxy stopped.", lost
-        )
 
     # ------------------------------------------------------------------ the gateway's side
 

@@ -254,8 +254,8 @@ class LitAgentRunner(Runner[T_task]):
     async def _claim(self, limit: int, event: "ExecutionEvent | None", *, is_idle: bool) -> Sequence[Claim]:
         """Rollouts from the head of the queue; where there are none, wait for a while."""
         try:
-            # The first claim may wait at once: that opens the store's live channel, which the next ones then use. So may
-            # all claims of a runner that claims as it finishes, and knows that there was nothing a moment ago.
+            # The first claim may wait at once: that opens the store's live channel, which the next ones then use. So
+            # may all claims of a runner that claims as it finishes, and knows that there was nothing a moment ago.
             waits_at_once = is_idle and self._abilities.waits and (self._is_new or self._abilities.claims_next)
             claims = [] if waits_at_once else await self._ask(limit)
             self._is_new = False

@@ -1,6 +1,7 @@
 """Trainer: builds the parts, has them placed, and runs the loop."""
 
 import asyncio
+import inspect
 import logging
 import pkgutil
 import time
@@ -15,6 +16,7 @@ from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEve
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.litagent.signature import check_signature
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
@@ -306,6 +308,8 @@ class Trainer:
     async def _algorithm_bundle(self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide) -> None:
         """The algorithm's side of a training, kept as a run in the store."""
         run_id = await self._open_run(store, side)
+        if side.algorithm is not None:
+            side.algorithm.set_run_id(run_id)
         status: RunStatus = "failed"
         summary: dict[str, Any] = {}
         began = time.monotonic()
@@ -403,10 +407,13 @@ def _renamed(new: str, value: _Value | None, old: str, old_value: _Value | None)
 
 
 def _checked_agent(agent: Any) -> LitAgent[Any]:
+    """The agent, or a plain function as one: it is given its task, and what else it asks for by name."""
+    if inspect.isfunction(agent):
+        agent = FunctionalLitAgent(agent)
     if isinstance(agent, LitAgent):
         check_signature(agent)
         return agent
-    hint = "decorate it with @rollout" if callable(agent) and not isinstance(agent, type) else "derive it from LitAgent"
+    hint = "derive it from LitAgent, or give a function"
     if isinstance(agent, type) and issubclass(agent, LitAgent):
         hint = f"make an instance: {agent.__name__}()"
     raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")

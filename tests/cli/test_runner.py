@@ -39,8 +39,7 @@ class Needy(LitAgent):
     def __init__(self, argument):
         raise AssertionError
 
-def plain(task):
-    return 1.0
+number = 1
 """
 
 
@@ -253,7 +252,7 @@ def test_a_runner_process_that_is_killed_leaves_no_other(join: Any) -> None:
         ("user_agents", "write it as module:agent"),
         ("missing_module:agent", "There is no agent at 'missing_module:agent'"),
         ("user_agents:missing", "There is no agent at 'user_agents:missing'"),
-        ("user_agents:plain", "decorate a function with @rollout"),
+        ("user_agents:number", "name a function, or derive a class from LitAgent"),
         (":agent", "There is no agent at ':agent'"),
         ("user agents:agent", "There is no agent"),
         ("", "module:agent"),

@@ -204,14 +204,14 @@ async def test_key_of_an_unknown_attempt_is_refused(proxy: LLMProxy) -> None:
     assert await status(llm.endpoint, bearer(llm.api_key)) == 401
 
 
-async def test_key_ends_with_its_attempt_within_a_second(
+async def test_key_ends_with_its_attempt(
     proxy: LLMProxy, store: InMemoryLightningStore, rollout: AttemptedRollout
 ) -> None:
     llm = bound(proxy, rollout)
     assert await status(llm.endpoint, bearer(llm.api_key)) == 200
     await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 
-    deadline = asyncio.get_running_loop().time() + FRESH_SECONDS + 1.0
+    deadline = asyncio.get_running_loop().time() + FRESH_SECONDS + 5.0
     while await status(llm.endpoint, bearer(llm.api_key)) == 200:
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.05)

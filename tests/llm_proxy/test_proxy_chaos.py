@@ -2,16 +2,15 @@
 
 import asyncio
 import threading
-from typing import Any
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
-import aiohttp
 import openai
 import pytest
 
-from agentlightning.llm_proxy.attribution import Doorkeeper
-from agentlightning.llm_proxy.gateway import GatewaySettings
-from agentlightning.llm_proxy.service import Service
-from agentlightning.store import InMemoryLightningStore
+from agentlightning.llm_proxy.backends.errors import BackendBroken
+from agentlightning.llm_proxy.relay import StreamRelay
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.llm_proxy.rough_server import (
@@ -285,33 +284,23 @@ def test_fields_that_a_backend_refuses_are_taken_back() -> None:
 # ---------------------------------------------------------------------- limits
 
 
-async def post(port: int, *, stream: bool) -> bytes:
-    asked = {"model": MODEL, "messages": USER, "stream": stream}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked) as answer,
-    ):
-        return await answer.read()
+class Endless:
+    """A backend that goes on and on."""
+
+    headers: ClassVar = {"content-type": EVENT_STREAM}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            yield event("x" * 1000)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_answer_above_the_limit_is_cut(stream: bool) -> None:
-    endless = streamed(*[event("x" * 1000)] * 100, is_ended=False)
-    settings = GatewaySettings(max_response_bytes=20_000)
-    with rough(endless if stream else whole(completion("x" * 30_000))) as server:
-        service = Service(
-            store=InMemoryLightningStore(),
-            model_list=[entry(server.url)],
-            host="127.0.0.1",
-            port=0,
-            doorkeeper=Doorkeeper(),
-            settings=settings,
-        )
-        await service.start()
-        try:
-            answer = await post(service.port, stream=stream)
-        finally:
-            await service.stop()
+async def test_stream_that_does_not_end_is_cut() -> None:
+    outgoing: Any = SimpleNamespace(backend_dialect="chat", translation=None, has_extras=False, asked={})
+    answer: Any = Endless()
+    parts = StreamRelay(answer, outgoing, 0.0, max_bytes=20_000).parts()
+    whole_events = 20_000 // len(event("x" * 1000))
 
-    assert len(answer) < 30_000
-    assert b"more than 20000 bytes, which is the limit" in answer
+    for _ in range(whole_events):
+        await anext(parts)
+    with pytest.raises(BackendBroken, match="more than 20000 bytes, which is the limit"):
+        await anext(parts)

@@ -213,7 +213,7 @@ def test_caller_who_leaves_before_his_request_is_whole(door: Proxied, stub_model
     assert len(stub_model.requests) == len(door.calls()) == 1
 
 
-def test_stop_does_not_wait_for_a_body_that_never_comes(stub_model: StubModel) -> None:
+def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(stub_model: StubModel) -> None:
     with proxied(entry(stub_model.url)) as door, connected(door) as caller:
         caller.sendall(request(path_of(door) + CHAT)[:-5])
         check_serves(door)

@@ -207,7 +207,6 @@ async def test_new_models_drop_no_call_and_spans_name_the_version() -> None:
             proxy.update_model_list(versions[1])
             late = await asyncio.to_thread(ask, url, "late")
 
-            assert not any(call.done() for call in asked)
             assert [call.result().status_code for call in asked] == [200] * 8
             assert late.status_code == 200
             assert await asyncio.to_thread(proxy.flush)

@@ -435,6 +435,22 @@ async def test_disk_that_is_full_costs_no_call_and_is_told_once(
     assert caplog.text.count("No space left on device") == 1
 
 
+async def test_stop_while_disk_and_store_fail_tells_what_is_lost(
+    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(store, tmp_path, limits=QUICK) as recorder:
+        assert recorder.journal is not None
+        store.fall()
+        do(recorder, record(rollout, 1))
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr("os.write", lambda *_: 0)
+            do(recorder, record(rollout, 2))
+
+    assert counts(recorder.totals) == (0, 1, 0, 1)
+    assert "1 model calls are lost" in caplog.text
+    assert "1 model calls are not stored yet" in caplog.text
+
+
 async def test_journal_that_cannot_be_read_is_told(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -676,13 +676,32 @@ def test_a_training_that_is_stopped_while_paused_ends() -> None:
 
 
 def plain_function(task: Any) -> float:
-    return 1.0
+    return task / 2
+
+
+def greedy_function(task: Any, budget: float) -> float:
+    return task / budget
+
+
+def test_a_plain_function_is_an_agent() -> None:
+    rewards: list[float | None] = []
+
+    async def algorithm(*, store: Any, train_dataset: Any) -> None:
+        await store.add_resources(RESOURCES)
+        for task in train_dataset:
+            rollout = await store.enqueue_rollout(task)
+            await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=PATIENCE_SECONDS)
+            rewards.append(find_final_reward(await store.query_spans(rollout.rollout_id)))
+
+    a_trainer(algorithm=algo(algorithm)).fit(plain_function, [1, 2])
+
+    assert rewards == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        (plain_function, "decorate it with @rollout"),
+        (greedy_function, "asks for budget"),
         (Halving, r"make an instance: Halving\(\)"),
         ("my_agent", "must be a LitAgent"),
         (int, "derive it from LitAgent"),

@@ -36,6 +36,7 @@ RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
 """After so many steps in a row without anything to learn from, a run is given up."""
+MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
 
@@ -60,6 +61,8 @@ class GRPO(Algorithm):
         dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for.
         max_staleness: 0 waits for each step's rollouts; n lets rollouts start that many updates ahead of their use.
         agent_match: Train only the calls of these agents.
+        output: Folder in which the trained model is left at the end, as `agl serve` takes it; for several policies, one
+            below it for each.
         checkpoints: Folder for checkpoints; None makes none.
         save_every: Steps between checkpoints.
         resume: Go on from the last checkpoint in the folder, if there is one.
@@ -86,6 +89,7 @@ class GRPO(Algorithm):
         dynamic_sampling: bool = False,
         max_staleness: int = 0,
         agent_match: str | AgentMatcher | None = None,
+        output: str | Path | None = None,
         checkpoints: str | Path | None = None,
         save_every: int = 10,
         resume: bool = False,
@@ -116,6 +120,7 @@ class GRPO(Algorithm):
         self.dynamic_sampling = dynamic_sampling
         self.max_staleness = max_staleness
         self.agent_match = agent_match
+        self.output = None if output is None else Path(output)
         self.save_every = save_every
         self.resume = resume
         self.seed = seed
@@ -123,6 +128,8 @@ class GRPO(Algorithm):
         """The mean reward on the validation set before training."""
         self.result: Estimate | None = None
         """The same after it."""
+        self.examples: list[list[FinishedRollout]] = []
+        """The first rollouts of each validation, in the order of its tasks."""
         self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
         named = {"tiny" if model == "tiny" else "policy": model} if isinstance(model, str) else dict(model)
         self.policies = [
@@ -199,6 +206,9 @@ class GRPO(Algorithm):
             progress.save(self.policies, curriculum)
             raise
         progress.save(self.policies, curriculum)
+        if self.output is not None:
+            for policy in self.policies:
+                policy.export(self.output if len(self.policies) == 1 else self.output / policy.name)
 
     async def _send(self, curriculum: Curriculum, tasks: int) -> Sent:
         assert self._collector is not None
@@ -260,6 +270,7 @@ class GRPO(Algorithm):
         tasks = [dataset[number] for number in range(size)]
         sent = await self._collector.send(tasks, mode="val", resources_id=self._resources["val"])
         finished = await self._collector.finished(sent)
+        self.examples.append(finished[:MOST_EXAMPLES])
         return estimate([one.reward or 0.0 for one in finished])
 
     async def _validate_now(self, dataset: Dataset[Any]) -> Estimate:

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.objective import Choices, ChosenTokens, choices, policy_loss, sequence_coefficients
+from agentlightning.algorithm.grpo.objective import (
+    Choices,
+    ChosenTokens,
+    Loss,
+    choices,
+    policy_loss,
+    sequence_coefficients,
+)
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -182,7 +189,7 @@ class Learner:
             loss = policy_loss(self._tokens(pack, [coefficient_of[id(row)] for row in pack.rows]), settings)
             total += self._finite(loss.value, "loss")
             loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
-            figures.add(pack, loss.sums, loss.maxima)
+            figures.add(pack, loss)
         longest = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), longest)
         figures.add_step(total, self._finite(norm, "gradient"))
@@ -241,13 +248,14 @@ class _Figures:
         self._tokens = 0
         self._padded_tokens = 0
 
-    def add(self, pack: Pack, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> None:
+    def add(self, pack: Pack, loss: Loss) -> None:
         self._tokens += pack.chosen.numel()
         self._padded_tokens += pack.ids.numel()
-        values = torch.stack([value.double() for value in (*sums.values(), *maxima.values())]).tolist()
-        for name, value in zip(sums, values, strict=False):
+        columns = [*loss.sums.values(), *loss.maxima.values()]
+        values = torch.stack([value.to(loss.value.dtype) for value in columns]).tolist()
+        for name, value in zip(loss.sums, values, strict=False):
             self._sums[name] = self._sums.get(name, 0.0) + value
-        for name, value in zip(maxima, values[len(sums) :], strict=True):
+        for name, value in zip(loss.maxima, values[len(loss.sums) :], strict=True):
             self._maxima[name] = max(self._maxima.get(name, value), value)
 
     def add_step(self, loss: float, norm: float) -> None:

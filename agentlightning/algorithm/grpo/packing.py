@@ -92,7 +92,8 @@ class Pack:
         counts = torch.tensor([row.n_chosen for row in rows])
         temperatures: Tensor | None = None
         if any(row.temperature != 1 for row in rows):
-            each = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
+            exact = torch.float64 if device.type == "cpu" else torch.float32  # not every device has 64 bits
+            each = torch.tensor([row.temperature for row in rows], dtype=exact)
             temperatures = each.repeat_interleave(counts).to(device)
         return cls(
             rows=rows,

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.llm_proxy import ModelConfig
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner import Learner
@@ -84,10 +86,11 @@ class Policy:
         if engine is not None:
             await asyncio.to_thread(engine.stop)
 
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> ModelConfig:
         """The entry of the proxy's list of models."""
         assert self._engine is not None
-        return self._engine.model_config()
+        entry = self._engine.model_config()
+        return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"])
 
     async def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One step of learning, off the event loop, and the engine gets what was learned."""
@@ -104,6 +107,12 @@ class Policy:
         """Give the engine the weights of this moment."""
         assert self._engine is not None
         await asyncio.to_thread(self._engine.publish, self.version, self.model.state())
+
+    def export(self, folder: Path) -> None:
+        """Leave the model in a folder of its own, as `agl serve` and `engine.loading` take it."""
+        from agentlightning.engine.checkpoint import save_model
+
+        save_model(self.model, self.codec, folder, {"version": self.version, "source": self.source})
 
     async def restore(self, model_state: Mapping[str, Any], learner_state: Mapping[str, Any], version: int) -> None:
         """Go on from a checkpoint."""

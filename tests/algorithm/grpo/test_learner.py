@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,12 @@ from torch import Tensor
 
 from agentlightning.algorithm.grpo.advantages import advantages
 from agentlightning.algorithm.grpo.learner import Learner
+from agentlightning.algorithm.grpo.objective import choices
+from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.sampling import Sampling
+from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import ConfigurationError, TrainingError
 from tests.algorithm.grpo import reference
@@ -23,6 +28,15 @@ from tests.algorithm.grpo.reference import Conversation, Variant
 from tests.algorithm.grpo.small_model import SmallModel
 
 ONE_STEP = LearnerSettings(minibatches=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads for such small models only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def sample(number: int, **changes: object) -> Sample:
@@ -76,7 +90,7 @@ def test_a_policy_rewarded_for_one_token_learns_it_in_20_steps() -> None:
     assert probabilities()[wanted] < 0.05
     for _ in range(20):
         chances = probabilities()
-        answers = torch.multinomial(chances, 256, replacement=True, generator=source).tolist()
+        answers = torch.multinomial(chances, 128, replacement=True, generator=source).tolist()
         gains = advantages([float(answer == wanted) for answer in answers]).values
         learner.update(
             [
@@ -145,6 +159,37 @@ def test_the_loss_of_samples_is_that_of_the_reference(level: str, aggregate: str
     expected = reference.loss(batch, Variant(level=level, aggregate=aggregate, cap=cap))
     assert metrics["learner/loss"] == pytest.approx(expected, rel=1e-9)
     assert metrics["learner/tokens"] == sum(sum(one.loss_mask) for one in SAMPLES)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_the_engine_and_the_learner_find_the_same_logprobs(temperature: float) -> None:
+    torch.manual_seed(0)
+    model, source = TinyModel(), random.Random(0)
+    model.embedding.data *= 20  # so that it prefers some tokens
+    prompts = [[source.randrange(model.vocab_size) for _ in range(source.randint(2, 40))] for _ in range(12)]
+    with InferenceEngine(model) as engine:
+        asked = [Sampling(max_new_tokens=25, temperature=temperature, seed=seed) for seed in range(12)]
+        futures = [engine.submit(prompt, sampling) for prompt, sampling in zip(prompts, asked, strict=True)]
+        answers = [future.result(60) for future in futures]
+
+    rows = [
+        Row.of(
+            Sample(
+                [*prompt, *answer.token_ids],
+                [0] * len(prompt) + [1] * len(answer.token_ids),
+                [None] * len(prompt) + list(answer.logprobs),
+                *(1.0, 0, "g", "ro", temperature),
+            ),
+            model,
+        )
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+    pack = Pack.of(rows, model.device)
+    found = choices(model.logits(pack.ids, pack.lengths, pack.selected), pack.chosen, pack.temperatures).logprobs
+    stored = torch.cat([row.engine_logprobs for row in rows if row.engine_logprobs is not None])
+    assert stored.exp().max() > 0.3
+    torch.testing.assert_close(found, stored, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "constant"])

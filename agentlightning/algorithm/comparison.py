@@ -1,0 +1,266 @@
+"""Whether a candidate is better than the incumbent: a paired comparison that may stop at any pair.
+
+Both sides are run on the same tasks, and each task gives one difference of rewards. The evidence for a gain is the
+wealth of a gambler who bets on it: she starts with 1 and stakes a fraction of what she has on every next pair, at odds
+that are fair if there is no gain. Without a gain her wealth will, with probability `1 - alpha`, never reach `1 / alpha`
+(Ville's inequality), however many pairs there are and whenever one looks; so a candidate may be called better at the
+first pair at which it does. This needs no assumption about the rewards but their range. Bets of several sizes are made
+side by side, and the wealth is their mean.
+
+A comparison that has no hope any more is given up before its budget is spent. Giving up never makes a false promotion
+likelier; it costs a little power.
+
+What the caller must see to: pairs come in the order in which their tasks were drawn, not in the order in which they
+finished; a task is one pair (the repeats of a task are averaged first); and the rewards were not used to choose this
+candidate among others. To resume a comparison, add the pairs it had to a new one.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean
+from typing import Literal
+
+from agentlightning.algorithm.intervals import Estimate
+from agentlightning.errors import ConfigurationError, TrainingError
+
+__all__ = ["Gate", "PairedComparison", "Verdict"]
+
+Verdict = Literal["undecided", "better", "not better"]
+
+BETS = 6
+LARGEST_BET = 0.95
+"""Less than everything, so that a single loss does not ruin a gambler for ever."""
+HOPEFUL_DEVIATIONS = NormalDist().inv_cdf(0.995)
+"""How far above the mean of the pairs the true gain may lie before one gives up, in standard errors."""
+SHARE_WITHOUT_PLAN = 0.1
+"""What a comparison gets of the alpha that is left, if nobody said how many there will be."""
+BISECTIONS = 50
+SMALLEST_FAIR = 1e-12
+LARGEST_LOG = 700.0
+"""Of a wealth that a float can hold."""
+
+
+class PairedComparison:
+    """A sequential test of one candidate against the incumbent.
+
+    Args:
+        alpha: How likely a candidate without a gain above `min_effect` may be called better.
+        max_pairs: The budget; the verdict falls at this pair at the latest.
+        min_pairs: No verdict before so many pairs, or before the budget is spent if that is less.
+        min_effect: The gain that must be exceeded.
+        reward_range: Lowest and highest reward there can be.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.05,
+        *,
+        max_pairs: int = 200,
+        min_pairs: int = 8,
+        min_effect: float = 0.0,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        low, high = reward_range
+        if not 0 < alpha < 1:
+            raise ConfigurationError(f"alpha must lie between 0 and 1; it is {alpha}.")
+        if min_pairs < 1 or max_pairs < 1:
+            raise ConfigurationError(f"min_pairs and max_pairs must be at least 1; they are {min_pairs}, {max_pairs}.")
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigurationError(f"reward_range must be two finite numbers, lowest first; it is {reward_range}.")
+        if not -(high - low) < min_effect < high - low:
+            raise ConfigurationError(
+                f"min_effect must lie within the differences of {reward_range}; it is {min_effect}."
+            )
+        self.alpha = alpha
+        self.max_pairs = max_pairs
+        self.min_pairs = min(min_pairs, max_pairs)
+        self.min_effect = min_effect
+        self.reward_range = (low, high)
+        self._span = high - low
+        self._bets = _bets(alpha, max_pairs)
+        self._logs = [0.0] * len(self._bets)  # of each gambler's wealth
+        self._wins = self._growths(self._span)  # of each gambler's wealth at a pair that could not be better
+        self._differences: list[float] = []
+        self._squares = 0.0
+        self._verdict: Verdict = "undecided"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Falls once and stays."""
+        return self._verdict
+
+    @property
+    def pairs(self) -> int:
+        """How many were added."""
+        return len(self._differences)
+
+    @property
+    def pairs_left(self) -> int:
+        """How many more may be added; none once there is a verdict."""
+        return self.max_pairs - self.pairs if self._verdict == "undecided" else 0
+
+    @property
+    def evidence(self) -> float:
+        """The gamblers' wealth, of which each began with 1; `1 / alpha` is enough."""
+        return _mean_of_logs(self._logs)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean gain, and an interval that holds the true one whenever the comparison ended.
+
+        Either bound is wrong with a probability of at most `alpha`. Of a candidate that is better the lower one is at
+        least `min_effect`. The mean of a comparison that ended early flatters the winner; the interval does not.
+        """
+        if not self._differences:
+            raise ConfigurationError("There are no pairs yet, so there is no gain to estimate.")
+        negated = [-difference for difference in self._differences]
+        low, high = self._lower_bound(self._differences), -self._lower_bound(negated)
+        if self._verdict == "better":
+            low = max(low, self.min_effect)  # as it is, but for rounding
+        return Estimate(fmean(self._differences), low, high, self.pairs)
+
+    def add(self, incumbent_score: float, candidate_score: float) -> Verdict:
+        """Take the rewards of both sides for the next task; TrainingError once there is a verdict."""
+        if self._verdict != "undecided":
+            raise TrainingError(
+                f"The comparison is over ('{self._verdict}' after {self.pairs} pairs); begin another for new pairs."
+            )
+        difference = self._checked(candidate_score) - self._checked(incumbent_score)
+        self._differences.append(difference)
+        self._squares += difference * difference
+        self._logs = [log + growth for log, growth in zip(self._logs, self._growths(difference), strict=True)]
+        self._verdict = self._judged()
+        return self._verdict
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.estimate if self.pairs else 'no pairs'}"
+
+    def _checked(self, score: float) -> float:
+        low, high = self.reward_range
+        if not low <= score <= high:
+            raise ConfigurationError(
+                f"A reward of {score} lies outside {low} to {high}, for which the comparison holds; set reward_range."
+            )
+        return score
+
+    def _judged(self) -> Verdict:
+        if self.pairs < self.min_pairs:
+            return "undecided"
+        if self.evidence >= 1 / self.alpha:
+            return "better"
+        if self.pairs == self.max_pairs or self._hoped_for_evidence() < 1 / self.alpha:
+            return "not better"
+        return "undecided"
+
+    def _growths(self, difference: float) -> list[float]:
+        """What a pair adds to the logarithm of each gambler's wealth."""
+        won = (self._span + difference) / (self._span + self.min_effect)
+        return [math.log(1 - bet + bet * won) for bet in self._bets]
+
+    def _hoped_for_evidence(self) -> float:
+        """The wealth at the end of the budget, if the true gain is as large as what was seen allows.
+
+        The pairs to come are taken to be like those that came, with as many of them turned into wins as it takes. One
+        win and one loss that were not seen keep a short row of equal pairs from looking certain.
+        """
+        n, left = self.pairs, self.max_pairs - self.pairs
+        mean = sum(self._differences) / n
+        variance = (self._squares + 2 * self._span**2) / (n + 2) - (mean * n / (n + 2)) ** 2
+        hope = HOPEFUL_DEVIATIONS * math.sqrt(variance / (n + 2))
+        wins = min(1.0, hope / max(self._span - mean, hope))
+        growths = [(1 - wins) * log / n + wins * win for log, win in zip(self._logs, self._wins, strict=True)]
+        return _mean_of_logs([log + left * growth for log, growth in zip(self._logs, growths, strict=True)])
+
+    def _lower_bound(self, differences: Sequence[float]) -> float:
+        """The largest gain that the pairs refute: one at which a gambler against it has `1 / alpha`."""
+        low, high = -self._span, fmean(differences)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            fair = max(self._span + middle, SMALLEST_FAIR * self._span)
+            logs = [
+                sum(math.log(1 - bet + bet * (self._span + difference) / fair) for difference in differences)
+                for bet in self._bets
+            ]
+            if _mean_of_logs(logs) >= 1 / self.alpha:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def _bets(alpha: float, max_pairs: int) -> list[float]:
+    """Fractions to stake, from the least that can succeed within the budget; fixed before the first pair.
+
+    A row of pairs with variance v shows a gain g within n pairs if `g² n > 2 v log(1 / alpha)`, and `g / v` is then the
+    best stake. With v at most 1, no smaller one is of use.
+    """
+    least = min(LARGEST_BET / 2, math.sqrt(2 * math.log(1 / alpha) / max_pairs))
+    ratio = (LARGEST_BET / least) ** (1 / (BETS - 1))
+    return [least * ratio**number for number in range(BETS)]
+
+
+def _mean_of_logs(logs: Sequence[float]) -> float:
+    """The mean of the numbers with these logarithms; infinite where it is too large to say."""
+    largest = max(logs)
+    mean = largest + math.log(fmean(math.exp(log - largest) for log in logs))
+    return math.exp(mean) if mean < LARGEST_LOG else math.inf
+
+
+class Gate:
+    """Hands out alphas to the comparisons of a run, so that the whole run is wrong at most as often as `alpha_total`.
+
+    A run is wrong if it promotes any candidate that is no better. Alphas that were handed out are spent, whatever comes
+    of it, but for those of candidates that were found better: they come back for the comparisons after them. What wrong
+    candidates can have had until the first of them is promoted is then never more than `alpha_total` in sum.
+
+    Args:
+        alpha_total: How likely a run may promote a candidate that is no better.
+        comparisons: How many there will be at most, which then share evenly; None hands each a tenth of what is left.
+    """
+
+    def __init__(self, alpha_total: float = 0.05, comparisons: int | None = None) -> None:
+        if not 0 < alpha_total < 1:
+            raise ConfigurationError(f"alpha_total must lie between 0 and 1; it is {alpha_total}.")
+        if comparisons is not None and comparisons < 1:
+            raise ConfigurationError(f"comparisons must be at least 1, or None; it is {comparisons}.")
+        self.alpha_total = alpha_total
+        self.comparisons = comparisons
+        self.begun = 0
+        """How many comparisons were handed out."""
+        self._left = alpha_total
+        self._lent: list[PairedComparison] = []
+
+    @property
+    def alpha_left(self) -> float:
+        """What is not spent and not out with a comparison that has no verdict."""
+        self._settle()
+        return self._left
+
+    def compare(
+        self,
+        *,
+        max_pairs: int = 200,
+        min_pairs: int = 8,
+        min_effect: float = 0.0,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+    ) -> PairedComparison:
+        """A comparison for the next candidate; several may be under way at once. TrainingError beyond `comparisons`."""
+        if self.comparisons is not None and self.begun >= self.comparisons:
+            raise TrainingError(
+                f"All {self.comparisons} comparisons were handed out; plan more of them in `comparisons`."
+            )
+        self._settle()
+        share = SHARE_WITHOUT_PLAN if self.comparisons is None else 1 / (self.comparisons - self.begun)
+        alpha = self._left * share
+        comparison = PairedComparison(
+            alpha, max_pairs=max_pairs, min_pairs=min_pairs, min_effect=min_effect, reward_range=reward_range
+        )
+        self.begun += 1
+        self._left -= alpha
+        self._lent.append(comparison)
+        return comparison
+
+    def _settle(self) -> None:
+        """Take back what promotions did not use, and forget what is spent."""
+        self._left += sum(lent.alpha for lent in self._lent if lent.verdict == "better")
+        self._lent = [lent for lent in self._lent if lent.verdict == "undecided"]

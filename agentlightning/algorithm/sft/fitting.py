@@ -1,0 +1,169 @@
+"""Fitting a model to examples: epochs, the loss on what is held out, an early end, and checkpoints.
+
+The order of an epoch follows from the seed and its number, and the learner's state is in every checkpoint, so a run
+that is resumed makes the steps it would have made. An epoch that was interrupted is made again from its beginning.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
+from agentlightning.algorithm.grpo.learner import Learner
+from agentlightning.algorithm.grpo.objective import choices
+from agentlightning.algorithm.grpo.packing import Row, packs
+from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.sft.examples import Split
+from agentlightning.engine.model import CausalModel
+from agentlightning.errors import ConfigurationError
+
+__all__ = ["Fitting", "FittingSettings", "sft_loss"]
+
+logger = logging.getLogger(__name__)
+
+
+def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens: int) -> float:
+    """The mean cross-entropy of the tokens that were chosen in the samples, in nats; no weight is changed."""
+    rows = [Row.of(sample, model) for sample in samples]
+    model.train_mode(enabled=False)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for pack in packs(rows, max_batch_tokens, model.device):
+            found = choices(model.logits(pack.ids, pack.lengths, pack.selected), pack.chosen)
+            total -= found.logprobs.sum(dtype=torch.float64).item()
+            count += found.logprobs.numel()
+    return total / count if count else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingSettings:
+    """How often and in which portions examples are gone through."""
+
+    epochs: int = 3
+    batch_size: int = 32
+    """Sequences of one step of the optimiser."""
+    patience: int | None = None
+    """End after so many epochs in a row without a lower held-out loss; None makes all epochs."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
+
+
+class Fitting:
+    """One model on its way. Where something is held out, `finish` leaves the weights of the best epoch."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        examples: Split,
+        settings: FittingSettings,
+        *,
+        checkpoints: Checkpoints | None = None,
+        progress: dict[str, Any] | None = None,
+    ) -> None:
+        """Prepare the first epoch.
+
+        Args:
+            learner: With the objective "likelihood", one minibatch and one epoch.
+            examples: What to learn from and to be judged by.
+            settings: How to go through them.
+            checkpoints: Where each epoch is saved; None saves nothing.
+            progress: Kept in each checkpoint for the caller.
+        """
+        self.learner = learner
+        self.examples = examples
+        self.settings = settings
+        self.epoch = 0
+        """Epochs made."""
+        self.best_loss: float | None = None
+        """The lowest held-out loss so far, that before the first epoch included."""
+        self._stale_epochs = 0
+        self._best_state: dict[str, Tensor] | None = None
+        self._checkpoints = checkpoints
+        self._progress = progress or {}
+
+    @property
+    def is_over(self) -> bool:
+        patience = self.settings.patience
+        return self.epoch >= self.settings.epochs or (patience is not None and self._stale_epochs >= patience)
+
+    def start(self) -> dict[str, float]:
+        """Judge the model as it is; the metrics."""
+        return self._judge()
+
+    def resume(self, latest: Checkpoint, best: Checkpoint | None) -> None:
+        """Go on after an epoch that was saved; the model has the weights with which the run began."""
+        began = _copy(self.learner.model)
+        self.learner.model.load_state(latest.model_state())
+        self.learner.load_state(latest.learner_state())
+        told = latest.progress
+        self.epoch, self.best_loss, self._stale_epochs = told["epoch"], told["best_loss"], told["stale_epochs"]
+        if self.best_loss is not None:  # without a checkpoint that is best, no epoch was better than none
+            self._best_state = began if best is None else best.model_state()
+
+    def run_epoch(self, is_cancelled: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Go through the examples once; the metrics. Cancelled, it ends early and counts as not made."""
+        order = list(self.examples.train)
+        random.Random(f"{self.settings.seed}/{self.epoch}").shuffle(order)
+        loss = tokens = 0.0
+        size = self.settings.batch_size
+        for start in range(0, len(order), size):
+            if is_cancelled():
+                return {}
+            figures = self.learner.update(order[start : start + size])
+            loss += figures["learner/loss"] * figures["learner/tokens"]
+            tokens += figures["learner/tokens"]
+        self.epoch += 1
+        metrics = {"sft/loss": loss / tokens, "sft/tokens": tokens, "sft/epoch": float(self.epoch)}
+        metrics |= {"sft/grad_norm": figures["learner/grad_norm"]} | self._judge()
+        logger.info("Epoch %d: %s", self.epoch, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        return metrics
+
+    def finish(self) -> None:
+        """Leave the best weights in the model."""
+        if self._best_state is not None:
+            self.learner.model.load_state(self._best_state)
+
+    def _judge(self) -> dict[str, float]:
+        is_best = False
+        metrics: dict[str, float] = {}
+        if self.examples.held_out:
+            model, limit = self.learner.model, self.learner.settings.max_batch_tokens
+            found = sft_loss(model, self.examples.held_out, max_batch_tokens=limit)
+            metrics["sft/held_out_loss"] = found
+            is_best = self.best_loss is None or found < self.best_loss
+            self._stale_epochs = 0 if is_best else self._stale_epochs + 1
+        if is_best:
+            self.best_loss = found
+            self._best_state = _copy(self.learner.model)
+        if self._checkpoints is not None and self.epoch:
+            self._save(self._checkpoints, is_best=is_best)
+        return metrics
+
+    def _save(self, checkpoints: Checkpoints, *, is_best: bool) -> None:
+        checkpoints.save(
+            self.epoch,
+            model_state=self.learner.model.state(),
+            learner_state=self.learner.state(),
+            progress={
+                **self._progress,
+                "epoch": self.epoch,
+                "best_loss": self.best_loss,
+                "stale_epochs": self._stale_epochs,
+            },
+            is_best=is_best,
+        )
+
+
+def _copy(model: CausalModel) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state().items()}

@@ -1,0 +1,292 @@
+"""SFT: a model is fine-tuned on the rollouts that went well, whoever made them.
+
+They are either in the store already, or agents make them now: every task is tried several times with the model as it
+is, and the best tries are kept (rejection sampling). What the model chose in them becomes likelier; what it was given
+is context. The proxy and an engine run only where agents need the model: to sample, to validate, or to be served.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from agentlightning.adapter import TraceToTrajectory
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
+from agentlightning.algorithm.grpo.collecting import Collector, Sent, outcomes_of
+from agentlightning.algorithm.grpo.learner import Learner
+from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.algorithm.sft.examples import (
+    Acceptance,
+    Examples,
+    RecordedRollouts,
+    examples_of,
+    find,
+    split,
+    task_key,
+)
+from agentlightning.algorithm.sft.fitting import Fitting, FittingSettings
+from agentlightning.engine.loading import load
+from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.types import Dataset, NamedResources, RolloutConfig
+from agentlightning.types.agent_matcher import AgentMatcher
+
+if TYPE_CHECKING:
+    from agentlightning.engine.lora import LoraOptions
+    from agentlightning.engine.model import CausalModel
+
+__all__ = ["SFT"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+MAIN: Final = "main_llm"
+RETRIED: Final = ("unresponsive", "timeout")
+"""Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
+MODEL_NAMES: Final = {"tiny": "tiny"}
+ANY_OTHER_NAME: Final = "policy"
+
+
+class SFT(Algorithm):
+    """Fine-tunes a model on rollouts.
+
+    Args:
+        model: What to train: "tiny", the model that comes with the package, or the folder of a Hugging Face model.
+        recorded: Which rollouts of the store to learn from; by default all that succeeded, but for those of validation
+            and test. Their tokens must be those of this model.
+        best_of: Have agents try each training task so many times now, and learn from that instead.
+        acceptance: Which of the rollouts are good enough; by default all recorded ones, and the best one of each task
+            that was sampled.
+        fitting: Epochs, batches, early end; see `FittingSettings`.
+        learning: How the model learns; see `LearnerSettings`. Its objective, epochs and minibatches are set by this
+            algorithm.
+        held_out: Share of the tasks whose rollouts are not learned from; after each epoch the loss on them is taken,
+            and the weights with the lowest one are those that remain.
+        agent_match: Learn only the calls of these agents.
+        temperature: At which answers are sampled with `best_of`.
+        validation_temperature: At which agents sample for validation; 0 takes the likeliest token each time.
+        checkpoints: Folder for a checkpoint after each epoch; None makes none.
+        resume: Go on from the last checkpoint in the folder, if there is one, with the same rollouts.
+        publish: Serve the trained model at the end, as the resource "main_llm", until `close`.
+        rollout_timeout: Seconds that one attempt may take.
+        device: "auto", "cpu" or "cuda".
+        lora: Train adapters of a Hugging Face model instead of its weights.
+        seed: Of what is held out, and of the order.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        recorded: RecordedRollouts | None = None,
+        best_of: int | None = None,
+        acceptance: Acceptance | None = None,
+        fitting: FittingSettings | None = None,
+        learning: LearnerSettings | None = None,
+        held_out: float = 0.1,
+        agent_match: str | AgentMatcher | None = None,
+        temperature: float = 1.0,
+        validation_temperature: float = 0.0,
+        checkpoints: str | Path | None = None,
+        resume: bool = False,
+        publish: bool = False,
+        rollout_timeout: float = 600.0,
+        device: str = "auto",
+        lora: "LoraOptions | None" = None,
+        max_sequences: int = 64,
+        seed: int = 0,
+    ) -> None:
+        if best_of is not None and (best_of < 1 or recorded is not None):
+            raise ConfigurationError("best_of must be at least 1, and cannot be given together with recorded.")
+        if not 0 <= held_out < 1:
+            raise ConfigurationError(f"held_out is {held_out}; it is a share of the tasks, from 0 to below 1.")
+        if resume and checkpoints is None:
+            raise ConfigurationError("To resume, name the folder of the checkpoints.")
+        self.recorded = recorded or RecordedRollouts()
+        self.best_of = best_of
+        self.acceptance = acceptance or Acceptance(keep_per_task=None if best_of is None else 1)
+        self.fitting = fitting or FittingSettings(seed=seed)
+        self.learning = replace(learning or LearnerSettings(), objective="likelihood", epochs=1, minibatches=1)
+        self.held_out = held_out
+        self.temperature = temperature
+        self.validation_temperature = validation_temperature
+        self.resume = resume
+        self.publish = publish
+        self.seed = seed
+        self.examples: Examples | None = None
+        """What was learned from, and what was not."""
+        self.epochs_made = 0
+        self.best_loss: float | None = None
+        """The held-out loss of the weights that remain, in nats per token."""
+        self.baseline: Estimate | None = None
+        """The mean reward on the validation set before training."""
+        self.result: Estimate | None = None
+        """The same after it."""
+        self.resources_id: str | None = None
+        """Of the trained model, where it is published."""
+        self._source, self._device, self._lora = model, device, lora
+        self._name = MODEL_NAMES.get(model, ANY_OTHER_NAME)
+        self._policy = Policy(self._name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
+        self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
+        self._checkpoints = None if checkpoints is None else Checkpoints(Path(checkpoints) / self._name)
+        self._adapter_of_calls = TraceToTrajectory(agent_match=agent_match)
+        self._learner: Learner | None = None
+        self._proxy: LLMProxy | None = None
+        self._is_our_proxy = False
+
+    @property
+    def model(self) -> "CausalModel":
+        """The model: after a run, the trained one."""
+        if self._learner is None:
+            raise TrainingError("SFT has no model before it is run.")
+        return self._learner.model
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        """Fine-tune; with a validation set, agents try it before and after."""
+        if self.best_of is not None and (train_dataset is None or len(train_dataset) == 0):
+            raise ConfigurationError("With best_of, SFT needs tasks to sample; give the Trainer a train_dataset.")
+        is_served = self.best_of is not None or self.publish or val_dataset is not None
+        stays = False
+        try:
+            await (self._open() if is_served else self._load())
+            if val_dataset is not None:
+                self.baseline = await self._validate(val_dataset, step=0)
+            await self._fit(train_dataset)
+            if is_served:
+                self._policy.version += 1
+                await self._policy.publish()
+            if val_dataset is not None:
+                self.result = await self._validate(val_dataset, step=self.epochs_made)
+            if self.publish:
+                self.resources_id = await self._resources("sft", None)
+                stays = True
+        finally:
+            if not stays:
+                await self.close()
+
+    async def close(self) -> None:
+        """Stop serving the trained model; harmless if it is not served."""
+        await self._policy.stop()
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None and self._is_our_proxy:
+            await proxy.stop()
+
+    async def _load(self) -> None:
+        def learner() -> Learner:
+            model, _ = load(self._source, device=self._device, lora=self._lora)
+            return Learner(model, self.learning)
+
+        self._learner = await asyncio.to_thread(learner)
+
+    async def _open(self) -> None:
+        """Load the model, and put an engine with the same behind the proxy."""
+        given = self.get_llm_proxy()
+        self._proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
+        self._is_our_proxy = given is None or not given.is_running()
+        await self._policy.start()
+        self._learner = self._policy.learner
+        self._proxy.update_model_list([self._policy.model_config()])
+        if not self._proxy.is_running():
+            self._proxy.start()
+
+    async def _resources(self, name: str, temperature: float | None) -> str:
+        """Publish the model as a resource; its id."""
+        assert self._proxy is not None
+        parameters = {} if temperature is None else {"temperature": temperature}
+        resources: NamedResources = dict(self.get_initial_resources() or {})
+        resources[MAIN] = self._proxy.as_resource(model=self._name, sampling_parameters=parameters)
+        return (await self.get_store().update_resources(name, resources)).resources_id
+
+    # ------------------------------------------------------------------ learning
+
+    async def _fit(self, train_dataset: Dataset[Any] | None) -> None:
+        assert self._learner is not None
+        checkpoints = self._checkpoints
+        latest = checkpoints.latest() if checkpoints is not None and self.resume else None
+        self.examples = await self._collect(train_dataset, latest)
+        if not self.examples.samples:
+            raise TrainingError(f"There is nothing to learn from: {self.examples.words()}")
+        logger.info("Fine-tuning on rollouts: %s", self.examples.words())
+        fitting = Fitting(
+            self._learner,
+            split(self.examples.samples, self.held_out, self.seed),
+            self.fitting,
+            checkpoints=checkpoints,
+            progress={"rollout_ids": self.examples.rollout_ids},
+        )
+        if latest is None or checkpoints is None:
+            await self._report(0, self.examples.metrics() | await _in_thread(fitting.start))
+        else:
+            await _in_thread(lambda: fitting.resume(latest, checkpoints.best()))
+        while not fitting.is_over:
+            await self._report(fitting.epoch + 1, await _epoch(fitting))
+        await _in_thread(fitting.finish)
+        self.best_loss, self.epochs_made = fitting.best_loss, fitting.epoch
+
+    async def _collect(self, train_dataset: Dataset[Any] | None, latest: Checkpoint | None) -> Examples:
+        """Rollouts to learn from: those of the checkpoint, those that agents make now, or those of the store."""
+        collector = Collector(self.get_store(), self._config)
+        acceptance = self.acceptance
+        if latest is not None:
+            names = list(latest.progress["rollout_ids"])
+            everything = RecordedRollouts(rollout_ids=names, modes=("train", "val", "test", None))
+            sent, acceptance = await find(self.get_store(), everything), Acceptance()
+        elif self.best_of is not None and train_dataset is not None:
+            tasks = [train_dataset[number] for number in range(len(train_dataset))]
+            resources_id = await self._resources("sft-train", self.temperature)
+            sent = await collector.send(tasks, copies=self.best_of, resources_id=resources_id)
+        else:
+            sent = await find(self.get_store(), self.recorded)
+        finished = await collector.finished(sent) if sent.group_of else []
+        by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
+        outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
+        model = self.model
+        return examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
+
+    # ------------------------------------------------------------------ validation
+
+    async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
+        """The mean reward on a data set, with an interval; a rollout that failed counts as zero here."""
+        resources_id = await self._resources("sft-val", self.validation_temperature)
+        collector = Collector(self.get_store(), self._config)
+        tasks = [dataset[number] for number in range(len(dataset))]
+        sent: Sent = await collector.send(tasks, mode="val", resources_id=resources_id)
+        found = estimate([one.reward or 0.0 for one in await collector.finished(sent)])
+        logger.info("Validation reward %s", found)
+        values = {"validation/reward": found.mean, "validation/low": found.low, "validation/high": found.high}
+        await self._report(step, values)
+        return found
+
+    async def _report(self, step: int, metrics: Mapping[str, float]) -> None:
+        run_id = self.get_run_id()
+        if run_id is not None:
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            await self.get_store().add_metrics(run_id, step, finite)
+
+
+async def _epoch(fitting: Fitting) -> dict[str, float]:
+    """An epoch in a thread; where the caller is cancelled it ends after the batch it is at."""
+    stopped = threading.Event()
+    return await _in_thread(lambda: fitting.run_epoch(stopped.is_set), stopped)
+
+
+async def _in_thread(work: Callable[[], _T], stopped: threading.Event | None = None) -> _T:
+    """Work off the event loop. A thread cannot be cancelled, so its end is waited for: nothing computes afterwards."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if stopped is not None:
+            stopped.set()
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,165 @@
+"""`agl demo`: watch an agent learn from reward alone, on this machine, with nothing to download."""
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.grpo.collecting import FinishedRollout
+from agentlightning.algorithm.intervals import Estimate
+from agentlightning.errors import ConfigurationError
+from agentlightning.logging import setup
+
+__all__ = ["main"]
+
+EXAMPLE: Final = "calc_x"
+TRAINING_TASKS: Final = 20_000
+HELD_OUT_TASKS: Final = 256
+TARGET: Final = 0.97
+MOST_STEPS: Final = 120
+SHOWN: Final = 2
+
+EXAMPLES = """\
+examples:
+  agl demo                             about a minute on two cores
+  agl demo --folder calc --seed 3      keep the store and the trained model in the folder calc
+  agl serve calc/model                 serve what it learned
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl demo",
+        description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
+        "comes with this one, and a reward of 1 or 0.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for the store and the trained model; a new temporary one by default"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=MOST_STEPS, help="at most (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=TARGET, help="mean reward to stop at (default: %(default)s)")
+    parser.add_argument("--runners", type=int, default=1, help="processes that run the agent (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=24, help="rollouts at once in each (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in --folder")
+    parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
+    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train and show; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    missing = [name for name in ("torch", "safetensors", "openai") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"The demo needs {', '.join(missing)}; install them with: pip install 'agentlightning[train,openai]'"
+        )
+    if arguments.resume and arguments.folder is None:
+        raise ConfigurationError("--resume needs the --folder of the run to go on with.")
+    setup(arguments.log_level.upper())
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="agl-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    algorithm = _trained(arguments, folder)
+    if not arguments.json:
+        _show(Console(), algorithm, folder, time.monotonic() - began)
+    return 0
+
+
+def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
+    from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.trainer import Trainer
+
+    tasks = _part("tasks")
+    algorithm = GRPO(
+        "tiny",
+        steps=arguments.steps,
+        target_reward=arguments.target,
+        seed=arguments.seed,
+        output=folder / "model",
+        checkpoints=folder / "checkpoints",
+        resume=arguments.resume,
+    )
+    trainer = Trainer(
+        algorithm=algorithm,
+        store=f"sqlite:///{folder / 'runs.db'}",
+        n_runners=arguments.runners,
+        strategy={"type": "cs", "server_port": 0},
+        runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": arguments.concurrency},
+        progress="json" if arguments.json else "auto",
+    )
+    trainer.fit(
+        _part("calc_agent").solve,
+        train_dataset=tasks.tasks(TRAINING_TASKS, held_out=False, seed=arguments.seed),
+        val_dataset=tasks.tasks(HELD_OUT_TASKS, held_out=True),
+    )
+    return algorithm
+
+
+def _part(name: str) -> ModuleType:
+    """A module of the example; it lies beside the package, or in it where that was installed."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "_examples" / EXAMPLE, package.parent / "examples" / EXAMPLE):
+        if (folder / f"{name}.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.insert(0, str(folder))
+            return importlib.import_module(name)
+    raise ConfigurationError(f"The example '{EXAMPLE}' is not here; run the demo from a checkout or from a wheel.")
+
+
+# ---------------------------------------------------------------------- showing
+
+
+def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> None:
+    table = Table(title=f"Reward on {HELD_OUT_TASKS} tasks that were not trained on")
+    for column in ("", "mean", "95 % interval"):
+        table.add_column(column)
+    for name, found in (("before", algorithm.baseline), ("after", algorithm.result)):
+        if isinstance(found, Estimate):
+            table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}")
+    console.print(table)
+    progress = algorithm.progress
+    console.print(f"{progress.step} steps, {progress.rollouts:,} rollouts, {seconds:.0f} s in all.\n")
+    _show_conversations(console, algorithm.examples)
+    console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
+    console.print(f"  look into it:    agl store status {escape(str(folder / 'runs.db'))}", soft_wrap=True)
+    console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
+    console.print(f"  serve it:        agl serve {escape(str(folder / 'model'))}", soft_wrap=True)
+
+
+def _show_conversations(console: Console, validations: Sequence[Sequence[FinishedRollout]]) -> None:
+    """The same tasks, before and after."""
+    if len(validations) < 2:
+        return
+    for before, after in list(zip(validations[0], validations[-1], strict=False))[:SHOWN]:
+        console.print(f"[bold]{escape(str(before.rollout.input['question']))}[/bold]")
+        for name, one in (("before", before), ("after", after)):
+            console.print(f"  {name} (reward {one.reward}): {escape(_conversation(one))}", soft_wrap=True)
+    console.print()
+
+
+def _conversation(one: FinishedRollout) -> str:
+    """What was said in answer to the task, in one line; the last call of a trace repeats all that came before."""
+    conversations = TraceToMessages().adapt(one.spans)
+    if not conversations:
+        return "nothing"
+    said: list[str] = []
+    for message in conversations[-1]["messages"][1:]:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        said += [f"{call['name']}({call['arguments']})" for call in calls]
+        if message.get("content"):
+            said.append(("→ " if message["role"] == "tool" else "says ") + str(message["content"]))
+    return " ".join(said) or "nothing"

@@ -22,6 +22,8 @@ MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 MAX_PROMPTS: Final = 256
+MAX_SEQUENCES: Final = 1024
+"""Prompts times choices of one request."""
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -192,13 +194,17 @@ def read_text(raw: bytes, codec: ChatCodec, longest: int) -> Asked:
     else:
         top_logprobs = body.whole("logprobs", 0, low=0, high=MAX_TOP_LOGPROBS)
     limit = body.whole("max_tokens", DEFAULT_TEXT_TOKENS, low=1, high=2**31)
+    prompts = _prompts(body.fields.get("prompt"), codec)
+    choices = body.whole("n", 1, low=1, high=MAX_CHOICES)
+    if len(prompts) * choices > MAX_SEQUENCES:
+        raise InvalidRequest(f"{len(prompts)} prompts with 'n' {choices} are more than {MAX_SEQUENCES} answers.")
     return Asked(
         dialect="text",
         model=body.text("model"),
-        prompts=_prompts(body.fields.get("prompt"), codec),
+        prompts=prompts,
         tools=None,
         sampling=body.sampling(limit=limit, longest=longest, top_logprobs=top_logprobs),
-        choices=body.whole("n", 1, low=1, high=MAX_CHOICES),
+        choices=choices,
         stops=body.stops(),
         is_stream=body.flag("stream"),
         wants_usage=body.wants_usage(),

@@ -140,7 +140,7 @@ class EngineApp:
     async def _complete(
         self, path: str, headers: dict[bytes, bytes], body: bytes, *, receive: Receive, send: Send
     ) -> None:
-        key = headers.get(_IDEMPOTENCY_KEY) or body
+        key = path.encode() + (headers.get(_IDEMPOTENCY_KEY) or body)
         if headers.get(_RETRY_COUNT, b"0") != b"0" and (running := self._repetitions.join(key)) is not None:
             await self._answer(running, receive, send)
             return

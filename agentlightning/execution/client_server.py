@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ _LOOK_SECONDS: Final = 0.1
 """How often runner processes are looked at."""
 
 
+def _free_port() -> int:
+    """A port that is free now; the runners must know it before the server takes it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class ClientServerExecutionStrategy(ExecutionStrategy):
     """The algorithm serves the store; runners are clients of it, each in a process of its own.
 
@@ -70,7 +78,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         Args:
             role: Which side runs here; AGL_CURRENT_ROLE if left out, else both.
             server_host: Where the store is served; AGL_SERVER_HOST if left out, else localhost.
-            server_port: Its port; AGL_SERVER_PORT if left out, else 4747.
+            server_port: Its port; AGL_SERVER_PORT if left out, else 4747. 0 takes one that is free now.
             n_runners: How many runner processes.
             graceful_timeout: Seconds a process has to end by itself once it is told to.
             terminate_timeout: Seconds it has after each stronger signal.
@@ -86,7 +94,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.role not in get_args(Role):
             raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
-        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747)
+        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747) or _free_port()
         if n_runners < 1:
             raise ConfigurationError(f"n_runners must be at least 1; it is {n_runners}.")
         if main_process == "runner" and self.role != "both":

@@ -4,8 +4,27 @@
 in any language, from backends that speak any of these. `agl proxy` runs it alone.
 """
 
-from agentlightning.llm_proxy.active import get_active_llm_proxy, set_active_llm_proxy
-from agentlightning.llm_proxy.budgets import Budget
-from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy.active import get_active_llm_proxy, set_active_llm_proxy
+    from agentlightning.llm_proxy.budgets import Budget
+    from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig
 
 __all__ = ["Budget", "LLMProxy", "ModelConfig", "get_active_llm_proxy", "set_active_llm_proxy"]
+
+# Opened on first touch: a runner asks a proxy whether its calls are stored, and needs no gateway for that.
+_HOME_OF = {
+    "Budget": "budgets",
+    "LLMProxy": "proxy",
+    "ModelConfig": "proxy",
+    "get_active_llm_proxy": "active",
+    "set_active_llm_proxy": "active",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME_OF:
+        return pkgutil.resolve_name(f"{__name__}.{_HOME_OF[name]}:{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

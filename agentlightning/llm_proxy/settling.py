@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.types import ProxyLLM, Rollout
-from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, derive_attempt_key
 
 __all__ = ["SettledCalls", "settle_calls"]
 
@@ -31,19 +30,17 @@ class SettledCalls:
     """How many, by reason."""
 
 
-async def settle_calls(resources: Iterable[Any], rollout: Rollout, attempt_id: str) -> SettledCalls:
-    """Wait until the proxies among an attempt's resources have stored its calls; never raises."""
+async def settle_calls(llms: Iterable[ProxyLLM], rollout: Rollout, attempt_id: str) -> SettledCalls:
+    """Wait until the proxies of an attempt have stored its calls; never raises."""
     settled = SettledCalls()
     asked: set[str] = set()
-    for resource in resources:
-        if not isinstance(resource, ProxyLLM):
-            continue
-        url = resource.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
+    for llm in llms:
+        url = llm.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
         if url in asked:
             continue
         asked.add(url)
         try:
-            _add(settled, await _flush(url, _headers(resource, rollout.rollout_id, attempt_id)))
+            _add(settled, await _flush(url, _headers(llm, rollout.rollout_id, attempt_id)))
         except Exception as error:  # noqa: BLE001 # whatever it is: the attempt is over all the same, and says so
             logger.warning("The LLM proxy at %s cannot say whether its calls are stored: %s", url, error)
             settled.lost[f"the proxy could not be asked: {type(error).__name__}"] = 0
@@ -51,11 +48,8 @@ async def settle_calls(resources: Iterable[Any], rollout: Rollout, attempt_id: s
 
 
 def _headers(llm: ProxyLLM, rollout_id: str, attempt_id: str) -> dict[str, str]:
-    if llm.api_key is None:
-        return {}
-    is_secret = llm.api_key.startswith(PROXY_SECRET_PREFIX)
-    key = derive_attempt_key(llm.api_key, rollout_id, attempt_id) if is_secret else llm.api_key
-    return {"Authorization": f"Bearer {key}"}
+    key = llm.get_api_key(rollout_id, attempt_id)
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 async def _flush(url: str, headers: Mapping[str, str]) -> Mapping[str, Any]:

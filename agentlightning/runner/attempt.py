@@ -20,6 +20,7 @@ from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.calling import call_agent
 from agentlightning.litagent.litagent import working_for
+from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.known_resources import KnownResources
 from agentlightning.runner.results import record_reward, store_returned_spans
@@ -33,6 +34,7 @@ from agentlightning.types import (
     AttemptStatus,
     Hook,
     NamedResources,
+    ProxyLLM,
     RolloutRawResult,
     Task,
 )
@@ -101,6 +103,9 @@ class AttemptRun:
     _last: LastSpans = field(default_factory=LastSpans)
     _has_begun: bool = False
     """Whether the agent and the hooks were told that it begins."""
+    _proxies: list[ProxyLLM] = field(default_factory=list)
+    """Through which the agent's model calls may have gone."""
+    _lost_calls: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
@@ -136,6 +141,8 @@ class AttemptRun:
             )
         finally:
             try:
+                if self._proxies and status != "unresponsive":
+                    await self._settle_calls()
                 if self._has_begun:
                     self._tell_agent("on_rollout_end", self.rollout)
                     await self._tell_hooks("on_rollout_end", spans=self.spans)
@@ -144,6 +151,7 @@ class AttemptRun:
 
     async def _run(self) -> AttemptStatus:
         resources = self.resources if self.resources is not None else await self._stored_resources()
+        self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
         self._tell_agent("on_rollout_start")
         await self._tell_hooks("on_rollout_start")
@@ -296,6 +304,11 @@ class AttemptRun:
                 shift.release(1)
         return True
 
+    async def _settle_calls(self) -> None:
+        """Let the proxy store the agent's calls first: whoever waits for the rollout will read them at once."""
+        settled = await settle_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
+        self._lost_calls = settled.lost
+
     def _changes(self) -> dict[str, Any]:
         notes = self._notes()
         return {"metadata": {**(self.rollout.attempt.metadata or {}), **notes}} if notes else {}
@@ -327,6 +340,8 @@ class AttemptRun:
         losses = self.around.tracer.get_last_losses() if self.spans else None
         if losses is not None and losses.count:
             notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
+        if self._lost_calls:
+            notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
         return notes
 
 

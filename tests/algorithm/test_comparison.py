@@ -265,7 +265,7 @@ def test_alpha_of_a_comparison_under_way_is_not_handed_out_again() -> None:
 
 @pytest.mark.parametrize(("alpha", "comparisons"), [(0.0, None), (1.0, 3), (0.05, 0)])
 def test_impossible_gate_is_refused(alpha: float, comparisons: int | None) -> None:
-    with pytest.raises(ConfigurationError, match="alpha_total|comparisons"):
+    with pytest.raises(ConfigurationError, match=r"alpha_total|comparisons"):
         Gate(alpha, comparisons)
 
 

@@ -25,7 +25,7 @@ def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high
     told = estimate([1.0] * wins + [0.0] * (n - wins))
 
     assert (told.mean, told.n) == (wins / n, n)
-    assert (told.low, told.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    assert [told.low, told.high] == pytest.approx([low, high], abs=1e-4)
 
 
 def test_other_rewards_get_students_interval() -> None:

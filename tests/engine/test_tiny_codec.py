@@ -1,6 +1,8 @@
 """The tiny model's chat format: what was sampled comes back unchanged in the next turn, whatever it was."""
 
 import json
+import subprocess
+import sys
 from itertools import chain
 from typing import Any
 
@@ -213,3 +215,14 @@ def test_token_texts_name_special_tokens() -> None:
 @given(text=st.text(alphabet=[chr(code) for code in range(32, 127)] + ["\n"]))
 def test_plain_text_survives(text: str) -> None:
     assert CODEC.decode(CODEC.encode(text)) == text
+
+
+def test_codec_needs_no_torch() -> None:
+    modules = ["engine", "engine.model", "engine.sampling", "engine.generation", "engine.tiny.codec"]
+    program = (
+        "".join(f"import agentlightning.{module}\n" for module in modules) + "import sys; print('torch' in sys.modules)"
+    )
+
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    assert run.stdout.strip() == "False"

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -139,7 +140,9 @@ def settle(door: Proxied, server: RoughServer) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_calls_leave_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_ten_thousand_calls_leave_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "agentlightning")  # what is logged is kept by the fixture, and would be counted
     store, watched, process = SqliteLightningStore(tmp_path / "calls.db"), Watched(), psutil.Process(os.getpid())
     options: Any = {"store": store, "middlewares": [watched.middleware], "journal": False}
     with rough(act) as server, ExitStack() as life:

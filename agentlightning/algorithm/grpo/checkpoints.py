@@ -136,11 +136,18 @@ class Checkpoints:
 
         The pointer is believed before the numbers: later steps may be of a course that was given up.
         """
-        names = self._names()
-        pointed = self._pointed(_LATEST)
-        if pointed is not None:
-            names.sort(key=lambda name: _order(name) > _order(pointed))
-        return self._first_whole(names)
+        return self._first_whole(self._newest_first())
+
+    def steps(self) -> list[int]:
+        """The steps there are checkpoints of, in the order in which `latest` would take them; not all may be whole.
+
+        Who keeps several models in step, each with its own checkpoints, finds here the newest that all have.
+        """
+        return list(dict.fromkeys(_order(name)[0] for name in self._newest_first()))
+
+    def at(self, step: int) -> Checkpoint | None:
+        """The last one of a step; None if there is none that is whole."""
+        return self._first_whole(name for name in self._names() if _order(name)[0] == step)
 
     def best(self) -> Checkpoint | None:
         """The one that was last called best; None if none was, or it is not whole."""
@@ -159,6 +166,12 @@ class Checkpoints:
         """The folders of checkpoints, from the highest step down."""
         entries = os.listdir(self.folder) if self.folder.is_dir() else []
         return sorted((entry for entry in entries if _NAME.fullmatch(entry)), key=_order, reverse=True)
+
+    def _newest_first(self) -> list[str]:
+        names, pointed = self._names(), self._pointed(_LATEST)
+        if pointed is None:
+            return names
+        return sorted(names, key=lambda name: _order(name) > _order(pointed))  # else as they are
 
     def _free_name(self, step: int) -> str:
         revisions = [_order(name)[1] for name in self._names() if _order(name)[0] == step]

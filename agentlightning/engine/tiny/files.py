@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
 from agentlightning.engine.tiny.tokenizer import VOCABULARY_SIZE
@@ -50,7 +50,8 @@ def save_tiny(model: TinyModel, folder: Path, *, extra: Mapping[str, Any] | None
         "shape": dataclasses.asdict(model.shape),
         **({"extra": dict(extra)} if extra else {}),
     }
-    save_file({name: weight.contiguous().cpu() for name, weight in model.state().items()}, folder / WEIGHTS_FILE)
+    weights = {name: weight.contiguous().cpu() for name, weight in model.state().items()}
+    (folder / WEIGHTS_FILE).write_bytes(save(weights))
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 

@@ -111,6 +111,18 @@ def test_a_run_that_went_back_continues_from_where_it_is_now(tmp_path: Path) -> 
     assert folders(checkpoints) == ["step-000006", "step-000090"]
 
 
+def test_a_step_can_be_asked_for(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (90, 5, 6):
+        save(checkpoints, step)
+    save(checkpoints, 6, value=7.0)
+
+    assert checkpoints.steps() == [6, 5, 90]
+    assert found(checkpoints.at(5)).progress == {"position": 50}
+    assert found(checkpoints.at(6)).model_state()["weight"][0, 0] == 7
+    assert checkpoints.at(4) is None
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "optimiser.pt", "state.json"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing", "empty"])
 def test_one_that_is_not_whole_is_passed_over_with_a_warning(

@@ -6,6 +6,7 @@ with the current weights; what they said comes back as trajectories from the sto
 """
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -115,8 +116,8 @@ class GRPO(Algorithm):
         self.validation_temperature = validation_temperature
         self.validate_every = validate_every
         self.validation_tasks = validation_tasks
-        self.learning = learning or LearnerSettings(seed=seed)
-        self.sampling = sampling or SampleSettings()
+        self.learning = learning or LearnerSettings(seed=seed, threads=1 if model == "tiny" else None)
+        self.sampling = dataclasses.replace(sampling or SampleSettings(), temperature=temperature)
         self.dynamic_sampling = dynamic_sampling
         self.max_staleness = max_staleness
         self.agent_match = agent_match
@@ -259,7 +260,9 @@ class GRPO(Algorithm):
     async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
         outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model)
-        return batch_of(outcomes, self.sampling, current_version=policy.version)
+        return batch_of(
+            outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids
+        )
 
     # ------------------------------------------------------------------ validation
 

@@ -5,7 +5,8 @@ killed left behind is read by the next one that opens the journal. The file lies
 soon as it is written: it outlives the process, though not a loss of power.
 
 A journal is a directory of segments, each written by one process, which holds a lock on it while it lives. An entry is
-a header with the lengths and the checksum of its four parts; what a torn last write left is told by them.
+a header with the lengths and the checksum of its four parts; what a torn last write left is told by them. An entry that
+is settled is marked in its header, so that whoever reads the segment has only the others to store.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ SEGMENT_BYTES: Final = 8 * 1024**2
 """A segment that has grown to this is closed, and goes when all its calls are stored."""
 _HEAD: Final = struct.Struct("<4sIIIII")
 _MAGIC: Final = b"AGLJ"
+_SETTLED: Final = b"AGLS"
 _SUFFIX: Final = ".calls"
 _UNREADABLE: Final = ".unreadable"
 """Appended to the name of a segment that nobody can read, so that it is kept and not tried again."""
@@ -42,6 +44,12 @@ class LeftBehind:
 
     path: Path
     calls: list[CallRecord]
+    _file: int
+    _places: dict[str, int]
+
+    def settle(self, span_id: str) -> None:
+        """A call is stored: should this process be killed, the next one leaves it out."""
+        _mark(self._file, self._places[span_id])
 
 
 class _Segment:
@@ -49,7 +57,7 @@ class _Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self.size = 0
         self.open_calls = 0
         # Until it is locked another process may take the empty file for a dead one's, and remove it.
@@ -59,7 +67,7 @@ class _Segment:
     def append(self, entry: bytes) -> int:
         """Write an entry and tell where it stands; OSError if it is not there as a whole."""
         place = self.size
-        written = os.write(self.file, entry)  # all, a part, or an error and nothing
+        written = os.pwrite(self.file, entry, place)  # all, a part, or an error and nothing
         if written != len(entry):  # the disk is full: the piece is as good as a torn write
             os.ftruncate(self.file, self.size)
             raise OSError(f"Only {written} of {len(entry)} bytes could be written to '{self.path}'.")
@@ -69,7 +77,7 @@ class _Segment:
     def read(self, place: int) -> CallRecord:
         head = os.pread(self.file, _HEAD.size, place)
         length = sum(_HEAD.unpack(head)[2:])
-        (record,) = _entries(head + os.pread(self.file, length, place + _HEAD.size), self.path)
+        ((_, record),) = _entries(head + os.pread(self.file, length, place + _HEAD.size), self.path)
         return record
 
     def empty(self) -> None:
@@ -125,10 +133,12 @@ class Journal:
 
     def settle(self, span_id: str) -> None:
         """The call is stored, or given up; one that was not written is none of ours."""
-        segment, _ = self._places.pop(span_id, (None, 0))
+        segment, place = self._places.pop(span_id, (None, 0))
         if segment is None:
             return
         segment.open_calls -= 1
+        if segment.open_calls:
+            _mark(segment.file, place)
         if segment.open_calls == 0:
             if segment is self._current:
                 segment.empty()
@@ -151,7 +161,7 @@ class Journal:
             inheritance().keep_file(file)
             try:
                 if _lock(file):
-                    yield from _found(path)
+                    yield from _found(path, file)
             finally:
                 inheritance().release_file(file)
                 os.close(file)
@@ -188,10 +198,10 @@ class Journal:
         self._current = None
 
 
-def _found(path: Path) -> Iterator[LeftBehind]:
+def _found(path: Path, file: int) -> Iterator[LeftBehind]:
     """A segment with its calls; none, if it is gone by now or cannot be read."""
     try:
-        calls = list(_entries(path.read_bytes(), path))
+        entries = list(_entries(path.read_bytes(), path))
     except FileNotFoundError:
         return
     except (ValueError, TypeError, KeyError) as error:  # whole by its checksum, but not written by this release
@@ -199,23 +209,32 @@ def _found(path: Path) -> Iterator[LeftBehind]:
         path.rename(aside)
         logger.error("The calls in the journal '%s' cannot be read, so they are not stored: %r", aside, error)
         return
-    yield LeftBehind(path, calls)
+    calls = [record for _, record in entries]
+    yield LeftBehind(path, calls, file, {record.span_id: place for place, record in entries})
 
 
-def _entries(content: bytes, path: Path) -> Iterator[CallRecord]:
+def _mark(file: int, place: int) -> None:
+    """An entry is settled; if that cannot be written it is stored a second time, which the store does not mind."""
+    with contextlib.suppress(OSError):
+        os.pwrite(file, _SETTLED, place)
+
+
+def _entries(content: bytes, path: Path) -> Iterator[tuple[int, CallRecord]]:
+    """Calls that are not settled, with their places."""
     position = 0
     while position + _HEAD.size <= len(content):
         magic, checksum, *lengths = _HEAD.unpack_from(content, position)
         start = position + _HEAD.size
         end = start + sum(lengths)
-        if magic != _MAGIC or end > len(content) or zlib.crc32(content[start:end]) != checksum:
+        if magic not in (_MAGIC, _SETTLED) or end > len(content) or zlib.crc32(content[start:end]) != checksum:
             logger.warning("The journal '%s' is torn after %d bytes; what lies behind is left out.", path, position)
             return
         parts = []
         for length in lengths:
             parts.append(content[start : start + length])
             start += length
-        yield CallRecord.from_bytes(*parts)
+        if magic == _MAGIC:
+            yield position, CallRecord.from_bytes(*parts)
         position = end
     if position != len(content):
         logger.warning("The journal '%s' ends in the middle of a call, which was not answered.", path)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentlightning.errors import StoreError, StoreUnavailable
-from agentlightning.llm_proxy.journal import Journal
+from agentlightning.llm_proxy.journal import Journal, LeftBehind
 from agentlightning.llm_proxy.ledgers import AttemptLedger, Ledgers
 from agentlightning.llm_proxy.records import CallRecord, Origin
 from agentlightning.llm_proxy.spans import spans_of
@@ -385,7 +385,7 @@ class Recorder:
         try:
             with contextlib.closing(journal.left_behind()) as segments:
                 for segment in segments:
-                    await self._store_recovered(segment.calls)
+                    await self._store_recovered(segment)
                     journal.forget(segment.path)
                     recovered += len(segment.calls)
         except OSError as error:
@@ -393,11 +393,15 @@ class Recorder:
         if recovered:
             logger.info("%d model calls of an earlier process were found in the journal and stored.", recovered)
 
-    async def _store_recovered(self, calls: Sequence[CallRecord]) -> None:
+    async def _store_recovered(self, segment: LeftBehind) -> None:
+        calls = segment.calls
         for record in calls:
             self._ledgers.find(record.origin)
         for start in range(0, len(calls), self._limits.batch_calls):
-            await self._until_stored(calls[start : start + self._limits.batch_calls])
+            batch = calls[start : start + self._limits.batch_calls]
+            await self._until_stored(batch)
+            for record in batch:
+                segment.settle(record.span_id)
             self._tell()
 
 

@@ -184,7 +184,17 @@ async def keep_ending(
             await progress.until(threshold)
             await asyncio.sleep(chance.uniform(0, 0.02))
             await end(running, number)
+    async with process(*arguments) as (running, _):  # stores what is still in the journal
+        await until_empty(Path(arguments[1] + ".proxy-journal"))
+        await end(running, signal.SIGTERM)
     return longest
+
+
+async def until_empty(journal: Path) -> None:
+    """Wait until nothing is left in a journal."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and await asyncio.to_thread(lambda: any(journal.iterdir())):  # noqa: ASYNC110 # files tell nobody
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -402,6 +402,26 @@ async def test_recovery_waits_for_the_store_and_calls_go_on_meanwhile(
     assert len(await calls(store, rollout)) == 11
 
 
+async def test_recovery_that_is_broken_off_goes_on_where_it_was(
+    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path)
+    for number in range(10):
+        journal.write(record(rollout, number))
+    journal.close()
+    limits = RecorderLimits(batch_calls=4, close_seconds=0.05)
+    async with running(store, tmp_path, limits=limits) as recorder:
+        store.error = lambda spans: StoreUnavailable("down") if spans and recorder.totals.stored else None
+        await until(lambda: recorder.totals.stored == 4)
+    store.rise()
+
+    async with running(store, tmp_path) as recorder:
+        assert await recorder.flush()
+
+        assert recorder.totals.stored == 6
+    assert len(await calls(store, rollout)) == 10
+
+
 async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:
@@ -443,7 +463,7 @@ async def test_stop_while_disk_and_store_fail_tells_what_is_lost(
         store.fall()
         do(recorder, record(rollout, 1))
         with pytest.MonkeyPatch.context() as full:
-            full.setattr("os.write", lambda *_: 0)
+            full.setattr("os.pwrite", lambda *_: 0)
             do(recorder, record(rollout, 2))
 
     assert counts(recorder.totals) == (0, 1, 0, 1)

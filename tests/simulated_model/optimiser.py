@@ -6,8 +6,9 @@ What it is asked for is seen in the text:
 - *critique*: cases together with words about prompts, critiques, experiments or rewards;
 - *edit*: a critique and words about rewriting, but no cases.
 
-The prompt is found between tags (`<prompt_template>`), under a heading (`# Prompt template`) or between fences; headings
-of a critique or of experiments end it.
+The prompt is found between tags (`<prompt_template>`), else under a heading (`# Prompt template`), which ends at the next
+heading that speaks of a critique, of experiments, of the answer or to "you", else between fences; a reflection has it
+between the first fences.
 """
 
 import random
@@ -66,7 +67,7 @@ def kind_of(text: str) -> Kind:
 
 def prompt_in(text: str) -> str | None:
     """The prompt that a text is about."""
-    for pattern in (_TAGGED, _HEADED, _FENCED):
+    for pattern in (_FENCED,) if kind_of(text) == "reflect" else (_TAGGED, _HEADED, _FENCED):
         found = pattern.search(text)
         if found:
             return found[found.lastindex or 1].strip()

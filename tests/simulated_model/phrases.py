@@ -13,7 +13,8 @@ PATTERNS = {
     r"|\b(overlap|clash|conflict|double.book)\w*",
     Rule.EQUIPMENT: r"\b(equipment|equipped|amenit\w+|facilit\w+|features)\b"
     r"|\b(everything|all|whatever) (that )?(the request|the people|they|it|is|are) (needs?|needed|asks? for)\b",
-    Rule.SMALLEST: r"\bsmallest\b|\b(fewest|least) (\w+ )?seats\b|\b(tightest|snuggest) fit\b|\bno (larger|bigger) than\b",
+    Rule.SMALLEST: r"\bsmallest\b|\b(fewest|least) (\w+ )?seats\b"
+    r"|\b(tightest|snuggest|closest) fit\b|\bno (larger|bigger) than\b",
     Rule.CLOCK: r"\b(24|twenty-four).?hours?\b|\bmilitary time\b|\bHH:MM\b|\b(without|no|never) (am|a\.m\.)",
     Rule.BRIEF: r"\bnothing (else|more)\b|\bonly (with )?(that|the|this|one|a single) (line|answer)\b"
     r"|\b(no|without|omit|skip|drop)( any| all)? (greeting|pleasantr|small talk|explanation|farewell)\w*",

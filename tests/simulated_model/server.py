@@ -1,10 +1,11 @@
-"""A language model that follows rules, behind the OpenAI API: its answers depend on the text it is sent, and on no more.
+"""A language model that follows rules, behind the OpenAI API: its answers depend on the text it is sent and no more.
 
     with SimulatedModel(seed=3) as model:
         client = OpenAI(base_url=model.url, api_key="any")
 
-It books meeting rooms (see `bookings`), and it is a mediocre assistant: it has to be told five things, of which it thinks
-by itself of none. They are recognised in any of many phrasings (`phrases`), in the system prompt or around the request:
+It books meeting rooms (see `bookings`), and it is a mediocre assistant: it has to be told five things, of which it
+thinks by itself of none. They are recognised in any of many phrasings (`phrases`), in the system prompt or around the
+request:
 
 - offer only rooms that are free;
 - offer only rooms with everything that is needed;
@@ -12,23 +13,24 @@ by itself of none. They are recognised in any of many phrasings (`phrases`), in 
 - write times on the 24-hour clock;
 - answer with the line and nothing else, which matters by SMS alone.
 
-With `SEED_PROMPT` about three answers of ten are right, with all five rules all are but for the noise: by the share
-`noise` of them a wrong room is named. Instructions of more than `DISTRACTING_WORDS` words distract it: then it is wrong
-more often, by `DISTRACTION`. Where a request comes without rooms and tools are offered, it calls the first of them, with
-as many of `people`, `start`, `minutes` and `needs` as that has parameters, and answers when the rooms have come.
+With `SEED_PROMPT` three answers of ten are right, with all five rules all are, but for the noise: in the share `noise` of
+them another room is named. Instructions of more than `DISTRACTING_WORDS` words distract it: then it is wrong more often,
+by `DISTRACTION`. Where a request comes without rooms and tools are offered, it calls the first of them, with as many of
+`people`, `start`, `minutes` and `needs` as that has parameters, and answers when the rooms have come.
 
 The same model is the optimiser (`optimiser`): it criticises prompts by the cases it is shown, rewrites them as a
 critique says, and reflects as GEPA asks. Of its answers as an optimiser the share `faults` goes wrong: a prompt without
 its placeholder or with a broken one, a rambling prompt, nonsense, an empty answer, or status 429.
 
-All chance is drawn from the seed, the text of the request and how often that text came before. So concurrent callers get
-the same answers in any order, and somebody who asks again may get another.
+All chance is drawn from the seed, the text of the request and how often that text came before. So concurrent callers
+get the same answers in any order, and somebody who asks again may get another.
 """
 
 import json
 import random
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -147,7 +149,7 @@ class SimulatedModel:
         if rng.random() >= self.noise + DISTRACTION * is_distracted:
             return str(right)
         others = [room.name for room in case.rooms if room.name != right.room]
-        return str(type(right)(rng.choice(others or ["none"]), right.start, right.has_greeting))
+        return str(replace(right, room=rng.choice(others or ["none"])))
 
 
 def _call(tool: dict[str, Any], wanted: Request) -> ToolCall:

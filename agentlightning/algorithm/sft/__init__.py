@@ -7,11 +7,12 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.sft.examples import Acceptance, RecordedRollouts, Rejected
+from agentlightning.algorithm.sft.settings import FittingSettings
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.sft.sft import SFT
 
-__all__ = ["Acceptance", "RecordedRollouts", "Rejected", "SFT"]
+__all__ = ["Acceptance", "FittingSettings", "RecordedRollouts", "Rejected", "SFT"]
 
 
 def __getattr__(name: str) -> object:

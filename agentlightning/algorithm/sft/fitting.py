@@ -8,7 +8,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ from agentlightning.algorithm.grpo.objective import choices
 from agentlightning.algorithm.grpo.packing import Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.sft.examples import Split
+from agentlightning.algorithm.sft.settings import FittingSettings
 from agentlightning.engine.model import CausalModel
-from agentlightning.errors import ConfigurationError
 
-__all__ = ["Fitting", "FittingSettings", "sft_loss"]
+__all__ = ["Fitting", "sft_loss"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +38,6 @@ def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens:
             total -= found.logprobs.sum(dtype=torch.float64).item()
             count += found.logprobs.numel()
     return total / count if count else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittingSettings:
-    """How often and in which portions examples are gone through."""
-
-    epochs: int = 3
-    batch_size: int = 32
-    """Sequences of one step of the optimiser."""
-    patience: int | None = None
-    """End after so many epochs in a row without a lower held-out loss; None makes all epochs."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
 
 
 class Fitting:

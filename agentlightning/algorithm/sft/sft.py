@@ -31,7 +31,8 @@ from agentlightning.algorithm.sft.examples import (
     split,
     task_key,
 )
-from agentlightning.algorithm.sft.fitting import Fitting, FittingSettings
+from agentlightning.algorithm.sft.fitting import Fitting
+from agentlightning.algorithm.sft.settings import FittingSettings
 from agentlightning.engine.loading import load
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy

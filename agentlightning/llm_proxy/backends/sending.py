@@ -5,13 +5,16 @@ secrets. Bodies are bytes that are never looked into.
 """
 
 import asyncio
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError
 from aiohttp.payload import BytesPayload
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
@@ -56,11 +59,26 @@ class _Bytes(BytesPayload):
         self._size = len(value)
 
 
+class _Protocol(ResponseHandler):
+    """One connection, whose reader is told when the rest of a body is not HTTP.
+
+    aiohttp's own parser forgets that for broken chunks: the reader would wait for ever, for its time-out ends with the
+    connection.
+    """
+
+    def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
+        payload = self._payload
+        super().set_exception(exc, *causes)
+        if isinstance(exc, HttpProcessingError) and payload is not None and not payload.is_eof():
+            payload.set_exception(aiohttp.ClientPayloadError(exc.message))
+
+
 class _Connector(aiohttp.TCPConnector):
     """Connections that say whether they are new."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+        self._factory = functools.partial(_Protocol, loop=self._loop)  # type: ignore[assignment]  # partial is invariant
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:

@@ -10,8 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.sft import SFT
-from agentlightning.algorithm.sft.fitting import FittingSettings
+from agentlightning.algorithm.sft import SFT, FittingSettings
 from tests.algorithm.sft.recording import record
 from tests.e2e.server_process import left_behind
 

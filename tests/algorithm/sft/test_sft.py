@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.sft import SFT, Acceptance, RecordedRollouts
-from agentlightning.algorithm.sft.fitting import FittingSettings
+from agentlightning.algorithm.sft import SFT, Acceptance, FittingSettings, RecordedRollouts
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.errors import ConfigurationError, TrainingError

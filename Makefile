@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup test test-frameworks check format demo bench docs clean
+.PHONY: help setup test test-frameworks check format demo first-loop bench docs clean tiny-model
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -61,8 +61,14 @@ format: $(READY) ## Rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
+demo: $(READY) ## Watch an agent learn from reward alone, in about a minute
+	$(BIN)/agl demo
+
+first-loop: $(READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
 	$(BIN)/python examples/first_loop/first_loop.py
+
+tiny-model: $(READY) ## Make the weights of the tiny model anew (about four minutes)
+	$(BIN)/python scripts/make_tiny_model.py
 
 bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release (QUICK=1 for a short run)
 	$(BIN)/python bench/run.py $(if $(QUICK),--quick)

@@ -2,9 +2,9 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -59,11 +59,7 @@ def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrup
     model, codec = load(hosting.model, device=hosting.device, dtype=hosting.dtype)
     engine = InferenceEngine(model, max_sequences=hosting.max_sequences, max_length=hosting.max_length)
     app = EngineApp(engine, codec, name=hosting.name, api_key=hosting.api_key)
-    loop = _new_loop()
-    try:
-        loop.run_until_complete(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
-    finally:
-        loop.close()
+    _run(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
 
 
 async def _serve(
@@ -102,9 +98,10 @@ async def _warm_up(engine: InferenceEngine) -> None:
     await asyncio.wait_for(asyncio.wrap_future(engine.submit([0], sampling)), WARM_UP_SECONDS)
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _run(serving: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop
     except ImportError:  # there is none for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)

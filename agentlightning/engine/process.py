@@ -5,10 +5,12 @@ it is told to or when its parent is gone, however the parent ended.
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -26,10 +28,10 @@ WATCH_SECONDS: Final = 0.5
 def main(argument: str) -> int:
     """Serve until the end; returns the exit code."""
     settings = orjson.loads(argument)
-    parent = settings.pop("parent")
+    parent, folder = settings.pop("parent"), Path(settings.pop("folder"))
     setup(settings.pop("log_level"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the parent says when to leave
-    threading.Thread(target=_leave_after, args=(parent,), name="agl-parent-watch", daemon=True).start()
+    threading.Thread(target=_leave_after, args=(parent, folder), name="agl-parent-watch", daemon=True).start()
     try:
         host(Hosting(**settings), on_ready=_announce, heeds_interrupt=False)
     except AgentLightningError as error:
@@ -43,10 +45,12 @@ def _announce(hosted: Hosted) -> None:
     print(line.decode(), flush=True)  # noqa: T201 # to the parent
 
 
-def _leave_after(parent: int) -> None:
+def _leave_after(parent: int, folder: Path) -> None:
+    """End with the parent, and remove the folder it gave its weights in, since it cannot do so any more."""
     # The parent's id, and not the end of a pipe: a pipe is inherited by what else the parent forks, and stays open.
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -200,7 +200,7 @@ class EngineServer:
     # ------------------------------------------------------------------ parts
 
     def _argument(self) -> str:
-        return orjson.dumps({**self._settings, "parent": os.getpid()}).decode()
+        return orjson.dumps({**self._settings, "parent": os.getpid(), "folder": str(self._folder)}).decode()
 
     def _read_announcement(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None

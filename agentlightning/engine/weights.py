@@ -27,10 +27,6 @@ _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
 
 
-class UnfitWeights(InvalidRequest):
-    """Weights that are not those of the model: other names, other shapes, or not numbers."""
-
-
 @dataclass(frozen=True)
 class WeightsPlan:
     """Which tensors a model takes, and of which shapes."""
@@ -42,17 +38,17 @@ class WeightsPlan:
         return cls({name: tuple(tensor.shape) for name, tensor in model.state().items()})
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """UnfitWeights, unless these are the tensors of the model, whole and finite."""
+        """InvalidRequest, unless these are the tensors of the model, whole and finite."""
         missing, unknown = self.shapes.keys() - tensors.keys(), tensors.keys() - self.shapes.keys()
         if missing or unknown:
             words = [f"{_some(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
-            raise UnfitWeights(f"The weights are not those of this model: {' and '.join(words)}.")
+            raise InvalidRequest(f"The weights are not those of this model: {' and '.join(words)}.")
         for name, shape in self.shapes.items():
             tensor = tensors[name]
             if tuple(tensor.shape) != shape:
-                raise UnfitWeights(f"The weights '{name}' have the shape {list(tensor.shape)}, not {list(shape)}.")
+                raise InvalidRequest(f"The weights '{name}' have the shape {list(tensor.shape)}, not {list(shape)}.")
             if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
-                raise UnfitWeights(f"The weights '{name}' hold values that are not finite numbers.")
+                raise InvalidRequest(f"The weights '{name}' hold values that are not finite numbers.")
 
 
 def _some(names: "set[str]") -> str:

@@ -89,7 +89,9 @@ def parent_of(headers: Headers) -> Parent | None:
     if told is None:
         return None
     matched = _TRACEPARENT.match(told.decode("latin-1"))
-    return None if matched is None else Parent(matched[1], matched[2])
+    if matched is None or not matched[1].strip("0") or not matched[2].strip("0"):  # zeros stand for no span
+        return None
+    return Parent(matched[1], matched[2])
 
 
 def as_headers(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:

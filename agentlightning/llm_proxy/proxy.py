@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -329,7 +330,8 @@ class LLMProxy:
             return ProxyLLM(endpoint=self.endpoint, model=model, sampling_parameters=parameters, api_key=key)
         if rollout_id is None or attempt_id is None:
             raise ValueError("Give both rollout_id and attempt_id, or neither.")
-        path = f"/rollout/{rollout_id}/attempt/{attempt_id}" + (f"/agent/{agent}" if agent is not None else "")
+        path = f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}"
+        path += "" if agent is None else f"/agent/{quote(agent, safe='')}"
         key = self.attempt_key(rollout_id, attempt_id, agent) if self.api_key is not None else None
         return LLM(endpoint=self.endpoint + path, model=model, sampling_parameters=parameters, api_key=key)
 

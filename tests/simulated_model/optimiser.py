@@ -6,9 +6,9 @@ What it is asked for is seen in the text:
 - *critique*: cases together with words about prompts, critiques, experiments or rewards;
 - *edit*: a critique and words about rewriting, but no cases.
 
-The prompt is found between tags (`<prompt_template>`), else under a heading (`# Prompt template`), which ends at the next
-heading that speaks of a critique, of experiments, of the answer or to "you", else between fences; a reflection has it
-between the first fences.
+The prompt is found between tags (`<prompt_template>`), else under a heading (`# Prompt template`), which ends at the
+next heading that speaks of a critique, of experiments, of the answer or to "you", else between fences; a reflection has
+it between the first fences. Whoever writes a prompt here says nothing twice, so that a rambling one recovers.
 """
 
 import random
@@ -50,6 +50,7 @@ _HEADED = re.compile(
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 _FENCED = re.compile(r"```\w*\n(.*?)\n```", re.DOTALL)
+_REPEATED = re.compile(r"(?P<sentence>[A-Z][^.\n{}]{20,}\.)(?: (?P=sentence))+")
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 
 
@@ -125,7 +126,8 @@ def _missing_rules(text: str) -> list[Rule]:
 
 
 def _with_rules(prompt: str, rules: list[Rule], rng: random.Random) -> str:
-    """The prompt with an instruction for each rule, in front of its placeholder or at its end."""
+    """The prompt with an instruction for each rule, before its placeholder or at its end; nothing is said twice."""
+    prompt = _REPEATED.sub(r"\g<sentence>", prompt)
     lines = "\n".join(
         f"- {phrase[0].upper()}{phrase[1:]}." for phrase in (rng.choice(PHRASINGS[rule]) for rule in rules)
     )

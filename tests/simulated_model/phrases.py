@@ -53,7 +53,7 @@ FINDINGS = {
     Rule.EQUIPMENT: "the room lacked something that was asked for",
     Rule.SMALLEST: "the room was larger than it had to be",
     Rule.CLOCK: "the start was copied in the wrong notation",
-    Rule.BRIEF: "the answer had words around it where only the line was wanted",
+    Rule.BRIEF: "the answer had words around it that nobody wanted",
 }
 """What a critic says about an answer that breaks the rule."""
 

@@ -13,10 +13,10 @@ request:
 - write times on the 24-hour clock;
 - answer with the line and nothing else, which matters by SMS alone.
 
-With `SEED_PROMPT` three answers of ten are right, with all five rules all are, but for the noise: in the share `noise` of
-them another room is named. Instructions of more than `DISTRACTING_WORDS` words distract it: then it is wrong more often,
-by `DISTRACTION`. Where a request comes without rooms and tools are offered, it calls the first of them, with as many of
-`people`, `start`, `minutes` and `needs` as that has parameters, and answers when the rooms have come.
+With `SEED_PROMPT` three answers of ten are right, with all five rules all are, but for the noise: in the share `noise`
+of them another room is named. Instructions of more than `DISTRACTING_WORDS` words distract it: then it is wrong more
+often, by `DISTRACTION`. Where a request comes without rooms and tools are offered, it calls the first of them, with as
+many of `people`, `start`, `minutes` and `needs` as that has parameters, and answers when the rooms have come.
 
 The same model is the optimiser (`optimiser`): it criticises prompts by the cases it is shown, rewrites them as a
 critique says, and reflects as GEPA asks. Of its answers as an optimiser the share `faults` goes wrong: a prompt without

@@ -81,10 +81,11 @@ def test_tool_is_asked_for_rooms_that_are_missing() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Take the smallest room.\n{task.request}"}]
 
     with SimulatedModel(noise=0.0) as model, openai.OpenAI(base_url=model.url, api_key="any") as client:
-        first = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message  # type: ignore[call-overload] # plain dicts
+        create: Any = client.chat.completions.create
+        first = create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message
         (call,) = first.tool_calls
         messages += [first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": task.rooms}]
-        last = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message  # type: ignore[call-overload] # plain dicts
+        last = create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message
 
     (case,) = cases_of(task.text)
     assert (call.function.name, last.tool_calls) == ("list_rooms", None)
@@ -96,9 +97,8 @@ def test_answers_do_not_depend_on_the_order_of_callers() -> None:
     texts = [SEED_PROMPT.format(request=task.text) for task in TASKS[:10]] * 3
 
     def answers(workers: int) -> list[str]:
-        with SimulatedModel(noise=0.5) as model, ThreadPoolExecutor(workers) as pool:
-            with Asker(model) as asker:
-                return sorted(pool.map(asker.say, texts))
+        with SimulatedModel(noise=0.5) as model, ThreadPoolExecutor(workers) as pool, Asker(model) as asker:
+            return sorted(pool.map(asker.say, texts))
 
     assert answers(1) == answers(8)
 
@@ -106,9 +106,10 @@ def test_answers_do_not_depend_on_the_order_of_callers() -> None:
 def test_other_seeds_and_second_tries_have_other_chances() -> None:
     text = FULL_PROMPT.format(request=TASKS[0].text)
 
-    with SimulatedModel(1, noise=0.5) as first, SimulatedModel(2, noise=0.5) as second:
-        with Asker(first) as one, Asker(second) as other:
-            rows = [[one.say(text) for _ in range(20)], [other.say(text) for _ in range(20)]]
+    rows = []
+    for seed in (1, 2):
+        with SimulatedModel(seed, noise=0.5) as model, Asker(model) as asker:
+            rows.append([asker.say(text) for _ in range(20)])
 
     assert len(set(rows[0])) > 1
     assert rows[0] != rows[1]
@@ -153,6 +154,14 @@ def test_editor_fixes_one_point_if_told_so(simulated_model: SimulatedModel) -> N
     with Asker(simulated_model) as asker:
         assert rules_in(asker.edit(SEED_PROMPT, critique)) == {Rule.CLOCK, Rule.FREE}
         assert rules_in(asker.edit(SEED_PROMPT, critique, "Fix exactly one point.")) == {Rule.CLOCK}
+
+
+def test_editor_ends_the_rambling_of_another(simulated_model: SimulatedModel) -> None:
+    with Asker(simulated_model) as asker:
+        edited = asker.edit(f"{FULL_PROMPT}\n{RAMBLING}", NOTHING_TO_SAY)
+
+    assert len(edited.split()) < len(FULL_PROMPT.split()) + 30
+    assert rules_in(edited) == set(Rule)
 
 
 def test_editor_without_a_useful_critique_leaves_the_prompt(simulated_model: SimulatedModel) -> None:

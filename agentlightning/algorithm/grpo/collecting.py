@@ -5,7 +5,8 @@ All through the store: whoever runs the agents is none of an algorithm's busines
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,14 +16,17 @@ from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.errors import StoreError
 from agentlightning.llm_proxy.spans import RAW_SPAN
 from agentlightning.store.base import LightningStore
-from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, Span
+from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus, Span
 from agentlightning.types.rewards import final_reward_of
 
 __all__ = ["Collector", "FinishedRollout", "Sent", "outcomes_of", "spans_of_model"]
 
+logger = logging.getLogger(__name__)
+
 AT_ONCE: Final = 32
 """Rollouts that are read from the store at the same time."""
 _READ_AT_ONCE: Final = 8
+_UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
 _REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
 """What a call says of the model it asked for: the proxy's word first, for a backend may know it by another name."""
 
@@ -99,6 +103,24 @@ class Collector:
             return FinishedRollout(rollout, sent.group_of[rollout.rollout_id], spans, reward, error)
 
         return list(await asyncio.gather(*map(read, rollouts)))
+
+    async def withdraw(self, rollout_ids: Iterable[str]) -> None:
+        """Cancel those that are not over: nobody waits for them any more."""
+        wanted = set(rollout_ids)
+        await self._cancel(lambda rollout: rollout.rollout_id in wanted)
+
+    async def withdraw_all(self, resources_ids: Iterable[str]) -> None:
+        """Cancel what a run that was killed left in the queue, by the resources that are its own."""
+        wanted = set(resources_ids)
+        await self._cancel(lambda rollout: rollout.resources_id in wanted)
+
+    async def _cancel(self, is_wanted: Callable[[Rollout], bool]) -> None:
+        try:
+            for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
+                if is_wanted(rollout):
+                    await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+        except StoreError as error:  # they are of no use, and of no harm but the work they make
+            logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)
 
 
 async def outcomes_of(

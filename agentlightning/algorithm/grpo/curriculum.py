@@ -1,6 +1,7 @@
 """Which tasks come next: every task once before any comes again, in an order that a checkpoint can go on with."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.errors import ConfigurationError
@@ -34,9 +35,10 @@ class Curriculum:
         return taken
 
     def state(self) -> dict[str, int]:
+        """The place of the next task."""
         return {"passes": self._passes, "position": self._position, "size": len(self._dataset), "seed": self._seed}
 
-    def load_state(self, state: dict[str, int]) -> None:
+    def load_state(self, state: Mapping[str, int]) -> None:
         """Go on where another left off; ConfigurationError if that was in another data set."""
         if state["size"] != len(self._dataset):
             raise ConfigurationError(

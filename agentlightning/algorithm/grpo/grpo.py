@@ -3,14 +3,20 @@
 Each step sends every task of a batch to the agents several times, waits, and compares the rewards within each group:
 what did better than the others of its group becomes likelier. The agents' calls go through the LLM proxy to an engine
 with the current weights; what they said comes back as trajectories from the store.
+
+A step counts when all policies have learned from it, and not before: a run that is stopped in the middle of one, or
+killed, goes on from a checkpoint with the tasks of that step.
 """
 
 import asyncio
-import dataclasses
+import hashlib
 import logging
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +24,17 @@ from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
 from agentlightning.algorithm.grpo.curriculum import Curriculum
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.policy import Policy, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.utils.id import generate_id
 
 __all__ = ["GRPO"]
 
@@ -40,6 +48,17 @@ MOST_EMPTY_STEPS: Final = 20
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
+WATCH_SECONDS: Final = 1.0
+"""How often engines are looked at while rollouts are waited for."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A step whose rollouts are under way."""
+
+    sent: Sent
+    place: dict[str, int]
+    """Of its first task in the curriculum."""
 
 
 class GRPO(Algorithm):
@@ -53,7 +72,7 @@ class GRPO(Algorithm):
         steps: How many steps to make, or fewer where `target_reward` or `max_seconds` end it.
         target_reward: Stop when the mean reward of the last steps has reached it.
         max_seconds: Stop after so long.
-        temperature: At which answers are sampled for training.
+        temperature: At which answers are sampled for training, whatever agents ask for.
         validation_temperature: At which they are sampled for validation; 0 takes the likeliest token each time.
         validate_every: Steps between validations; 0 validates before and after only.
         validation_tasks: How many tasks of the validation set are used; None takes all.
@@ -62,15 +81,22 @@ class GRPO(Algorithm):
         dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for.
         max_staleness: 0 waits for each step's rollouts; n lets rollouts start that many updates ahead of their use.
         agent_match: Train only the calls of these agents.
+        lora: Train adapters instead of the weights of a Hugging Face model.
         output: Folder in which the trained model is left at the end, as `agl serve` takes it; for several policies, one
             below it for each.
         checkpoints: Folder for checkpoints; None makes none.
-        save_every: Steps between checkpoints.
+        save_every: Steps between checkpoints; the best by validation is saved and kept besides.
         resume: Go on from the last checkpoint in the folder, if there is one.
         rollout_timeout: Seconds that one attempt may take.
         device: "auto", "cpu" or "cuda".
+        max_sequences: Answers that an engine samples together at most.
         seed: Of the order of tasks and of learning.
     """
+
+    baseline: Estimate | None = None
+    """The mean reward on the validation set before training."""
+    result: Estimate | None = None
+    """The same after it."""
 
     def __init__(
         self,
@@ -90,6 +116,7 @@ class GRPO(Algorithm):
         dynamic_sampling: bool = False,
         max_staleness: int = 0,
         agent_match: str | AgentMatcher | None = None,
+        lora: LoraOptions | None = None,
         output: str | Path | None = None,
         checkpoints: str | Path | None = None,
         save_every: int = 10,
@@ -99,14 +126,6 @@ class GRPO(Algorithm):
         max_sequences: int = 64,
         seed: int = 0,
     ) -> None:
-        if group_size < 2:
-            raise ConfigurationError(
-                f"A group is compared with itself, so group_size must be at least 2, not {group_size}."
-            )
-        if tasks_per_step < 1 or steps < 1 or max_staleness < 0:
-            raise ConfigurationError("tasks_per_step and steps must be at least 1, and max_staleness at least 0.")
-        if resume and checkpoints is None:
-            raise ConfigurationError("To resume, name the folder of the checkpoints.")
         self.group_size = group_size
         self.tasks_per_step = tasks_per_step
         self.steps = steps
@@ -116,31 +135,51 @@ class GRPO(Algorithm):
         self.validation_temperature = validation_temperature
         self.validate_every = validate_every
         self.validation_tasks = validation_tasks
-        self.learning = learning or LearnerSettings(seed=seed, threads=1 if model == "tiny" else None)
-        self.sampling = dataclasses.replace(sampling or SampleSettings(), temperature=temperature)
+        self.learning = learning or LearnerSettings(seed=seed)
+        self.sampling = replace(sampling or SampleSettings(), temperature=temperature)
         self.dynamic_sampling = dynamic_sampling
         self.max_staleness = max_staleness
         self.agent_match = agent_match
         self.output = None if output is None else Path(output)
+        self.checkpoints = None if checkpoints is None else Path(checkpoints)
         self.save_every = save_every
         self.resume = resume
         self.seed = seed
-        self.baseline: Estimate | None = None
-        """The mean reward on the validation set before training."""
-        self.result: Estimate | None = None
-        """The same after it."""
+        self._check()
+        self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
+        named = _named(model)
+        options: dict[str, Any] = {"device": device, "max_sequences": max_sequences, "lora": lora}
+        self.policies = [Policy(name, source, self.learning, **options) for name, source in named.items()]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing of an earlier run is left."""
+        self.baseline = self.result = None
         self.examples: list[list[FinishedRollout]] = []
         """The first rollouts of each validation, in the order of its tasks."""
-        self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
-        named = {"tiny" if model == "tiny" else "policy": model} if isinstance(model, str) else dict(model)
-        self.policies = [
-            Policy(name, source, self.learning, device=device, max_sequences=max_sequences)
-            for name, source in named.items()
-        ]
-        self.progress = Progress(Path(checkpoints) if checkpoints is not None else None)
+        self.progress = Progress(self.checkpoints)
         self._resources: dict[str, str] = {}
+        self._ahead: deque[_Planned] = deque()
+        """Steps that are sent; the first one is learned from next."""
         self._collector: Collector | None = None
-        self._adapter_of_calls = TraceToTrajectory(agent_match=agent_match)
+        self._adapter_of_calls = TraceToTrajectory(agent_match=self.agent_match)
+
+    def _check(self) -> None:
+        """ConfigurationError for values with which there would be nothing to learn, or no end."""
+        if self.group_size < 2:
+            raise ConfigurationError(
+                f"A group is compared with itself, so group_size must be at least 2, not {self.group_size}."
+            )
+        for name, least in (("tasks_per_step", 1), ("steps", 1), ("save_every", 1)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        for name in ("max_staleness", "validate_every", "temperature", "validation_temperature"):
+            if not getattr(self, name) >= 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        if self.validation_tasks is not None and self.validation_tasks < 1:
+            raise ConfigurationError(f"validation_tasks is {self.validation_tasks}; it must be at least 1, or None.")
+        if self.resume and self.checkpoints is None:
+            raise ConfigurationError("To resume, name the folder of the checkpoints.")
 
     # ------------------------------------------------------------------ the run
 
@@ -148,148 +187,230 @@ class GRPO(Algorithm):
         """Train; Ctrl-C leaves a checkpoint behind, if there is a folder for it."""
         if train_dataset is None:
             raise ConfigurationError("GRPO needs tasks to train on; give the Trainer a train_dataset.")
+        self._begin()
         curriculum = Curriculum(train_dataset, self.seed)
-        proxy, is_ours = self._proxy()
-        try:
-            await asyncio.gather(*(policy.start() for policy in self.policies))
-            proxy.update_model_list([policy.model_config() for policy in self.policies])
-            if not proxy.is_running():
-                proxy.start()
+        async with AsyncExitStack() as stack:
+            for policy in self.policies:
+                stack.push_async_callback(policy.stop)
+            await undisturbed(*(policy.start() for policy in self.policies))
+            proxy = self._open_proxy(stack)
             await self._publish_resources(proxy)
             self._collector = Collector(self.get_store(), self._config)
-            await self.progress.restore(self.policies, curriculum, wanted=self.resume)
+            if self.checkpoints is not None:
+                await self._collector.withdraw_all(self._resources.values())
+            if self.resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
+                await undisturbed(*(policy.publish() for policy in self.policies))
+            self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
-                self.baseline = self.progress.baseline or await self.validate(val_dataset)
-                self.progress.baseline = self.baseline
+                self.baseline = self.progress.baseline = await self.validate(val_dataset)
             await self._train(curriculum, val_dataset)
-        finally:
-            await asyncio.gather(*(policy.stop() for policy in self.policies))
-            if is_ours:
-                await proxy.stop()
 
-    def _proxy(self) -> tuple[LLMProxy, bool]:
-        """The trainer's proxy, or one of our own for this run."""
-        given = self.get_llm_proxy()
-        if given is not None:
-            return given, not given.is_running()
-        return LLMProxy(store=self.get_store(), journal=False), True
+    def _open_proxy(self, stack: AsyncExitStack) -> LLMProxy:
+        """The trainer's proxy, or one of our own, with our models beside its others; all is undone with the stack."""
+        given: LLMProxy | None = self.get_llm_proxy()
+        proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
+        before = list(proxy.model_list)
+        ours = [policy.model_config() for policy in self.policies]
+        names = {entry["model_name"] for entry in ours}
+        stack.callback(proxy.update_model_list, before)
+        proxy.update_model_list([*(entry for entry in before if entry["model_name"] not in names), *ours])
+        if not proxy.is_running():
+            proxy.start()
+            stack.push_async_callback(_stop, proxy)
+        return proxy
 
     async def _publish_resources(self, proxy: LLMProxy) -> None:
         """The models as resources, twice: with the temperature for training, and with that for validation."""
+        owner = generate_id(12) if self.checkpoints is None else _digest(self.checkpoints)
         for mode, temperature in (("train", self.temperature), ("val", self.validation_temperature)):
             resources: NamedResources = dict(self.get_initial_resources() or {})
             for policy in self.policies:
                 name = MAIN if len(self.policies) == 1 else policy.name
                 resources[name] = proxy.as_resource(model=policy.name, sampling_parameters={"temperature": temperature})
-            update = await self.get_store().update_resources(f"grpo-{mode}", resources)
+            update = await self.get_store().update_resources(f"grpo-{owner}-{mode}", resources)
             self._resources[mode] = update.resources_id
 
     async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
         progress, began = self.progress, time.monotonic()
-        ahead: deque[Sent] = deque()
         try:
-            while progress.step < self.steps and not progress.is_target_reached(self.target_reward):
-                if self.max_seconds is not None and time.monotonic() - began > self.max_seconds:
-                    logger.info("GRPO stops after %.0f s, as it was asked to.", self.max_seconds)
-                    break
-                while len(ahead) <= self.max_staleness:
-                    ahead.append(await self._send(curriculum, self.tasks_per_step))
-                await self._step(ahead.popleft(), curriculum)
+            while not self._is_over(time.monotonic() - began):
+                await self._send_ahead(curriculum)
+                await self._step(curriculum)
                 if val_dataset is not None and self.validate_every and progress.step % self.validate_every == 0:
-                    await self._validate_now(val_dataset)
-                if progress.step % self.save_every == 0:
-                    progress.save(self.policies, curriculum)
-            if val_dataset is not None:
+                    self.result = await self._validate_now(val_dataset)
+                if progress.is_due(self.save_every):
+                    await self._save(curriculum)
+            await self._withdraw()
+            if val_dataset is not None and progress.validated_step != progress.step:
                 self.result = await self._validate_now(val_dataset)
-        except TrainingError:
-            raise  # the last checkpoint is a good one; this state is not
-        except BaseException:
-            progress.save(self.policies, curriculum)
-            raise
-        progress.save(self.policies, curriculum)
+        finally:
+            await self._withdraw()
+            await self._save(curriculum)
         if self.output is not None:
             for policy in self.policies:
                 policy.export(self.output if len(self.policies) == 1 else self.output / policy.name)
 
-    async def _send(self, curriculum: Curriculum, tasks: int) -> Sent:
+    def _is_over(self, seconds: float) -> bool:
+        if self.max_seconds is not None and seconds > self.max_seconds:
+            logger.info("GRPO stops after %.0f s, as it was asked to.", seconds)
+            return True
+        return self.progress.step >= self.steps or self.progress.is_target_reached(self.target_reward)
+
+    async def _save(self, curriculum: Curriculum) -> None:
+        place = self._ahead[0].place if self._ahead else curriculum.state()
+        await undisturbed(asyncio.to_thread(self.progress.save, self.policies, place))
+
+    # ------------------------------------------------------------------ a step
+
+    async def _send_ahead(self, curriculum: Curriculum) -> None:
+        """As many steps as may be under way at once, and no more than are left."""
+        while len(self._ahead) <= min(self.max_staleness, self.steps - self.progress.step - 1):
+            place = curriculum.state()
+            sent = await self._send(curriculum, self.tasks_per_step, self.progress.step + len(self._ahead))
+            self._ahead.append(_Planned(sent, place))
+
+    async def _send(self, curriculum: Curriculum, tasks: int, step: int) -> Sent:
         assert self._collector is not None
         return await self._collector.send(
             curriculum.take(tasks),
             copies=self.group_size,
             resources_id=self._resources["train"],
-            metadata={"step": self.progress.step},
+            metadata={"step": step},
         )
 
-    async def _step(self, sent: Sent, curriculum: Curriculum) -> None:
+    async def _withdraw(self) -> None:
+        """Nobody waits for the rollouts that are still under way."""
+        if self._collector is not None and self._ahead:
+            await self._collector.withdraw(one for planned in self._ahead for one in planned.sent.group_of)
+
+    async def _step(self, curriculum: Curriculum) -> None:
         """Wait for a step's rollouts and learn from them; what there is nothing to learn from is told, and no error."""
-        assert self._collector is not None
         began = time.perf_counter()
-        finished = await self._collector.finished(sent)
+        finished = await self._finished(self._ahead[0].sent)
         finished += await self._more(finished, curriculum)
         metrics: dict[str, float] = {"seconds/rollouts": time.perf_counter() - began}
-        learned = False
-        for policy in self.policies:
-            batch = await self._batch(finished, policy)
-            prefix = "" if len(self.policies) == 1 else f"{policy.name}/"
-            figures = batch.report.metrics()
+        batches = [await self._batch(finished, policy) for policy in self.policies]
+        await undisturbed(self._learn(finished, batches, metrics))
+        await self._report(metrics)
+        if self.progress.empty_steps >= MOST_EMPTY_STEPS:
+            why = "; ".join(f"{name}: {batch.report.words()}" for name, batch in self._by_policy(batches))
+            raise TrainingError(
+                f"{MOST_EMPTY_STEPS} steps in a row gave nothing to learn from, the last one because: {why}"
+            )
+
+    async def _learn(
+        self, finished: Sequence[FinishedRollout], batches: Sequence[Batch], metrics: dict[str, float]
+    ) -> None:
+        """All policies learn, and then the step counts; where one fails, no state of this moment is good."""
+        figures = [batch.report.metrics() for batch in batches]
+        taught = [(policy, batch, own) for policy, batch, own in zip(self.policies, batches, figures, strict=True)]
+        self.progress.is_whole = False
+        for policy, batch, own in taught:
             if batch.samples:
-                figures |= await policy.update(batch.samples)
-                learned = True
+                own.update(await policy.update(batch.samples))
             else:
                 logger.warning("Step %d taught %s nothing: %s", self.progress.step, policy.name, batch.report.words())
-            metrics |= {prefix + name: value for name, value in figures.items()}
-        self.progress.note(finished, metrics, learned=learned)
-        if self.progress.empty_steps >= MOST_EMPTY_STEPS:
-            raise TrainingError(
-                f"{MOST_EMPTY_STEPS} steps in a row gave nothing to learn from, the last one because: "
-                f"{batch.report.words()}"
-            )
-        await self._report(metrics)
+        self._ahead.popleft()
+        self.progress.note(finished, metrics, learned=any(batch.samples for batch in batches))
+        self.progress.is_whole = True
+        for policy, batch, own in taught:
+            if batch.samples:
+                own.update(await policy.publish())
+            prefix = "" if len(self.policies) == 1 else f"{policy.name}/"
+            metrics |= {prefix + name: value for name, value in own.items()}
+
+    def _by_policy(self, batches: Sequence[Batch]) -> list[tuple[str, Batch]]:
+        return [(policy.name, batch) for policy, batch in zip(self.policies, batches, strict=True)]
+
+    async def _finished(self, sent: Sent) -> list[FinishedRollout]:
+        """Wait for rollouts, as long as there are engines to answer their calls."""
+        assert self._collector is not None
+        work = asyncio.create_task(self._collector.finished(sent), name="grpo-rollouts")
+        try:
+            while not (await asyncio.wait([work], timeout=WATCH_SECONDS))[0]:
+                for policy in self.policies:
+                    policy.check()
+            return work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
 
     async def _more(self, finished: Sequence[FinishedRollout], curriculum: Curriculum) -> list[FinishedRollout]:
         """With dynamic sampling: further tasks, while too few groups have rewards that differ."""
         more: list[FinishedRollout] = []
-        assert self._collector is not None
         for _ in range(MOST_REFILLS if self.dynamic_sampling else 0):
             missing = self.tasks_per_step - _groups_that_differ([*finished, *more])
             if missing <= 0:
                 break
-            more += await self._collector.finished(await self._send(curriculum, missing))
+            more += await self._finished(await self._send(curriculum, missing, self.progress.step))
         return more
 
     async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
         outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model)
-        return batch_of(
-            outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids
-        )
+        return batch_of(outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids)
 
     # ------------------------------------------------------------------ validation
 
     async def validate(self, dataset: Dataset[Any]) -> Estimate:
-        """The mean reward on a data set, with an interval; a rollout that failed counts as zero here."""
+        """The mean reward on a data set, with an interval, of the rollouts that succeeded.
+
+        Those that failed are counted in the metrics. TrainingError if all did.
+        """
         assert self._collector is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
         sent = await self._collector.send(tasks, mode="val", resources_id=self._resources["val"])
-        finished = await self._collector.finished(sent)
+        try:
+            finished = await self._finished(sent)
+        except BaseException:
+            await self._collector.withdraw(sent.group_of)
+            raise
         self.examples.append(finished[:MOST_EXAMPLES])
-        return estimate([one.reward or 0.0 for one in finished])
+        rewards = [one.reward for one in finished if one.has_succeeded and one.reward is not None]
+        if not rewards:
+            errors = Counter(one.error or f"status '{one.rollout.status}', no reward" for one in finished)
+            most = errors.most_common(1)[0][0] if errors else "the data set is empty"
+            raise TrainingError(f"None of {size} validation rollouts gave a reward; most often: {most}")
+        found = estimate(rewards)
+        figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": float(size - len(rewards))}
+        await self._report({f"validation/{name}": value for name, value in figures.items()})
+        return found
 
     async def _validate_now(self, dataset: Dataset[Any]) -> Estimate:
         found = await self.validate(dataset)
         self.progress.note_validation(found)
         logger.info("Step %d: validation reward %s", self.progress.step, found)
-        await self._report(
-            {"validation/reward": found.mean, "validation/low": found.low, "validation/high": found.high}
-        )
         return found
 
     async def _report(self, metrics: Mapping[str, float]) -> None:
         run_id = self.get_run_id()
         if run_id is not None:
-            finite = {name: value for name, value in metrics.items() if value == value and abs(value) != float("inf")}
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
             await self.get_store().add_metrics(run_id, self.progress.step, finite)
+
+
+async def _stop(proxy: LLMProxy) -> None:
+    await proxy.stop()
+
+
+def _named(model: str | Mapping[str, str]) -> dict[str, str]:
+    """Models by the names under which agents call them."""
+    named = {"tiny" if model == "tiny" else "policy": model} if isinstance(model, str) else dict(model)
+    if not named:
+        raise ConfigurationError("There is no model to train; name at least one.")
+    for name in named:
+        if not name or name in (".", "..") or "/" in name or "\\" in name:
+            raise ConfigurationError(
+                f"A policy cannot be called '{name}': its checkpoints are in a folder of its name."
+            )
+    return named
+
+
+def _digest(folder: Path) -> str:
+    """Stands for a folder: a run that goes on from it knows by this what an earlier one left in the store."""
+    return hashlib.blake2b(str(folder.absolute()).encode(), digest_size=6).hexdigest()
 
 
 def _groups_that_differ(finished: Sequence[FinishedRollout]) -> int:

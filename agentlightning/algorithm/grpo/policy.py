@@ -3,23 +3,29 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.lora import LoraOptions
 from agentlightning.llm_proxy import ModelConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentlightning.algorithm.grpo.learner import Learner
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
     from agentlightning.engine.serving import EngineServer
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "undisturbed"]
 
 logger = logging.getLogger(__name__)
+
+_ADAPTERS: Final = "adapters"
+"""Where a checkpoint keeps trained weights that are merged into others in the model's state."""
 
 
 class Policy:
@@ -33,7 +39,7 @@ class Policy:
         *,
         device: str = "auto",
         max_sequences: int = 64,
-        lora: Any = None,
+        lora: LoraOptions | None = None,
     ) -> None:
         self.name = name
         """What agents call the model."""
@@ -63,9 +69,16 @@ class Policy:
         assert self._codec is not None
         return self._codec
 
+    @property
+    def engine(self) -> "EngineServer":
+        assert self._engine is not None
+        return self._engine
+
+    # ------------------------------------------------------------------ life
+
     async def start(self) -> None:
         """Load the model, and start its engine beside; both take seconds."""
-        await asyncio.gather(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
+        await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
 
     def _start_engine(self) -> None:
         from agentlightning.engine.serving import EngineServer
@@ -78,35 +91,44 @@ class Policy:
         from agentlightning.algorithm.grpo.learner import Learner
         from agentlightning.engine.loading import load
 
-        self._model, self._codec = load(self.source, device=self._device, lora=self._lora)
+        # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
+        dtype = "float32" if self._lora is None else "auto"
+        self._model, self._codec = load(self.source, device=self._device, dtype=dtype, lora=self._lora)
         self._learner = Learner(self._model, self.settings)
+        self.version = 0
 
     async def stop(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.stop)
+            await undisturbed(asyncio.to_thread(engine.stop))
+
+    def check(self) -> None:
+        """EngineError with the engine's last words if its process has ended."""
+        if not self.engine.is_running():
+            self.engine.status()
 
     def model_config(self) -> ModelConfig:
         """The entry of the proxy's list of models."""
-        assert self._engine is not None
-        entry = self._engine.model_config()
+        entry = self.engine.model_config()
         return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"])
 
+    # ------------------------------------------------------------------ learning
+
     async def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One step of learning, off the event loop, and the engine gets what was learned."""
+        """One step of learning, off the event loop; the engine does not know of it before `publish`."""
         began = time.perf_counter()
         metrics = await asyncio.to_thread(self.learner.update, samples)
-        learned = time.perf_counter()
         self.version += 1
-        await self.publish()
-        metrics["seconds/learning"] = learned - began
-        metrics["seconds/publishing"] = time.perf_counter() - learned
+        metrics["seconds/learning"] = time.perf_counter() - began
         return metrics
 
-    async def publish(self) -> None:
+    async def publish(self) -> dict[str, float]:
         """Give the engine the weights of this moment."""
-        assert self._engine is not None
-        await asyncio.to_thread(self._engine.publish, self.version, self.model.state())
+        began = time.perf_counter()
+        await asyncio.to_thread(self.engine.publish, self.version, self.model.state())
+        return {"seconds/publishing": time.perf_counter() - began}
+
+    # ------------------------------------------------------------------ files
 
     def export(self, folder: Path) -> None:
         """Leave the model in a folder of its own, as `agl serve` and `engine.loading` take it."""
@@ -114,9 +136,33 @@ class Policy:
 
         save_model(self.model, self.codec, folder, {"version": self.version, "source": self.source})
 
-    async def restore(self, model_state: Mapping[str, Any], learner_state: Mapping[str, Any], version: int) -> None:
-        """Go on from a checkpoint."""
-        self.model.load_state(model_state)
+    def learner_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the model's state: the learner's, and the adapters where there are some."""
+        published = self.model.state().keys()
+        weights = {name: weight for name, weight in self.model.trainable().items() if name not in published}
+        adapters = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
+        return {**self.learner.state(), **({_ADAPTERS: adapters} if adapters else {})}
+
+    def restore(self, model_state: "Mapping[str, Tensor]", learner_state: Mapping[str, Any], version: int) -> None:
+        """Go on from a checkpoint; the engine does not know of it before `publish`."""
+        adapters = learner_state.get(_ADAPTERS)
+        if adapters is None:
+            self.model.load_state(model_state)
+        else:
+            for name, weight in self.model.trainable().items():
+                weight.data.copy_(adapters[name])
         self.learner.load_state(learner_state)
         self.version = version
-        await self.publish()
+
+
+async def undisturbed(*work: Coroutine[Any, Any, Any]) -> None:
+    """Do several things to their end: neither a failure of one nor a cancellation leaves another running."""
+    together = asyncio.gather(*work, return_exceptions=True)
+    try:
+        results = await asyncio.shield(together)
+    except asyncio.CancelledError:
+        await together
+        raise
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -179,7 +179,7 @@ class SFT(Algorithm):
         """Stop serving the trained model; harmless if it is not served."""
         await self._policy.stop()
         proxy, self._proxy = self._proxy, None
-        if proxy is not None and self._is_our_proxy:
+        if proxy is not None and self._is_our_proxy and proxy.is_running():
             await proxy.stop()
 
     async def _load(self) -> None:

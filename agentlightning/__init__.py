@@ -29,7 +29,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("LlmProxyTraceToTriplet", "TraceToMessages", "TraceToTriplet", "TraceToTrajectory", "Trajectory"),
         "TraceReport",
     ),
-    "agentlightning.algorithm": ("Algorithm", "algo", "FastAlgorithm", "Baseline"),
+    "agentlightning.algorithm": ("Algorithm", "algo", "FastAlgorithm", "Baseline", "GRPO", "SFT", "VERL"),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.config": ("lightning_cli",),
     "agentlightning.execution": (
@@ -102,7 +102,7 @@ __all__ = ["__version__", *_HOME_OF]  # strings, of the table
 _ROOMS = frozenset(
     [
         *("adapter", "algorithm", "emitter", "errors", "events", "execution", "instrumentation", "litagent", "runner"),
-        *("llm_proxy", "semconv", "store", "tracer", "trainer", "types"),
+        *("engine", "llm_proxy", "verl", "semconv", "store", "tracer", "trainer", "types"),
     ]
 )
 

@@ -11,7 +11,7 @@ import agentlightning as agl
 HEAVY = ("fastapi", "aiohttp", "openai", "litellm", "torch", "transformers", "agentops", "pydantic", "opentelemetry")
 LONGEST_IMPORT_SECONDS = 0.25
 
-LEARNING, PROMPTS = "learning", "prompts"
+PROMPTS = "prompts"
 
 NAMES = {
     "adapter": "TraceAdapter OtelTraceAdapter Adapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet "
@@ -41,7 +41,7 @@ NAMES = {
     "FilterField StatusCode SpanCoreFields SpanRecordingContext",
 }
 
-NOT_YET = {"APO": PROMPTS, "VERL": LEARNING}
+NOT_YET = {"APO": PROMPTS}
 """Public names that do not resolve yet, and what brings them."""
 
 MODULES = [

@@ -1,7 +1,23 @@
-"""Algorithms: what turns rewards into better resources."""
+"""Algorithms: what learns from rollouts. Those that need torch or other packages are opened on first touch."""
+
+import pkgutil
+from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm, algo
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 
-__all__ = ["Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo import GRPO
+    from agentlightning.algorithm.sft import SFT
+    from agentlightning.algorithm.verl import VERL
+
+__all__ = ["Algorithm", "algo", "FunctionalAlgorithm", "FastAlgorithm", "Baseline", "GRPO", "SFT", "VERL"]
+
+_HOME_OF = {"GRPO": "grpo.grpo", "SFT": "sft.sft", "VERL": "verl.interface"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME_OF:
+        return pkgutil.resolve_name(f"{__name__}.{_HOME_OF[name]}:{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

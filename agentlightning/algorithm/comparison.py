@@ -100,6 +100,14 @@ class PairedComparison:
         return self.max_pairs - self.pairs if self._verdict == "undecided" else 0
 
     @property
+    def fewest_pairs(self) -> int:
+        """How many pairs a candidate takes that always wins by the whole range; with a smaller budget none succeeds."""
+        pairs = self.min_pairs
+        while _mean_of_logs([pairs * win for win in self._wins]) < 1 / self.alpha:
+            pairs += 1
+        return pairs
+
+    @property
     def evidence(self) -> float:
         """The gamblers' wealth, of which each began with 1; `1 / alpha` is enough."""
         return _mean_of_logs(self._logs)

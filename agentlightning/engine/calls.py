@@ -27,21 +27,23 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._posted: deque[Callable[[], None]] = deque()
+        self._is_due = False
 
     def post(self, function: Callable[[], None]) -> None:
         """Called in the loop's own thread, it runs the function at once."""
         if threading.get_ident() == self._thread:
             function()
             return
-        is_first = not self._posted
-        self._posted.append(function)
-        if is_first:
+        self._posted.append(function)  # before the look: what is there when `_drain` has begun, it takes
+        if not self._is_due:
+            self._is_due = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 self._posted.clear()
 
     def _drain(self) -> None:
+        self._is_due = False
         while self._posted:
             self._posted.popleft()()
 

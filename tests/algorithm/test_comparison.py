@@ -48,6 +48,20 @@ def test_candidate_that_always_wins_is_better_after_few_pairs() -> None:
     assert comparison.pairs_left == 0
 
 
+@pytest.mark.parametrize("alpha", [0.2, 0.05, 0.004, 1e-6])
+def test_fewest_pairs_are_those_of_a_candidate_that_always_wins(alpha: float) -> None:
+    comparison = judged(PairedComparison(alpha), [(0.0, 1.0)] * 200)
+
+    assert (comparison.verdict, comparison.pairs) == ("better", comparison.fewest_pairs)
+
+
+def test_budget_below_the_fewest_pairs_can_only_end_in_not_better() -> None:
+    comparison = PairedComparison(0.004, max_pairs=8)
+
+    assert comparison.fewest_pairs > 8
+    assert judged(comparison, [(0.0, 1.0)] * 8).verdict == "not better"
+
+
 def test_candidate_that_always_loses_is_given_up_at_once() -> None:
     comparison = judged(PairedComparison(), [(1.0, 0.0)] * 200)
 

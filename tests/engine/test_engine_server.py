@@ -1,5 +1,6 @@
 """The engine's server, as the real `openai` client and plain HTTP see it."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine import server as server_module  # noqa: E402
+from agentlightning.engine.calls import Mailbox  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
@@ -466,3 +468,20 @@ def test_sampling_can_be_used_without_the_server(served: Served) -> None:
     generation = served.app.engine.submit([20], Sampling(max_new_tokens=9)).result(PATIENCE_SECONDS)
 
     assert generation.token_ids == saying("95")
+
+
+async def test_nothing_posted_from_another_thread_is_lost() -> None:
+    mailbox, arrived, count = Mailbox(), [], 50_000
+    everything = asyncio.Event()
+
+    def take() -> None:
+        arrived.append(None)
+        if len(arrived) == count:
+            everything.set()
+
+    thread = threading.Thread(target=lambda: [mailbox.post(take) for _ in range(count)])
+    thread.start()
+    await asyncio.wait_for(everything.wait(), PATIENCE_SECONDS)
+    thread.join()
+
+    assert len(arrived) == count

@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.active import get_active_llm_proxy, set_active_llm_proxy
     from agentlightning.llm_proxy.budgets import Budget
+    from agentlightning.llm_proxy.exporter import LightningSpanExporter
     from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig
 
-__all__ = ["Budget", "LLMProxy", "ModelConfig", "get_active_llm_proxy", "set_active_llm_proxy"]
+__all__ = [
+    "Budget",
+    "LLMProxy",
+    "LightningSpanExporter",
+    "ModelConfig",
+    "get_active_llm_proxy",
+    "set_active_llm_proxy",
+]
 
 # Opened on first touch: a runner asks a proxy whether its calls are stored, and needs no gateway for that.
 _HOME_OF = {
     "Budget": "budgets",
     "LLMProxy": "proxy",
+    "LightningSpanExporter": "exporter",
     "ModelConfig": "proxy",
     "get_active_llm_proxy": "active",
     "set_active_llm_proxy": "active",

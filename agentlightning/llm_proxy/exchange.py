@@ -7,6 +7,7 @@ for. Before its last byte goes out the call is in the recorder's hands.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import secrets
@@ -76,6 +77,8 @@ class Exchange:
             self._origin = caller.origin
             request = await read_body(self._receive, self._headers, self.gateway.settings.max_request_bytes)
             watching = asyncio.create_task(self._watch(asyncio.current_task()))
+            if self.gateway.recorder.is_behind:
+                await self.gateway.recorder.catch_up()
             self._begin(request)
             if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
                 await self._check_key()
@@ -142,6 +145,8 @@ class Exchange:
             self._relay.complete(record)
             if self._outgoing is not None:
                 self._outgoing.note_tokens(record)
+                if outcome == "failed":
+                    record.response = self._outgoing.redacted(record.response)
         if self._origin is not None:
             self.gateway.recorder.finish(record)
 
@@ -244,6 +249,9 @@ class Exchange:
 
     async def _fail(self, failure: Failure, *, outcome: Outcome = "failed") -> None:
         """Tell the caller of a failure: as an answer, or within a stream that has begun."""
+        if self._outgoing is not None:
+            message = self._outgoing.redacted(failure.message.encode()).decode()
+            failure = dataclasses.replace(failure, message=message)
         self._finish(outcome, failure.status, error=failure.message)
         with contextlib.suppress(OSError):
             if self._relay is not None and self._relay.has_begun:
@@ -253,7 +261,9 @@ class Exchange:
             headers = [(b"content-type", b"application/json")]
             if failure.retry_after is not None:
                 headers.append((b"retry-after", str(math.ceil(failure.retry_after)).encode()))
-            if outcome == "refused":  # the SDKs of OpenAI and Anthropic would try some of these again
+            if (
+                outcome == "refused" and failure.retry_after is None
+            ):  # the SDKs of OpenAI and Anthropic would try some of these again
                 headers.append((b"x-should-retry", b"false"))
             await send_answer(self._send, failure.status, headers, error_body(self.dialect, failure))
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from agentlightning.llm_proxy.attribution import Headers, Refused
+from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Answer, Ask, Backend, Outgoing
-from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation
-from agentlightning.llm_proxy.dialects.failures import Failure
+from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit
 from agentlightning.llm_proxy.dialects.names import DialectName
 from agentlightning.llm_proxy.dialects.token_fields import with_tokens_asked, with_usage_asked
 from agentlightning.llm_proxy.dialects.translation import Translation, translation
@@ -65,6 +64,7 @@ class OutgoingCall:
         self._backend: Backend | None = None
         self._is_plain = False
         self._reservation: Reservation | None = None
+        self._is_unlimited = False
 
     async def settle_model(self) -> None:
         """Which model, with which settings: what the resources give to an agent that names itself comes first."""
@@ -104,6 +104,7 @@ class OutgoingCall:
         record.sent = b"" if recorded.sent == record.request else recorded.sent
         record.asked = orjson.loads(recorded.sent)
         record.provider, record.replayed_from = recorded.provider, recorded.span_id
+        record.backend, record.version = recorded.backend, recorded.version
 
     def _prepared(self, backend: Backend) -> Outgoing:
         """The request for one backend."""
@@ -113,10 +114,10 @@ class OutgoingCall:
         self.translation = None if dialect == self.dialect else translation(self.dialect, dialect)
         request = {**self.asked, **self._overrides} if self._overrides else self.asked
         body = request if self.translation is None else self.translation.request(request)
-        if gateway.budgets.is_limited:
-            body = self._within_budget(backend, dialect, body)
         if backend.defaults:
             body = {**backend.defaults, **body}
+        if gateway.budgets.is_limited:
+            body = self._within_budget(backend, dialect, body)
         if body.get("model") != backend.model:
             body = {**body, "model": backend.model}
         body = self._with_extras(backend, dialect, body)
@@ -150,7 +151,9 @@ class OutgoingCall:
         return asking
 
     def takes_back_extras(self, status: int, answer: bytes) -> bool:
-        """Whether the call should be made again without extras, because the backend did not know them."""
+        """Whether the call should be made again without what we added, because the backend did not take it."""
+        if self._takes_back_limit(status, answer):
+            return True
         if status not in _REFUSED_STATUSES or not self.has_extras or self._is_plain:
             return False
         is_sure = self._backend is not None and self._backend.gives_token_ids is True
@@ -161,7 +164,9 @@ class OutgoingCall:
 
     def redacted(self, body: bytes) -> bytes:
         """A backend's error without its secrets, should it repeat them."""
-        return body if self._backend is None else self._backend.redacted(body.decode("utf-8", "replace")).encode()
+        if self._backend is None or not any(secret.encode() in body for secret in self._backend.secrets):
+            return body
+        return self._backend.redacted(body.decode("utf-8", "replace")).encode()
 
     def confirm(self) -> None:
         """The call was answered; if that took a second, plain one, the backend gets only such from now on."""
@@ -183,17 +188,28 @@ class OutgoingCall:
     # ------------------------------------------------------------------ budgets
 
     def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+        prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
+        if self._reservation is not None and self._reservation.prices != prices:
+            Budgets.take_back(self._reservation)
+            self._reservation = None
         if self._reservation is None:
-            if (body.get("n") or 1) != 1:
-                raise Refused(Failure(400, "Where a budget is set, n must be 1.", "invalid_request_error", param="n"))
-            prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
             rollout_id = None if self._origin is None else self._origin.rollout_id
             self._reservation = self._gateway.budgets.admit(rollout_id, dialect, body, prices)
         most = self._reservation.most_written
-        return body if most is None else Budgets.limited(dialect, body, most)
+        return body if most is None or self._is_unlimited else Budgets.limited(dialect, body, most, backend.provider)
+
+    def _takes_back_limit(self, status: int, answer: bytes) -> bool:
+        """Whether the backend has less room than our limit: without one it writes what fits, which is less."""
+        reservation = self._reservation
+        if status not in _REFUSED_STATUSES or self._is_unlimited or reservation is None:
+            return False
+        self._is_unlimited = reservation.is_ours and reservation.most_written is not None and is_about_limit(answer)
+        return self._is_unlimited
 
     def settle_budget(self, record: CallRecord | None) -> None:
         """The call is over, however it ended."""
         if self._reservation is not None:
-            Budgets.settle(self._reservation, None if record is None else record.usage)
+            is_begun = record is not None and bool(record.response) and record.outcome != "failed"
+            is_begun = is_begun or (record is not None and record.first_part_seconds is not None)
+            Budgets.settle(self._reservation, None if record is None else record.usage, is_begun=is_begun)
             self._reservation = None

@@ -44,6 +44,12 @@ class RecorderLimits:
     batch_calls: int = 100
     batch_bytes: int = 8 * 1024**2
     """A batch ends with the call that reaches this."""
+    behind_calls: int = 500
+    """While more than this wait for a store that can be reached, new calls are held back: served as fast as they come
+    they would fill the memory."""
+    behind_bytes: int = 16 * 1024**2
+    patience_seconds: float = 5.0
+    """How long a new call is held back at most."""
     linger_seconds: float = 0.005
     """How long the first call of a batch waits for others."""
     close_seconds: float = 10.0
@@ -120,6 +126,21 @@ class Recorder:
             )
 
     # ------------------------------------------------------------------ the gateway's side
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether calls come faster than the store takes them. One that cannot be reached is another matter."""
+        limits = self._limits
+        return not self._has_told_of_outage and (
+            len(self._to_store) > limits.behind_calls or self._waiting_bytes > limits.behind_bytes
+        )
+
+    async def catch_up(self) -> None:
+        """Wait until the recorder is behind no more, or for as long as a new call may be held back."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.patience_seconds
+        while self.is_behind and loop.time() < deadline:
+            await self._until_something_settles(deadline - loop.time())
 
     def begin(self, record: CallRecord) -> None:
         """A call has come in."""
@@ -318,8 +339,8 @@ class Recorder:
         """By the id of the call's span; a call without a number has none yet, one that cannot be told is lost."""
         spans: dict[str, list[Span]] = {}
         for number, record in enumerate(batch):
-            if number % _BREATHER == _BREATHER - 1:
-                await asyncio.sleep(0)
+            if number % _BREATHER == _BREATHER - 1 and len(self._to_store) < self._limits.batch_calls:
+                await asyncio.sleep(0)  # not while many wait: a turn of a busy loop is long
             if record.sequence_id is not None:
                 try:
                     spans[record.span_id] = spans_of(record)

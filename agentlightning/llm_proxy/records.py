@@ -93,6 +93,7 @@ class CallRecord:
     def from_bytes(cls, header: bytes, *bodies: bytes) -> "CallRecord":
         known: dict[str, Any] = orjson.loads(header)
         known["origin"] = Origin(*known["origin"])
+        known["usage"] = None if known["usage"] is None else tuple(known["usage"])
         known.update(zip(_BODIES, bodies, strict=True))
         return cls(**known)
 

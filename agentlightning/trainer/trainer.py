@@ -18,6 +18,7 @@ from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.litagent.signature import check_signature
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
@@ -187,10 +188,17 @@ class Trainer:
         )
 
     def _built_proxy(self, llm_proxy: Any) -> Any:
-        if llm_proxy is None:
-            return None
+        """A proxy of another make is taken as it is."""
+        if not (isinstance(llm_proxy, (str, dict)) or inspect.isclass(llm_proxy)):
+            return llm_proxy
+        spec: Any = llm_proxy
         return build_component(
-            llm_proxy, expected_type=object, spec_name="llm_proxy", optional_defaults={"store": self.store}
+            spec,
+            expected_type=LLMProxy,
+            spec_name="llm_proxy",
+            optional_defaults={"store": self.store},
+            dict_requires_type=False,
+            dict_default_cls=LLMProxy,
         )
 
     # ------------------------------------------------------------------ agents

@@ -17,8 +17,8 @@ from agentlightning.llm_proxy import Budget
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.budgets import LEAST_SHARE, SHARES, Budgets, Prices, Spent, is_about_limit
 from agentlightning.store import InMemoryLightningStore
-from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, chat, endpoint, entry, serving
-from tests.stub_model.script import Answer, Failure, Script
+from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, chat, endpoint, entry, serving, until
+from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel, running
 
 FREE = Prices()
@@ -318,3 +318,65 @@ async def test_sdks_raise_it_and_do_not_try_again(model: StubModel) -> None:
         await asyncio.to_thread(call)
         await asyncio.to_thread(proxy.flush)
     assert len(await calls(store, rollout)) == 2
+
+
+# ---------------------------------------------------------------------- limits of ours and of backends
+
+
+def with_room(tokens: int) -> Script:
+    """A model that refuses requests for more than it has room for, as vLLM does."""
+
+    def react(request: Request) -> Turn:
+        asked = request.body.get("max_tokens")
+        if asked is not None and asked > tokens:
+            return Failure(400, f"'max_tokens' is too large: {asked}. This model's maximum context length is {tokens}.")
+        return "yes"
+
+    return Script(react)
+
+
+def test_backend_with_less_room_than_our_limit_is_asked_without_it() -> None:
+    with running(with_room(1000)) as model, serving(model, run_budget=Budget(tokens=10**6)) as proxy:
+        answer = ask(proxy.endpoint)
+
+        assert answer.status_code == 200
+        assert [request.body.get("max_tokens") for request in model.requests] == [10**6 // SHARES, None]
+        assert proxy.status()["spent"]["calls"] == 1
+
+
+def test_limit_of_the_caller_is_not_taken_back() -> None:
+    with running(with_room(1000)) as model, serving(model, run_budget=Budget(tokens=10**6)) as proxy:
+        assert ask(proxy.endpoint, max_tokens=5000).status_code == 400
+
+
+def test_defaults_of_a_backend_are_limited_too(model: StubModel) -> None:
+    listed = [entry(model, max_completion_tokens=5000, n=2)]
+    with serving(model, model_list=listed, run_budget=Budget(tokens=100)) as proxy:
+        assert ask(proxy.endpoint).status_code == 200
+
+        assert model.requests[0].body["max_completion_tokens"] == 50
+        assert "max_tokens" not in model.requests[0].body
+
+
+def test_answer_whose_usage_is_not_told_costs_what_it_might_have_been() -> None:
+    slow = Script(lambda _: Answer("word " * 50, pause_seconds=0.05))
+    with running(slow) as model, serving(model, run_budget=Budget(tokens=1000)) as proxy:
+        body = chat("Hi", stream=True, max_tokens=300)
+        with requests.post(f"{proxy.endpoint}/v1/chat/completions", json=body, stream=True, timeout=10) as answer:
+            next(answer.iter_content(10))
+
+        until(lambda: proxy.status()["spent"]["tokens"])
+        assert proxy.status()["spent"]["tokens"] == 300
+
+
+def test_retry_after_is_told_where_what_is_left_is_reserved() -> None:
+    slow = Script(lambda request: Answer(request.text, latency_seconds=1.0))
+    with running(slow) as model, serving(model, run_budget=Budget(tokens=1000)) as proxy, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, proxy.endpoint, "first")
+        until(lambda: model.requests)
+
+        second = ask(proxy.endpoint, "second")
+
+        assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+        assert "x-should-retry" not in second.headers
+        assert first.result().status_code == 200

@@ -1,19 +1,34 @@
 """The simulated model over HTTP: scores follow the prompt, and what it says as an optimiser leads upwards."""
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
+import poml
 import pytest
 
+import agentlightning
 from tests.simulated_model.asking import FULL_PROMPT, REFLECTION_REQUEST, Asker
 from tests.simulated_model.bookings import Rule, Task, cases_of, make_tasks
-from tests.simulated_model.optimiser import EDIT_FAULTS, NO_PROMPT, NONSENSE, NOTHING_TO_SAY, RAMBLING, kind_of, spoilt
+from tests.simulated_model.optimiser import (
+    EDIT_FAULTS,
+    NO_PROMPT,
+    NONSENSE,
+    NOTHING_TO_SAY,
+    RAMBLING,
+    criticise,
+    edit,
+    kind_of,
+    spoilt,
+)
 from tests.simulated_model.phrases import ADVICE, PHRASINGS, rules_in
 from tests.simulated_model.server import MODEL, NO_REQUEST, SEED_PROMPT, SimulatedModel
 
 TASKS = make_tasks(50)
+APO_PROMPTS = Path(agentlightning.__file__).parent / "algorithm" / "apo" / "prompts"
 TOOL = {
     "type": "function",
     "function": {
@@ -118,6 +133,12 @@ def test_other_seeds_and_second_tries_have_other_chances() -> None:
 # ---------------------------------------------------------------------- the optimiser
 
 
+def rendered(template: Path, context: dict[str, Any]) -> str:
+    """What a model is sent, a message a line."""
+    answered: Any = poml.poml(str(template), context=context, format="openai_chat")
+    return "\n".join(message["content"] for message in answered["messages"])
+
+
 def failing(rule: Rule) -> list[Task]:
     return [task for task in TASKS if task.needs == {rule}][:2]
 
@@ -194,6 +215,40 @@ def test_reflection_is_a_new_prompt_between_fences() -> None:
 def test_plain_conversation_is_not_taken_for_optimising() -> None:
     assert {kind_of(SEED_PROMPT.format(request=task.text)) for task in TASKS} == {"answer"}
     assert kind_of("How do you do?") == "answer"
+
+
+@pytest.mark.parametrize("template", sorted(APO_PROMPTS.glob("gradient*.poml")), ids=lambda path: path.stem)
+def test_critic_understands_what_apo_asks(template: Path) -> None:
+    experiments = []
+    for task in failing(Rule.CLOCK):
+        asked = SEED_PROMPT.format(request=task.text)
+        said = str(cases_of(task.text)[0].answered(()))
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        attributes = {"gen_ai.completion.0.content": said, "gen_ai.prompt.0.content": asked}
+        told = {"messages": [{"messages": messages, "tools": None}], "spans": [{"attributes": attributes}]}
+        experiments.append({"status": "succeeded", "final_reward": task.score(said), **told})
+
+    text = rendered(template, {"prompt_template": SEED_PROMPT, "experiments": experiments})
+
+    assert kind_of(text) == "critique"
+    assert rules_in(criticise(text, random.Random(0))) == {Rule.CLOCK}
+
+
+@pytest.mark.parametrize("template", sorted(APO_PROMPTS.glob("edit*.poml")), ids=lambda path: path.stem)
+def test_editor_understands_what_apo_asks(template: Path) -> None:
+    critique = f"- {ADVICE} {PHRASINGS[Rule.CLOCK][0]}.\n- {ADVICE} {PHRASINGS[Rule.FREE][2]}."
+
+    text = rendered(template, {"prompt_template": SEED_PROMPT, "critique": critique})
+
+    assert kind_of(text) == "edit"
+    assert rules_in(edit(text, random.Random(0))) == (
+        {Rule.CLOCK} if "one_point" in template.stem else {Rule.CLOCK, Rule.FREE}
+    )
+    assert kind_of(rendered(template, {"prompt_template": SEED_PROMPT, "critique": NONSENSE})) == "edit"
+
+
+def test_apo_has_prompts_of_both_kinds() -> None:
+    assert {path.stem.split("_")[0] for path in APO_PROMPTS.glob("*.poml")} == {"gradient", "edit"}
 
 
 # ---------------------------------------------------------------------- faults

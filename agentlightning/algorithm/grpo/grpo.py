@@ -327,7 +327,8 @@ class GRPO(Algorithm):
         assert self._collector is not None
         work = asyncio.create_task(self._collector.finished(sent), name="grpo-rollouts")
         try:
-            while not (await asyncio.wait([work], timeout=WATCH_SECONDS))[0]:
+            while not work.done():
+                await asyncio.wait([work], timeout=WATCH_SECONDS)
                 for policy in self.policies:
                     policy.check()
             return work.result()

@@ -1,0 +1,34 @@
+"""APO: a better prompt, found by a beam search whose steps are critiques in plain language.
+
+Importing this package does not import poml, which is an extra; the algorithm itself is opened on first touch.
+"""
+
+import pkgutil
+from typing import TYPE_CHECKING
+
+from agentlightning.algorithm.apo.budget import OptimisationBudget
+from agentlightning.algorithm.apo.gain import Challenge
+from agentlightning.algorithm.apo.lineage import Candidate, Lineage
+from agentlightning.algorithm.apo.report import OptimisationResult
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, VersionedPromptTemplate
+
+__all__ = [
+    "APO",
+    "Candidate",
+    "Challenge",
+    "Lineage",
+    "OptimisationBudget",
+    "OptimisationResult",
+    "RolloutResultForAPO",
+    "VersionedPromptTemplate",
+]
+
+_IN_APO = ("APO", "RolloutResultForAPO", "VersionedPromptTemplate")
+
+
+def __getattr__(name: str) -> object:
+    if name in _IN_APO:
+        return pkgutil.resolve_name(f"{__name__}.apo:{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,131 @@
+"""The optimiser's model: any OpenAI-compatible endpoint, asked with patience and within a budget.
+
+Answers that say "later" (rate limits, overload, lost connections) are tried again after as long as the server asks for,
+or else after a time that doubles. Every request counts.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from agentlightning.algorithm.apo.budget import Ledger
+from agentlightning.errors import ConfigurationError, TrainingError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = ["Optimiser", "OptimiserFailed", "retry_after_seconds"]
+
+logger = logging.getLogger(__name__)
+
+TRIES: Final = 6
+FIRST_DELAY_SECONDS: Final = 0.5
+LONGEST_DELAY_SECONDS: Final = 60.0
+MOST_PATIENCE_SECONDS: Final = 600.0
+"""A server that asks for more is not waited for."""
+_LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
+_WITHOUT_STATUS: Final = ("APIConnectionError", "APITimeoutError")
+
+
+class OptimiserFailed(TrainingError):
+    """The optimiser's model gave no answer, however often it was asked."""
+
+
+class Optimiser:
+    """Asks the model. The client is made from the environment when it is first needed, unless one is given."""
+
+    def __init__(self, client: "AsyncOpenAI | None", sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._client = client
+        self._sleep = sleep
+        self._is_ours = client is None
+        self.ledger = Ledger()
+
+    @property
+    def client(self) -> "AsyncOpenAI":
+        """The client; ConfigurationError if there is none and the environment describes none."""
+        if self._client is None:
+            self._client = _client_of_environment()
+        return self._client
+
+    async def close(self) -> None:
+        """Give back the connections of a client that was made here; the next call makes another."""
+        if self._is_ours and self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def ask(self, model: str, messages: Any, temperature: float) -> str | None:
+        """What the model says; None if it says nothing. OptimiserFailed if it cannot be asked."""
+        client = _without_retries(self.client)
+        for number in range(1, TRIES + 1):
+            self.ledger.take_call()
+            usage = None
+            try:
+                answer = await client.chat.completions.create(model=model, messages=messages, temperature=temperature)
+                usage = getattr(answer, "usage", None)
+                return answer.choices[0].message.content if answer.choices else None
+            except Exception as error:
+                if not _is_of_the_api(error):
+                    raise
+                delay = _delay(error, number)
+                if delay is None or number == TRIES:
+                    raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
+                logger.info("Model %s asks to come later (%s); next try in %.1f s.", model, _described(error), delay)
+            finally:
+                self.ledger.end_call(model, usage)
+            await self._sleep(delay)
+        raise AssertionError("the last try returns or raises")
+
+
+def _client_of_environment() -> "AsyncOpenAI":
+    try:
+        from openai import AsyncOpenAI
+    except ImportError as error:
+        raise ImportError('APO asks its models with openai: pip install "agentlightning[openai]"') from error
+    if not os.environ.get("OPENAI_API_KEY"):
+        raise ConfigurationError(
+            "APO has no model to ask: pass an AsyncOpenAI client, or set OPENAI_API_KEY (and OPENAI_BASE_URL)."
+        )
+    return AsyncOpenAI(max_retries=0)
+
+
+def _without_retries(client: Any) -> Any:
+    """The client with retries of its own switched off: those would not be counted."""
+    try:
+        from openai import AsyncOpenAI
+    except ImportError:
+        return client
+    return client.with_options(max_retries=0) if isinstance(client, AsyncOpenAI) else client
+
+
+def _is_of_the_api(error: Exception) -> bool:
+    return isinstance(getattr(error, "status_code", None), int) or type(error).__name__ in _WITHOUT_STATUS
+
+
+def _described(error: Exception) -> str:
+    first_line, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {first_line}"
+
+
+def _delay(error: Exception, number: int) -> float | None:
+    """Seconds until the next try; None if another will not help."""
+    status = getattr(error, "status_code", None)
+    if status is not None and status not in _LATER:
+        return None
+    asked = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
+    if asked is not None:
+        return asked if asked <= MOST_PATIENCE_SECONDS else None
+    delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
+    return delay * random.uniform(0.75, 1.25)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """How long a server asks to wait, in either of the headers that say so; None if it does not, or gives a date."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(headers.get(name, "")) * unit)
+        except ValueError:
+            continue
+    return None

@@ -1,0 +1,96 @@
+"""Tasks on their way through the store: drawn in batches, sent, waited for, and read."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.errors import StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Dataset, Rollout, RolloutMode
+
+__all__ = ["TaskBatch", "TaskBatches", "cancel_unfinished", "first_traceback", "finished_rollouts", "send"]
+
+_T = TypeVar("_T")
+
+WAIT_SECONDS: Final = 30.0
+"""How long the store is asked to wait at a time; it answers as soon as all are finished."""
+EARLY_SECONDS: Final = 0.05
+"""Rest before a store is asked again that did not wait."""
+
+
+class TaskBatch(list[_T]):
+    """Samples of a data set, and their numbers in it."""
+
+    def __init__(self, dataset: Dataset[_T], numbers: Sequence[int]) -> None:
+        super().__init__(dataset[number] for number in numbers)
+        self.numbers = list(numbers)
+
+
+class TaskBatches(Iterator[TaskBatch[_T]]):
+    """Batches without end, each drawn once: a run that goes on finds them in its journal."""
+
+    def __init__(self, dataset: Dataset[_T], size: int, journal: Journal, name: str) -> None:
+        self._dataset = dataset
+        self._draws = batch_iter_over_dataset(range(len(dataset)), size)
+        self._journal = journal
+        self._name = name
+        self._drawn = 0
+
+    def __next__(self) -> TaskBatch[_T]:
+        drawn = list(next(self._draws))
+        self._drawn += 1
+        return TaskBatch(self._dataset, self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn))
+
+
+async def send(
+    store: LightningStore, tasks: Sequence[Any], mode: RolloutMode, resources_id: str, *, rollout_ids: list[str] | None
+) -> list[str]:
+    """Enqueue tasks; returns the ids of their rollouts. Those whose ids the store knows are not sent again."""
+    sent: list[str] = []
+    for number, task in enumerate(tasks):
+        named = {} if rollout_ids is None else {"rollout_id": rollout_ids[number]}
+        rollout = await store.enqueue_rollout(input=task, mode=mode, resources_id=resources_id, **named)
+        sent.append(rollout.rollout_id)
+    return sent
+
+
+async def finished_rollouts(store: LightningStore, rollout_ids: Sequence[str], timeout: float) -> list[Rollout]:
+    """Those that are finished when all are, or when the time is up. The store tells; it is not polled."""
+    deadline = time.monotonic() + timeout
+    while True:
+        began = time.monotonic()
+        patience = max(0.0, min(WAIT_SECONDS, deadline - began))
+        finished = await store.wait_for_rollouts(rollout_ids=list(rollout_ids), timeout=patience)
+        now = time.monotonic()
+        if len(finished) >= len(rollout_ids) or now >= deadline:
+            return list(finished)
+        if now - began < patience:
+            await asyncio.sleep(min(EARLY_SECONDS, deadline - now))
+
+
+async def cancel_unfinished(
+    store: LightningStore, rollout_ids: Sequence[str], finished: Sequence[Rollout]
+) -> int:
+    """Take back the rollouts nobody waits for any more; returns how many there were."""
+    known = {rollout.rollout_id for rollout in finished}
+    late = [rollout_id for rollout_id in rollout_ids if rollout_id not in known]
+    for rollout_id in late:
+        try:
+            await store.update_rollout(rollout_id, status="cancelled")
+        except StoreError:  # it has ended meanwhile
+            continue
+    return len(late)
+
+
+async def first_traceback(store: LightningStore, rollouts: Sequence[Rollout]) -> str:
+    """Why the first of these rollouts failed that says so."""
+    for rollout in rollouts:
+        for attempt in await store.query_attempts(rollout.rollout_id):
+            error = (attempt.metadata or {}).get("error") or {}
+            told = error.get("traceback") or error.get("message")
+            if told:
+                return f"rollout '{rollout.rollout_id}':\n{told}"
+    return "their attempts do not tell why"

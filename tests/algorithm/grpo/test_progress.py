@@ -1,0 +1,135 @@
+"""What a run remembers, and which checkpoints it makes and goes on from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="checkpoints need torch")
+
+from agentlightning.algorithm.grpo.checkpoints import Checkpoints  # noqa: E402 # after the check for torch
+from agentlightning.algorithm.grpo.collecting import FinishedRollout  # noqa: E402
+from agentlightning.algorithm.grpo.curriculum import Curriculum  # noqa: E402
+from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
+from agentlightning.algorithm.grpo.progress import RECENT_STEPS, Progress  # noqa: E402
+from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
+from agentlightning.algorithm.intervals import estimate  # noqa: E402
+from agentlightning.types import Rollout  # noqa: E402
+
+
+def finished(*rewards: float | None, status: Any = "succeeded") -> list[FinishedRollout]:
+    rollout = Rollout(rollout_id="ro-1", input=None, start_time=0.0, status=status)
+    return [FinishedRollout(rollout, "group", [], reward) for reward in rewards]
+
+
+@pytest.fixture
+def policies() -> list[Policy]:
+    made = [Policy(name, "tiny", LearnerSettings(), device="cpu") for name in ("planner", "solver")]
+    for policy in made:
+        policy._load()
+    return made
+
+
+def after(progress: Progress, steps: int) -> Progress:
+    for _ in range(steps):
+        progress.note(finished(1.0, 0.0), {}, learned=True)
+    return progress
+
+
+def test_failed_rollouts_are_counted_and_are_no_zeros() -> None:
+    progress, metrics = Progress(), dict[str, float]()
+
+    progress.note(finished(1.0, 0.5) + finished(0.0, None, status="failed"), metrics, learned=True)
+
+    assert progress.rewards == [0.75]
+    assert (metrics["rollouts/finished"], metrics["rollouts/failed"]) == (4, 2)
+    assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (0.75, 0.5, 1.0)
+
+
+def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
+    progress = Progress()
+
+    for learned in (False, False, True, False):
+        progress.note(finished(1.0), {}, learned=learned)
+
+    assert (progress.step, progress.empty_steps) == (4, 1)
+
+
+def test_target_is_the_mean_of_the_last_steps() -> None:
+    progress = Progress()
+    for reward in (0.0, *[0.8] * (RECENT_STEPS - 1)):
+        progress.note(finished(reward), {}, learned=True)
+
+    assert not progress.is_target_reached(0.8)
+    progress.note(finished(0.8), {}, learned=True)
+    assert progress.is_target_reached(0.8)
+    assert not progress.is_target_reached(None)
+
+
+def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy]) -> None:
+    progress, curriculum = after(Progress(tmp_path), 3), Curriculum(list(range(10)))
+    progress.baseline = estimate([0.0, 1.0])
+    policies[1].version = 2
+    with torch.no_grad():
+        next(iter(policies[1].model.trainable().values())).add_(1.0)
+    changed = {name: tensor.clone() for name, tensor in policies[1].model.state().items()}
+    curriculum.take(4)
+    progress.save(policies, curriculum.state())
+    for policy in policies:
+        policy._load()
+
+    later, order = Progress(tmp_path), Curriculum(list(range(10)))
+    assert later.restore(policies, order)
+
+    assert (later.step, later.rewards, later.baseline) == (3, [0.5] * 3, progress.baseline)
+    assert order.take(6) == curriculum.take(6)
+    assert [policy.version for policy in policies] == [0, 2]
+    assert all(torch.equal(tensor, changed[name]) for name, tensor in policies[1].model.state().items())
+
+
+def test_policies_go_on_from_the_newest_step_that_all_have(tmp_path: Path, policies: list[Policy]) -> None:
+    progress, place = after(Progress(tmp_path), 1), Curriculum([1]).state()
+    progress.save(policies, place)
+    after(progress, 1).save(policies[:1], place)  # killed between the two
+
+    later = Progress(tmp_path)
+
+    assert later.restore(policies, Curriculum([1]))
+    assert later.step == 1
+
+
+def test_without_a_checkpoint_the_run_begins_anew(tmp_path: Path, policies: list[Policy]) -> None:
+    progress = Progress(tmp_path / "none")
+
+    assert not progress.restore(policies, Curriculum([1]))
+    assert progress.step == 0
+
+
+def test_state_in_the_middle_of_an_update_is_not_saved(tmp_path: Path, policies: list[Policy]) -> None:
+    progress = after(Progress(tmp_path), 1)
+    progress.is_whole = False
+
+    progress.save(policies, Curriculum([1]).state())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_best_is_what_was_validated_and_is_saved_at_once(tmp_path: Path, policies: list[Policy]) -> None:
+    progress, place = Progress(tmp_path), Curriculum([1]).state()
+    for rewards in ([0.0, 1.0], [1.0, 1.0], [0.0, 0.0]):
+        after(progress, 1).note_validation(estimate(rewards))
+        assert progress.is_due(save_every=100) == (rewards != [0.0, 0.0])
+        progress.save(policies, place)
+
+    best = Checkpoints(tmp_path / "solver").best()
+
+    assert best is not None
+    assert (best.step, progress.best) == (2, 1.0)
+
+
+def test_same_state_is_saved_once(tmp_path: Path, policies: list[Policy]) -> None:
+    progress = after(Progress(tmp_path), 1)
+    for _ in range(2):
+        progress.save(policies, Curriculum([1]).state())
+
+    assert sorted(path.name for path in (tmp_path / "planner").glob("step-*")) == ["step-000001"]

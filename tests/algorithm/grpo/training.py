@@ -1,0 +1,125 @@
+"""Small trainings: an agent that asks the model once, an engine that several trainings share, and what they leave."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+import agentlightning as agl
+from agentlightning.algorithm.grpo.grpo import GRPO
+from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.types import Rollout
+
+__all__ = ["Asking", "SharedEngine", "ask", "settings", "shared_engine", "trainer"]
+
+Judge = Callable[["Asking", Any, Rollout, str], float]
+PATIENCE_SECONDS = 60.0
+
+
+def settings(**changes: Any) -> LearnerSettings:
+    return LearnerSettings(**{"threads": 1, **changes})
+
+
+async def ask(llm: Any, rollout: Any, question: str, *, agent: str | None = None, **options: Any) -> str:
+    """One chat completion on behalf of an attempt; what was said."""
+    bound = llm.with_attempted_rollout(rollout)
+    url = bound.endpoint if agent is None else f"{bound.endpoint.removesuffix('/v1')}/agent/{agent}/v1"
+    body = {
+        "model": bound.model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 6,
+        **bound.sampling_parameters,
+        **options,
+    }
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+        answer = await client.post(f"{url}/chat/completions", json=body)
+    answer.raise_for_status()
+    return str(answer.json()["choices"][0]["message"]["content"] or "")
+
+
+class Asking(agl.LitAgent[Any]):
+    """Asks once, with a seed by how often the task came before, and has a function judge the answer.
+
+    So the rollouts of a group differ from each other, and a training that is repeated is the same.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__()
+        self.judge = judge
+        self.seen: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.answered = threading.Condition()
+        self.steps_answered: set[int] = set()
+
+    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        key = f"{rollout.mode}/{task}"
+        self.seen[key] += 1
+        self.order.append(key)
+        said = await ask(resources["main_llm"], rollout, str(task), seed=self.seen[key])
+        with self.answered:
+            self.steps_answered.add((rollout.metadata or {}).get("step", -1))
+            self.answered.notify_all()
+        return self.judge(self, task, rollout, said)
+
+    def await_step(self, step: int) -> bool:
+        """Wait until a rollout of a step has its answer."""
+        with self.answered:
+            return self.answered.wait_for(lambda: step in self.steps_answered, timeout=PATIENCE_SECONDS)
+
+
+class SharedEngine:
+    """Stands for an engine of its own that is started and stopped, where one is enough for many trainings."""
+
+    def __init__(self, engine: Any, base: Mapping[str, Any]) -> None:
+        self.engine = engine
+        self.base = base
+        self.published: list[int] = []
+
+    def __call__(self, model: str, **options: Any) -> "SharedEngine":
+        return self
+
+    def start(self) -> None:
+        self.engine.publish(0, self.base)
+        self.published.clear()
+
+    def stop(self) -> None:
+        """It goes on for others."""
+
+    def publish(self, version: int, tensors: Mapping[str, Any]) -> None:
+        self.engine.publish(version, tensors)
+        self.published.append(version)
+
+    def is_running(self) -> bool:
+        return bool(self.engine.is_running())
+
+    def status(self) -> Any:
+        return self.engine.status()
+
+    def model_config(self) -> Any:
+        return self.engine.model_config()
+
+
+@contextmanager
+def shared_engine() -> Iterator[SharedEngine]:
+    from agentlightning.engine.loading import load
+    from agentlightning.engine.serving import EngineServer
+
+    model, _ = load("tiny")
+    base = {name: tensor.clone() for name, tensor in model.state().items()}
+    with EngineServer("tiny") as engine:
+        yield SharedEngine(engine, base)
+
+
+def trainer(algorithm: GRPO, *, concurrency: int = 4, **options: Any) -> agl.Trainer:
+    """Everything in this process, with the algorithm in the test's own thread."""
+    return agl.Trainer(
+        algorithm=algorithm,
+        strategy=agl.SharedMemoryExecutionStrategy(n_runners=1, main_thread="algorithm"),
+        runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": concurrency, "poll_interval": 0.05},
+        tracer=agl.OtelTracer(instrument=False),
+        progress="off",
+        **options,
+    )

@@ -17,13 +17,15 @@ COMMANDS = {
     "run": "run any program once, with its model calls recorded",
     "proxy": "serve models to agents, and record every call",
     "serve": "serve the embedded model, or one of your own, to OpenAI's clients",
+    "eval": "score a model, an endpoint or a prompt on a data set",
+    "export-model": "write a checkpoint as a model of its own",
     "vllm": "run vLLM so that it returns exact token ids",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",
     "agentops": "stand in for AgentOps' service on this machine",
 }
 
-_MODULES = {"agentops": "agentops_server"}
+_MODULES = {"agentops": "agentops_server", "eval": "evaluate", "export-model": "export_model"}
 """Of commands whose module has another name."""
 
 EXAMPLES = """\
@@ -38,7 +40,7 @@ examples:
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    lines = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="agl",
         description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",

@@ -18,7 +18,7 @@ from agentlightning.llm_proxy.dialects.names import DialectName
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
 
-__all__ = ["Caller", "Doorkeeper", "Parent", "Refused", "Route", "parent_of", "route_of"]
+__all__ = ["Caller", "Doorkeeper", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
 
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")

@@ -76,10 +76,10 @@ class Exchange:
             caller = self.gateway.doorkeeper.admit(self._route, self._headers)
             self._origin = caller.origin
             request = await read_body(self._receive, self._headers, self.gateway.settings.max_request_bytes)
-            watching = asyncio.create_task(self._watch(asyncio.current_task()))
+            watching = asyncio.create_task(self._watch(asyncio.current_task()), name="agl-proxy-caller")
+            self._begin(request)
             if self.gateway.recorder.is_behind:
                 await self.gateway.recorder.catch_up()
-            self._begin(request)
             if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
                 await self._check_key()
             await self._serve(request)
@@ -143,10 +143,11 @@ class Exchange:
         record.outcome, record.status, record.error = outcome, status, error
         if self._relay is not None:
             self._relay.complete(record)
-            if self._outgoing is not None:
+        if self._outgoing is not None:
+            if self._relay is not None:
                 self._outgoing.note_tokens(record)
-                if outcome == "failed":
-                    record.response = self._outgoing.redacted(record.response)
+            if outcome == "failed":
+                self._outgoing.redact(record)
         if self._origin is not None:
             self.gateway.recorder.finish(record)
 
@@ -200,10 +201,13 @@ class Exchange:
         record = self._record
         assert record is not None
         body = record.response = await answer.read(self.gateway.settings.max_response_bytes)
-        record.answer = _read_answer(body)
+        record.answer = read = _read_answer(body)
+        if read.get("error"):  # some tell of errors with a status of success
+            body = record.response = outgoing.redacted(body)
+            record.answer = read = _read_answer(body)
         outgoing.note_tokens(record)
-        record.usage = usage_of(record.answer)
-        shown = visible_answer(record.answer, outgoing)
+        record.usage = usage_of(read)
+        shown = visible_answer(read, outgoing)
         self._finish("answered", answer.status)
         headers = answer_headers(answer.headers, content_type="application/json")
         await send_answer(self._send, answer.status, headers, body if shown is None else shown)
@@ -250,8 +254,7 @@ class Exchange:
     async def _fail(self, failure: Failure, *, outcome: Outcome = "failed") -> None:
         """Tell the caller of a failure: as an answer, or within a stream that has begun."""
         if self._outgoing is not None:
-            message = self._outgoing.redacted(failure.message.encode()).decode()
-            failure = dataclasses.replace(failure, message=message)
+            failure = dataclasses.replace(failure, message=self._outgoing.redacted_text(failure.message))
         self._finish(outcome, failure.status, error=failure.message)
         with contextlib.suppress(OSError):
             if self._relay is not None and self._relay.has_begun:
@@ -261,9 +264,8 @@ class Exchange:
             headers = [(b"content-type", b"application/json")]
             if failure.retry_after is not None:
                 headers.append((b"retry-after", str(math.ceil(failure.retry_after)).encode()))
-            if (
-                outcome == "refused" and failure.retry_after is None
-            ):  # the SDKs of OpenAI and Anthropic would try some of these again
+            # The SDKs of OpenAI and Anthropic would try some of these again.
+            if outcome == "refused" and failure.retry_after is None:
                 headers.append((b"x-should-retry", b"false"))
             await send_answer(self._send, failure.status, headers, error_body(self.dialect, failure))
 

@@ -65,6 +65,7 @@ class OutgoingCall:
         self._is_plain = False
         self._reservation: Reservation | None = None
         self._is_unlimited = False
+        self._is_replay_sought = False
 
     async def settle_model(self) -> None:
         """Which model, with which settings: what the resources give to an agent that names itself comes first."""
@@ -83,7 +84,8 @@ class OutgoingCall:
     async def answered(self) -> Answer | RecordedAnswer:
         """The answer, as it begins: of a backend or, where calls are replayed, from the record."""
         gateway, origin = self._gateway, self._origin
-        if gateway.replays is not None and origin is not None:
+        if gateway.replays is not None and origin is not None and not self._is_replay_sought:
+            self._is_replay_sought = True  # once, also where the backend is asked a second time without extras
             recorded = await gateway.replays.find(gateway.attempts, origin, self.dialect, self.asked)
             if recorded is not None:
                 self._prepare_replay(recorded)
@@ -167,6 +169,15 @@ class OutgoingCall:
         if self._backend is None or not any(secret.encode() in body for secret in self._backend.secrets):
             return body
         return self._backend.redacted(body.decode("utf-8", "replace")).encode()
+
+    def redacted_text(self, text: str) -> str:
+        return text if self._backend is None else self._backend.redacted(text)
+
+    def redact(self, record: CallRecord) -> None:
+        """Take the backend's secrets out of the record of a call that failed."""
+        redacted = self.redacted(record.response)
+        if redacted is not record.response:
+            record.response, record.answer = redacted, None  # which is read again from what is left
 
     def confirm(self) -> None:
         """The call was answered; if that took a second, plain one, the backend gets only such from now on."""

@@ -18,6 +18,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.active import set_active_llm_proxy
 from agentlightning.llm_proxy.attribution import Doorkeeper
 from agentlightning.llm_proxy.backends import backend_of
+from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.llm_proxy.budgets import Budget, Budgets
 from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import GatewaySettings
@@ -32,7 +33,6 @@ __all__ = ["LLMProxy", "ModelConfig"]
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_DEADLINE_SECONDS: Final = 600.0
 _LOCALHOST: Final = "127.0.0.1"
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 _MIDDLEWARES: Final = ("rollout_attempt", "stream_conversion", "message_inspection")
@@ -130,6 +130,7 @@ class LLMProxy:
         self._service: Service | None = None
         self._stopping: threading.Thread | None = None
         self._parents: Any = None
+        self._last_status: dict[str, Any] = {}
         _check_models(self.model_list)
         if num_workers != 1 or launch_mode != "thread" or launcher_args is not None:
             logger.debug("The proxy runs in one thread; num_workers, launch_mode and launcher_args change nothing.")
@@ -158,8 +159,8 @@ class LLMProxy:
     def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
         """Replace all backends; no call is dropped: those in flight finish where they are."""
         _check_models(model_list)
-        self.model_list = list(model_list)
         with self._starting:
+            self.model_list = list(model_list)
             service, thread = self._service, self._thread
             if self.is_running() and service is not None and thread is not None:
                 thread.run(service.replace_models(self.model_list))
@@ -204,7 +205,7 @@ class LLMProxy:
             doorkeeper=self._doorkeeper,
             num_retries=int(self.litellm_config["litellm_settings"]["num_retries"]),
             deadline_seconds=self._deadline_seconds,
-            journal=self._journal_directory(),
+            journal=self.journal_directory,
             budgets=self._budgets,
             settings=self._settings,
             replays=self._replay,
@@ -223,17 +224,15 @@ class LLMProxy:
                 logger.warning("The LLM proxy is not running, so there is nothing to stop.")
                 return _Done(self._stopping)
             self._await_stop()
-            self._stopping = _done_beside_loops(_stop, *self._taken())
+            self._stopping = _done_beside_loops(self._stop, *self._taken())
             return _Done(self._stopping)
 
     def restart(self, *, _port: int | None = None) -> _Done:
         """Stop and start again, on another port if one is named; it serves when this returns."""
         with self._starting:
-            closing = self._make_way() if self._service is not None else None
             if _port is not None:
                 self.update_port(_port)
-            self.start()
-            return _Done(closing)
+            return self.start()
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all answered calls are stored; False if that took too long."""
@@ -244,12 +243,15 @@ class LLMProxy:
         return thread.run(service.flush(timeout))
 
     def status(self) -> dict[str, Any]:
-        """How it is: backends, calls, budgets; as the route `/agl/status` tells. Empty, if it does not run."""
+        """How it is: backends, calls, budgets; as the route `/agl/status` tells.
+
+        Of one that has stopped, how it was in the end; empty before it has run.
+        """
         with self._starting:
             service, thread = self._service, self._thread
-        if service is None or thread is None or not self.is_running():
-            return {}
-        return thread.run(service.status())
+            if service is None or thread is None or not self.is_running():
+                return dict(self._last_status)
+            return thread.run(service.status())
 
     def _make_way(self) -> threading.Thread | None:
         """Free the port; what the calls have left may be stored in a thread, which is returned."""
@@ -257,8 +259,21 @@ class LLMProxy:
         try:
             thread.run(service.stop_serving())
         finally:
-            closing = _done_beside_loops(_close, service, thread)
+            closing = _done_beside_loops(self._close, service, thread)
         return closing
+
+    def _stop(self, service: Service, thread: LoopThread) -> None:
+        try:
+            thread.run(service.stop_serving())
+        finally:
+            self._close(service, thread)
+
+    def _close(self, service: Service, thread: LoopThread) -> None:
+        try:
+            thread.run(service.close())
+        finally:
+            thread.stop()
+            self._last_status = service.gateway.status()
 
     def _taken(self) -> tuple[Service, LoopThread]:
         service, thread = self._service, self._thread
@@ -272,7 +287,9 @@ class LLMProxy:
             self._stopping.join()
             self._stopping = None
 
-    def _journal_directory(self) -> Path | None:
+    @property
+    def journal_directory(self) -> Path | None:
+        """Where answered calls are kept until they are stored; None if they are in memory only."""
         if self._journal is False:
             return None
         if isinstance(self._journal, (str, Path)):
@@ -355,20 +372,6 @@ def _done_beside_loops(
     working = threading.Thread(target=work, args=(service, thread), name="agl-llm-proxy-stop")
     working.start()
     return working
-
-
-def _stop(service: Service, thread: LoopThread) -> None:
-    try:
-        thread.run(service.stop_serving())
-    finally:
-        _close(service, thread)
-
-
-def _close(service: Service, thread: LoopThread) -> None:
-    try:
-        thread.run(service.close())
-    finally:
-        thread.stop()
 
 
 def _config(litellm_config: Mapping[str, Any] | None, num_retries: int) -> dict[str, Any]:

@@ -378,7 +378,7 @@ class Recorder:
     def _lose(self, record: CallRecord, reason: str, *, is_refused: bool = False) -> None:
         if record.is_settled:
             return
-        record.is_settled = True
+        record.is_settled, record.loss = True, "refused" if is_refused else "postponed"
         self._count_lost(record.origin, reason)
         if self.journal is not None and is_refused:
             self.journal.settle(record.span_id)
@@ -407,8 +407,9 @@ class Recorder:
             with contextlib.closing(journal.left_behind()) as segments:
                 for segment in segments:
                     await self._store_recovered(segment)
-                    journal.forget(segment.path)
-                    recovered += len(segment.calls)
+                    if not any(record.loss == "postponed" for record in segment.calls):
+                        journal.forget(segment.path)
+                    recovered += sum(record.loss is None for record in segment.calls)
         except OSError as error:
             logger.error("The journal '%s' cannot be read: %s", journal.directory, error)
         if recovered:
@@ -422,7 +423,8 @@ class Recorder:
             batch = calls[start : start + self._limits.batch_calls]
             await self._until_stored(batch)
             for record in batch:
-                segment.settle(record.span_id)
+                if record.loss != "postponed":
+                    segment.settle(record.span_id)
             self._tell()
 
 

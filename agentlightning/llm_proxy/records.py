@@ -12,14 +12,16 @@ import orjson
 
 from agentlightning.llm_proxy.dialects.names import DialectName
 
-__all__ = ["CallRecord", "Origin", "Outcome", "TokenIds"]
+__all__ = ["CallRecord", "Loss", "Origin", "Outcome", "TokenIds"]
 
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was asked."""
 TokenIds = Literal["given", "not given", "not asked"]
+Loss = Literal["refused", "postponed"]
+"""`refused`: the store will never take it. `postponed`: it may take it later, from the journal where there is one."""
 
 _BODIES: Final = ("request", "sent", "response")
-_NOT_KEPT: Final = ("asked", "answer", "started_at", "is_settled")
+_NOT_KEPT: Final = ("asked", "answer", "started_at", "is_settled", "loss")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class CallRecord:
     """When the request came, for durations."""
     is_settled: bool = field(default=False, compare=False)
     """Whether its spans are stored, or given up."""
+    loss: Loss | None = field(default=None, compare=False)
+    """How its spans were given up; None if they were not."""
 
     def to_bytes(self) -> tuple[bytes, bytes, bytes, bytes]:
         """The record as a header and its three bodies; what can be read again from these is left out."""

@@ -29,7 +29,8 @@ __all__ = ["StreamRelay", "usage_of", "visible_answer"]
 
 LINGER_SECONDS: Final = 1.0
 """How long a backend may keep its stream open behind the last event, so that its connection can be used again."""
-_MAX_STREAM_BYTES: Final = 256 * 1024**2
+_LONGEST_NON_STREAM: Final = 1024**2
+"""Bytes that are kept of an answer that is no stream, though one was asked for."""
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n")
 _LONGEST_MARK: Final = 3
 """Bytes of a mark that may have come before the chunk that ends it."""
@@ -75,7 +76,7 @@ class StreamRelay:
         outgoing: "OutgoingCall",
         started_at: float,
         *,
-        max_bytes: int = _MAX_STREAM_BYTES,
+        max_bytes: int,
     ) -> None:
         self.has_begun = False
         """Whether the caller has got anything."""
@@ -115,7 +116,7 @@ class StreamRelay:
         """
         kind = self._answer.headers.get("content-type", "")
         if not kind.lower().startswith(_EVENT_STREAM):
-            self._received.append(await self._answer.read(1024**2))
+            self._received.append(await self._answer.read(_LONGEST_NON_STREAM))
             raise InvalidStream(f"The backend was asked for a stream and answered with '{kind or 'no content type'}'.")
         chunks = self._answer.chunks().__aiter__()
         while chunk := await self._next(chunks):
@@ -178,6 +179,8 @@ class StreamRelay:
                 break
             try:
                 said = self._read(event)
+                if self.failure is not None and (redacted := self._outgoing.redacted(event.data)) != event.data:
+                    return self._failed_with_secret(parts, events[:number], ServerSentEvent(redacted, event.name))
                 if self._is_changed:
                     parts.append(self._shown(event, said))
             except ProxyError as error:
@@ -186,6 +189,14 @@ class StreamRelay:
         if not self._is_changed:
             self.shown_events += len(events)
         return b"".join(parts)
+
+    def _failed_with_secret(
+        self, parts: list[bytes], before: Sequence[ServerSentEvent], last: ServerSentEvent
+    ) -> bytes:
+        """What the caller gets where the last event repeats a key of ours; it cannot be given as it came."""
+        shown = b"".join(parts) if self._is_changed else self._encoded(before)
+        self._is_changed = True
+        return shown + self._shown(last, orjson.loads(last.data))
 
     def _whole(self, chunk: bytes) -> bytes:
         """The bytes up to the end of the last whole event; the others are held back."""
@@ -221,7 +232,7 @@ class StreamRelay:
         if kind == "message_stop" or kind in _LAST_RESPONSE_EVENTS:
             self.is_over = True
         if kind == "response.failed":
-            self.failure = failure_in_stream(self._dialect, data)
+            self.failure = failure_in_stream(self._dialect, self._outgoing.redacted(data))
         self._assemble(said)
         for choice in said.get("choices") or ():
             if isinstance(choice, dict) and choice.get("finish_reason"):

@@ -109,15 +109,16 @@ class Replays:
         loading = self._records.pop(place, None)
         if loading is None:
             loading = asyncio.create_task(self._load(attempts, origin), name="agl-proxy-replay")
+            loading.add_done_callback(lambda loaded: self._forget_failed(place, loaded))
             if len(self._records) >= MOST_ATTEMPTS:
                 del self._records[next(iter(self._records))]
         self._records[place] = loading  # at the end of the line
-        try:
-            return await asyncio.shield(loading)
-        except (Refused, StoreError):
-            if self._records.get(place) is loading:
-                del self._records[place]  # the next call tries again
-            raise
+        return await asyncio.shield(loading)
+
+    def _forget_failed(self, place: tuple[str, str], loaded: "asyncio.Task[_Record]") -> None:
+        """Have the next call try again; what went wrong is told to those who waited, if they still do."""
+        if (loaded.cancelled() or loaded.exception() is not None) and self._records.get(place) is loaded:
+            del self._records[place]
 
     async def _load(self, attempts: Attempts, origin: Origin) -> _Record:
         facts = await attempts.facts(origin)

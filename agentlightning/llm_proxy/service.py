@@ -38,7 +38,7 @@ class Service:
         port: int,
         doorkeeper: Doorkeeper,
         num_retries: int = 0,
-        deadline_seconds: float = 600.0,
+        deadline_seconds: float,
         journal: Path | None = None,
         budgets: Budgets | None = None,
         settings: GatewaySettings | None = None,

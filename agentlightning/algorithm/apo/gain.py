@@ -1,7 +1,7 @@
 """Whether the candidate is really better than the best prompt so far: both run on the same tasks until it is decided.
 
-Rewards that one of them already has on a task are used again; those with which the candidate was chosen are not, because
-they flatter it.
+Rewards that one of them already has on a task are used again; those with which the candidate was chosen are not,
+because they flatter it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

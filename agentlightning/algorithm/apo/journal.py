@@ -1,8 +1,9 @@
 """What a run has done, step by step, in a file: a run that was killed goes on from there.
 
-Every step that costs something or is drawn by chance has a name, and its outcome is written as one line of JSON when it
-is known. A second run with the same file finds the outcomes under the same names and does only what is missing. Rollouts
-have ids that follow from the names, so that a store that outlasted the run gives back those that were under way.
+Every step that costs something or is drawn by chance has a name, and its outcome is written as one line of JSON when
+it is known. A second run with the same file finds the outcomes under the same names and does only what is missing.
+Rollouts have ids that follow from the names, so that a store that outlasted the run gives back those that were under
+way.
 
 A line is written at once and synced; one that was cut off by a crash is dropped when the file is opened.
 """
@@ -55,7 +56,7 @@ class Journal:
                 "name another state_file."
             )
         self._key = head["key"]
-        self._steps = {name: outcome for name, outcome in steps}
+        self._steps = dict(steps)
 
     def __contains__(self, step: str) -> bool:
         return step in self._steps
@@ -81,6 +82,11 @@ class Journal:
         drawn = draw()
         self.put(step, drawn)
         return drawn
+
+    @property
+    def run_id(self) -> str | None:
+        """An id for the run in the store, the same each time; None where nothing is kept."""
+        return f"run-apo-{self._key[:ID_DIGITS]}" if self._path is not None else None
 
     def rollout_ids(self, step: str | None, count: int) -> list[str] | None:
         """Ids for the rollouts of a step, the same each time; None where nothing is kept."""

@@ -117,7 +117,7 @@ def _delay(error: Exception, number: int) -> float | None:
     asked = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
     if asked is not None:
         return asked if asked <= MOST_PATIENCE_SECONDS else None
-    delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
+    delay: float = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
     return delay * random.uniform(0.75, 1.25)
 
 

@@ -38,11 +38,14 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
         self._journal = journal
         self._name = name
         self._drawn = 0
+        self.last: list[int] = []
+        """The numbers of the last batch."""
 
     def __next__(self) -> TaskBatch[_T]:
         drawn = list(next(self._draws))
         self._drawn += 1
-        return TaskBatch(self._dataset, self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn))
+        self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
+        return TaskBatch(self._dataset, self.last)
 
 
 async def send(
@@ -51,7 +54,7 @@ async def send(
     """Enqueue tasks; returns the ids of their rollouts. Those whose ids the store knows are not sent again."""
     sent: list[str] = []
     for number, task in enumerate(tasks):
-        named = {} if rollout_ids is None else {"rollout_id": rollout_ids[number]}
+        named: dict[str, Any] = {} if rollout_ids is None else {"rollout_id": rollout_ids[number]}
         rollout = await store.enqueue_rollout(input=task, mode=mode, resources_id=resources_id, **named)
         sent.append(rollout.rollout_id)
     return sent
@@ -71,9 +74,7 @@ async def finished_rollouts(store: LightningStore, rollout_ids: Sequence[str], t
             await asyncio.sleep(min(EARLY_SECONDS, deadline - now))
 
 
-async def cancel_unfinished(
-    store: LightningStore, rollout_ids: Sequence[str], finished: Sequence[Rollout]
-) -> int:
+async def cancel_unfinished(store: LightningStore, rollout_ids: Sequence[str], finished: Sequence[Rollout]) -> int:
     """Take back the rollouts nobody waits for any more; returns how many there were."""
     known = {rollout.rollout_id for rollout in finished}
     late = [rollout_id for rollout_id in rollout_ids if rollout_id not in known]

@@ -5,18 +5,20 @@ from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["refuse_open_address"]
 
+STORE_AT_STAKE = "read and change the store"
+STORE_TOKEN = "a token"
+STORE_TOKEN_PLACES = "AGL_STORE_TOKEN or --token"
 
-def refuse_open_address(host: str, token: str | None, *, is_insecure: bool, option: str = "--host") -> None:
-    """Refuse to serve other machines without a token.
 
-    Args:
-        is_insecure: The user has said that the network is his alone.
-        option: What the user wrote the address as.
-    """
-    if token or is_insecure or is_loopback(host):
-        return
-    raise ConfigurationError(
-        f"{option} {host} lets other machines in, and without a token everybody who reaches it can read and change the "
-        "store; make one with `agl tokens new` and give it as AGL_STORE_TOKEN or --token, "
-        "or say insecure if the network is yours alone."
-    )
+def refuse_open_address(
+    host: str,
+    token: str | None,
+    *,
+    is_insecure: bool,
+    option: str = "--host",
+    at_stake: str = "read and change the store",
+    what: str = "a token",
+    given_as: str = "AGL_STORE_TOKEN or --token",
+    way_out: str = "insecure",
+) -> None:
+    pass

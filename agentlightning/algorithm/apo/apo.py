@@ -1,0 +1,508 @@
+"""APO, automatic prompt optimisation: a beam search over prompts, whose steps are critiques by a language model.
+
+In each round the prompts of the beam run on tasks; a model criticises them by what happened, and another rewrites them
+as the critique says. The new prompts and the old ones are tried on the same batch of validation tasks, and the best
+stay in the beam. The first of them then challenges the best prompt so far, which it replaces only if a paired
+comparison on tasks that did not choose it says that it is better.
+
+Whoever runs the agents is met through the store alone. What a run does is told there (`record`), and with a state file
+it goes on after a kill (`journal`).
+"""
+
+import asyncio
+import logging
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.apo.bounded import gathered
+from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
+from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.algorithm.apo.lineage import Candidate, Lineage
+from agentlightning.algorithm.apo.optimiser import Optimiser, OptimiserFailed
+from agentlightning.algorithm.apo.placeholders import unwrapped
+from agentlightning.algorithm.apo.report import OptimisationResult
+from agentlightning.algorithm.apo.search import Search
+from agentlightning.algorithm.apo.tasks import (
+    TaskBatches,
+    finished_rollouts,
+    send,
+)
+from agentlightning.algorithm.apo.versions import RolloutResultForAPO, VersionedPromptTemplate
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.emitter import find_final_reward
+from agentlightning.errors import ConfigurationError
+from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, RolloutStatus
+
+try:
+    import poml
+except ImportError as error:
+    raise ImportError('APO renders its prompts with poml: pip install "agentlightning[apo]"') from error
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = [
+    "APO",
+    "APPLY_EDIT_PROMPT_FILES",
+    "GRADIENT_PROMPT_FILES",
+    "RolloutResultForAPO",
+    "VersionedPromptTemplate",
+    "batch_iter_over_dataset",
+]
+
+logger = logging.getLogger(__name__)
+
+_TaskT = TypeVar("_TaskT")
+
+_PROMPTS: Final = Path(__file__).parent / "prompts"
+GRADIENT_PROMPT_FILES: Final = [
+    _PROMPTS / "gradient_conversations.poml",
+    _PROMPTS / "gradient_spans.poml",
+    _PROMPTS / "gradient_review.poml",
+]
+APPLY_EDIT_PROMPT_FILES: Final = [_PROMPTS / "edit_rewrite.poml", _PROMPTS / "edit_one_point.poml"]
+
+
+class APO(Algorithm, Generic[_TaskT]):
+    """Optimises the prompt templates among the initial resources; `APO[Task](client)` names the type of tasks.
+
+    Args:
+        async_openai_client: Asks the optimiser's models; None makes one from OPENAI_API_KEY and OPENAI_BASE_URL when it
+            is first needed.
+        gradient_model: Writes critiques.
+        apply_edit_model: Rewrites prompts.
+        diversity_temperature: At which both are sampled.
+        gradient_batch_size: Rollouts that a critique looks at.
+        val_batch_size: Validation tasks on which the candidates of a round are tried.
+        beam_width: How many prompts stay after a round.
+        branch_factor: How many candidates are made from each of them.
+        beam_rounds: How many rounds there are.
+        rollout_batch_timeout: Seconds to wait for the rollouts of one batch.
+        run_initial_validation: Run the seed on the whole validation set first.
+        alpha: How likely the run may call a prompt better that is not; None promotes whoever has the higher mean on the
+            whole validation set.
+        reward_range: Lowest and highest reward there can be; the comparison rests on it.
+        budget: What may be spent; see `OptimisationBudget`.
+        concurrency: How many candidates are made, or tried, at the same time.
+        state_file: Where the run keeps what it did, to go on from there after a kill; None keeps nothing.
+        output: A JSON file for the best prompts, written whenever there is a better one.
+        _poml_trace: Have poml write what it renders to the folder `pomltrace`.
+    """
+
+    def __init__(
+        self,
+        async_openai_client: "AsyncOpenAI | None" = None,
+        *,
+        gradient_model: str = "gpt-5-mini",
+        apply_edit_model: str = "gpt-4.1-mini",
+        diversity_temperature: float = 1.0,
+        gradient_batch_size: int = 4,
+        val_batch_size: int = 16,
+        beam_width: int = 4,
+        branch_factor: int = 4,
+        beam_rounds: int = 3,
+        rollout_batch_timeout: float = 3600.0,
+        run_initial_validation: bool = True,
+        alpha: float | None = 0.05,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        budget: OptimisationBudget | None = None,
+        concurrency: int = 8,
+        state_file: str | Path | None = None,
+        output: str | Path | None = None,
+        _poml_trace: bool = False,
+    ) -> None:
+        self.gradient_model = gradient_model
+        self.apply_edit_model = apply_edit_model
+        self.diversity_temperature = diversity_temperature
+        self.gradient_batch_size = gradient_batch_size
+        self.val_batch_size = val_batch_size
+        self.beam_width = beam_width
+        self.branch_factor = branch_factor
+        self.beam_rounds = beam_rounds
+        self.rollout_batch_timeout = rollout_batch_timeout
+        self.run_initial_validation = run_initial_validation
+        self.alpha = alpha
+        self.reward_range = reward_range
+        self.budget = budget or OptimisationBudget()
+        self.concurrency = concurrency
+        self.state_file = None if state_file is None else Path(state_file)
+        self.output = None if output is None else Path(output)
+        for name in ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
+        self.result: OptimisationResult | None = None
+        """How the last run ended."""
+        self._optimiser = Optimiser(async_openai_client)
+        self._poml_trace = _poml_trace
+        if _poml_trace:
+            poml.set_trace(trace_dir="pomltrace")
+        self._history_best_prompt: PromptTemplate | None = None
+        self._history_best_score = -math.inf
+        self._history_best_version: str | None = None
+        self._search: Search | None = None  # while it runs
+        self._begin(Journal())
+
+    def _begin(self, journal: Journal) -> None:
+        """Forget an earlier run."""
+        self._journal = journal
+        self._optimiser.ledger = Ledger(self.budget, changed=lambda spent: journal.put("spent", spent))
+        if "spent" in journal:
+            self._optimiser.ledger.restore(journal.get("spent"))
+        self._lineage = Lineage()
+        self._last_failure: OptimiserFailed | None = None
+        self._rendering = asyncio.Semaphore(min(self.concurrency, os.cpu_count() or 1))  # poml starts a process each
+        self._counts: Counter[str] = Counter()
+        self._critiques: dict[str, str | None] = {}
+        self._rewards: dict[str, list[float | None]] = {}
+        self._version_counter = 0
+
+    # ------------------------------------------------------------------ what it is given, and what it gives
+
+    def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
+        """The first prompt template among the initial resources; ValueError if there is none."""
+        return next(iter(self._seed_prompts().items()))
+
+    def _seed_prompts(self) -> dict[str, PromptTemplate]:
+        resources = self.get_initial_resources()
+        if resources is None:
+            raise ConfigurationError(
+                "APO starts from a prompt: give the Trainer initial_resources with a PromptTemplate, or call "
+                "set_initial_resources."
+            )
+        prompts = {name: one for name, one in resources.items() if isinstance(one, PromptTemplate)}
+        if not prompts:
+            raise ConfigurationError(
+                f"There is no prompt template among the initial resources {list(resources)}; add a PromptTemplate."
+            )
+        return prompts
+
+    def get_adapter(self) -> TraceToMessages:
+        """The adapter, which must be a TraceToMessages."""
+        adapter = super().get_adapter()
+        if not isinstance(adapter, TraceToMessages):
+            raise ConfigurationError(
+                f"APO reads conversations, so its adapter must be a TraceToMessages, not a {type(adapter).__name__}: "
+                "Trainer(adapter=TraceToMessages())."
+            )
+        return adapter
+
+    def get_best_prompt(self) -> PromptTemplate:
+        """The best prompt of the last run; ValueError if there was none."""
+        if self._history_best_prompt is None:
+            raise ConfigurationError("There is no best prompt yet; run APO first.")
+        return self._history_best_prompt
+
+    def get_best_prompts(self) -> dict[str, PromptTemplate]:
+        """The best prompts of the last run by name, where there are several."""
+        if self.result is None:
+            raise ConfigurationError("There are no best prompts yet; run APO first.")
+        return dict(self.result.best)
+
+    def lineage(self, version: str | None = None) -> list[Candidate]:
+        """The candidates from the seed to this version, or to the best one."""
+        chosen = version or self._history_best_version
+        if chosen is None:
+            raise ConfigurationError("There is no best prompt yet; run APO first.")
+        return self._lineage.ancestry(chosen)
+
+    @property
+    def candidates(self) -> Lineage:
+        """All candidates of the last run."""
+        return self._lineage
+
+    # ------------------------------------------------------------------ critique and edit
+
+    async def compute_textual_gradient(
+        self,
+        current_prompt: VersionedPromptTemplate,
+        rollout_results: Sequence[RolloutResultForAPO],
+        *,
+        prefix: str | None = None,
+    ) -> str | None:
+        """A critique of a prompt by what its rollouts show; None if the model said nothing."""
+        template = random.choice(GRADIENT_PROMPT_FILES)
+        if len(rollout_results) < self.gradient_batch_size:
+            logger.warning(
+                "%sA critique should look at %d rollouts; there are %d.",
+                prefix or "",
+                self.gradient_batch_size,
+                len(rollout_results),
+            )
+            shown = list(rollout_results)
+        else:
+            shown = random.sample(list(rollout_results), self.gradient_batch_size)
+        context = {"experiments": shown, "prompt_template": current_prompt.prompt_template.template}
+        messages = await self._rendered(template, context)
+        return await self._optimiser.ask(self.gradient_model, messages, self.diversity_temperature)
+
+    async def textual_gradient_and_apply_edit(
+        self,
+        current_prompt: VersionedPromptTemplate,
+        rollout: Sequence[RolloutResultForAPO],
+        *,
+        prefix: str | None = None,
+    ) -> str | None:
+        """The text of a new prompt; that of the old one if there is no critique, None if the model said nothing."""
+        step = f"{prefix}edit"
+        if prefix is not None and step in self._journal:
+            self._critiques[prefix], edited = self._journal.get(step)
+            return None if edited is None else str(edited)
+        critique = await self.compute_textual_gradient(current_prompt, rollout, prefix=prefix)
+        text = current_prompt.prompt_template.template
+        if not critique:
+            logger.error(
+                "%sThe model wrote no critique of %s; it stays as it is.", prefix or "", current_prompt.version
+            )
+            self._counts["empty critiques"] += 1
+            self._keep_edit(prefix, None, text)
+            return text
+        context = {"prompt_template": text, "critique": critique}
+        messages = await self._rendered(random.choice(APPLY_EDIT_PROMPT_FILES), context)
+        edited = await self._optimiser.ask(self.apply_edit_model, messages, self.diversity_temperature)
+        self._keep_edit(prefix, critique, edited)
+        return edited
+
+    def _keep_edit(self, prefix: str | None, critique: str | None, edited: str | None) -> None:
+        if prefix is not None:
+            self._critiques[prefix] = critique
+            self._journal.put(f"{prefix}edit", [critique, edited])
+
+    async def _rendered(self, template: Path, context: dict[str, Any]) -> Any:
+        """Chat messages of a POML file; rendered in a thread, for it takes a while."""
+        async with self._rendering:
+            rendered = await asyncio.to_thread(poml.poml, template, context=context, format="openai_chat")
+        return rendered["messages"]
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def get_rollout_results(
+        self, rollouts: Sequence[Rollout], *, prefix: str | None = None
+    ) -> list[RolloutResultForAPO]:
+        """What rollouts left behind."""
+        store, adapter = self.get_store(), self.get_adapter()
+        results: list[RolloutResultForAPO] = []
+        for rollout in rollouts:
+            spans = list(await store.query_spans(rollout.rollout_id))
+            results.append(
+                RolloutResultForAPO(
+                    status=rollout.status,
+                    final_reward=find_final_reward(spans),
+                    spans=[span.model_dump() for span in spans],
+                    messages=list(adapter.adapt(spans)),
+                )
+            )
+        return results
+
+    async def evaluate_prompt_on_batch(
+        self,
+        prompt: VersionedPromptTemplate,
+        resource_name: str,
+        dataset: Sequence[_TaskT],
+        mode: RolloutMode,
+        *,
+        prefix: str | None = None,
+    ) -> tuple[list[RolloutResultForAPO], float]:
+        """Run a prompt on tasks; the results of what was finished in time, and their mean reward.
+
+        A rollout without a reward counts as zero.
+        """
+        tasks = [dataset[number] for number in range(len(dataset))]
+        step = f"{prefix or ''}{mode} {prompt.version}"
+        kept = None if prefix is None or mode == "train" else self._journal.get(f"{step} rewards")
+        if kept is not None:
+            self._rewards[step] = kept
+            finished_before = [reward for reward in kept if reward is not None]
+            return [_remembered(reward) for reward in kept], fmean(finished_before or [0.0])
+        ledger, is_new = self._optimiser.ledger, f"{step} sent" not in self._journal
+        if is_new:
+            ledger.take_rollouts(len(tasks))
+            if prefix is not None:
+                self._journal.put(f"{step} sent", len(tasks))
+        store = self.get_store()
+        update = await store.update_resources(prompt.version, self._resources(prompt, resource_name))
+        ids = self._journal.rollout_ids(step if prefix is not None else None, len(tasks))
+        sent = await send(store, tasks, mode, update.resources_id, rollout_ids=ids)
+        finished = await finished_rollouts(store, sent, self.rollout_batch_timeout)
+        results = await self.get_rollout_results(finished, prefix=prefix)
+        traces = ([span.get("attributes", {}) for span in result["spans"]] for result in results)
+        ledger.end_rollouts(len(tasks) if is_new else 0, traces)
+        rewards = [result["final_reward"] or 0.0 for result in results]
+        by_id = {rollout.rollout_id: reward for rollout, reward in zip(finished, rewards, strict=False)}
+        self._rewards[step] = [by_id.get(rollout_id) for rollout_id in sent]
+        if self._search is not None:
+            await self._search.look_after(sent, finished)
+        if prefix is not None and mode != "train":
+            self._journal.put(f"{step} rewards", self._rewards[step])
+        average = fmean(rewards) if rewards else 0.0
+        logger.info("%sPrompt %s scores %.3f on %d tasks.", prefix or "", prompt.version, average, len(rewards))
+        return results, average
+
+    def _resources(self, prompt: VersionedPromptTemplate, resource_name: str) -> NamedResources:
+        """What a rollout is given: the prompts, and whatever else the user put beside them."""
+        return {**(self.get_initial_resources() or {}), **prompt.prompts(resource_name)}
+
+    # ------------------------------------------------------------------ the beam
+
+    def _create_versioned_prompt(
+        self, prompt: PromptTemplate, *, score: float | None = None
+    ) -> VersionedPromptTemplate:
+        version = f"v{self._version_counter}"
+        self._version_counter += 1
+        return VersionedPromptTemplate(version, prompt, score)
+
+    def _initialize_beam(
+        self, train_dataset: Dataset[_TaskT] | None, val_dataset: Dataset[_TaskT] | None
+    ) -> tuple[str, PromptTemplate, Iterator[Sequence[_TaskT]], Iterator[Sequence[_TaskT]]]:
+        """The seed with its name, and endless batches of both data sets; the best prompt is the seed again."""
+        resource_name, seed = self.get_seed_prompt_template()
+        if train_dataset is None or val_dataset is None or not len(train_dataset) or not len(val_dataset):
+            raise ConfigurationError(
+                "APO needs tasks to learn from and to validate with; give the Trainer a train_dataset and a val_dataset."
+            )
+        self._history_best_prompt = seed
+        self._history_best_score = -math.inf
+        self._history_best_version = None
+        train = TaskBatches(train_dataset, self.gradient_batch_size, self._journal, "train")
+        return resource_name, seed, train, TaskBatches(val_dataset, self.val_batch_size, self._journal, "val")
+
+    def _sample_parent_prompts(
+        self, beam: Sequence[VersionedPromptTemplate], round_num: int
+    ) -> list[tuple[int, VersionedPromptTemplate]]:
+        """As many parents as the beam is wide, with their places; a beam with fewer prompts gives them in turn."""
+        if len(beam) < self.beam_width:
+            return [(number % len(beam), beam[number % len(beam)]) for number in range(self.beam_width)]
+        chosen = self._journal.remember(
+            f"round {round_num} parents", lambda: random.sample(range(len(beam)), self.beam_width)
+        )
+        return [(number, beam[number]) for number in chosen]
+
+    async def _generate_candidate_prompts(
+        self,
+        parent_prompts: Sequence[tuple[int, VersionedPromptTemplate]],
+        resource_name: str,
+        grad_dataset_iterator: Iterator[Sequence[_TaskT]],
+        round_num: int,
+    ) -> list[VersionedPromptTemplate]:
+        """New prompts, `branch_factor` from each parent at most; each parent is run on a batch for each of them."""
+        names = self._prompt_names(resource_name)
+        branches = [
+            (place, number, parent.turned_to(names[(round_num + place + number) % len(names)]))
+            for place, (_, parent) in enumerate(parent_prompts)
+            for number in range(self.branch_factor)
+        ]
+        if self._search is not None:
+            branches = self._search.affordable(branches, round_num)
+        works = []
+        for place, number, parent in branches:
+            prefix = f"[Round {round_num:02d} | Parent {place:02d} | Branch {number:02d}] "
+            works.append(self._edited(parent, resource_name, next(grad_dataset_iterator), prefix))
+        edits = await gathered(works, limit=self.concurrency)
+        candidates = []
+        for (_, _, parent), edited in zip(branches, edits, strict=True):
+            if edited is None:
+                continue
+            template = PromptTemplate(template=edited[0], engine=parent.prompt_template.engine)
+            candidate = self._create_versioned_prompt(template)
+            candidate.resource_name, candidate.companions = parent.resource_name, parent.companions
+            candidate.parent, candidate.critique = parent.version, edited[1]
+            candidates.append(candidate)
+        return candidates
+
+    async def _edited(
+        self, parent: VersionedPromptTemplate, resource_name: str, batch: Sequence[_TaskT], prefix: str
+    ) -> tuple[str, str | None] | None:
+        """A new text and the critique behind it; None, and counted, where there is none."""
+        results: list[RolloutResultForAPO] = []
+        try:
+            if f"{prefix}edit" not in self._journal:
+                results, _ = await self.evaluate_prompt_on_batch(
+                    parent, resource_name, batch, mode="train", prefix=prefix
+                )
+            text = await self.textual_gradient_and_apply_edit(parent, results, prefix=prefix)
+        except BudgetSpent as spent:
+            logger.info("%sNo candidate: %s.", prefix, spent)
+            self._counts["candidates that the budget did not allow"] += 1
+            self._keep_edit(prefix, None, None)
+            return None
+        except OptimiserFailed as failed:
+            logger.warning("%sNo candidate: %s", prefix, failed)
+            self._counts["calls that failed"] += 1
+            self._last_failure = failed
+            self._keep_edit(prefix, None, None)
+            return None
+        if not text:
+            self._counts["empty edits"] += 1
+            logger.warning("%sThe model wrote no prompt.", prefix)
+            return None
+        return unwrapped(text), self._critiques.get(prefix)
+
+    def _prompt_names(self, resource_name: str) -> list[str]:
+        """The prompts that are changed in turn."""
+        resources = self.get_initial_resources() or {}
+        names = [name for name, one in resources.items() if isinstance(one, PromptTemplate)]
+        return names if resource_name in names else [resource_name]
+
+    async def _evaluate_and_select_beam(
+        self,
+        candidates: Sequence[VersionedPromptTemplate],
+        resource_name: str,
+        val_dataset_iterator: Iterator[Sequence[_TaskT]],
+        round_num: int,
+    ) -> list[VersionedPromptTemplate]:
+        """The best of the candidates on one batch of validation tasks, the best first; ValueError if there are none."""
+        if not candidates:
+            raise ConfigurationError("No beam candidates any more; every one was skipped or rejected.")
+        batch = next(val_dataset_iterator)
+        prefix = f"[Round {round_num:02d} | Select] "
+        works = [
+            self.evaluate_prompt_on_batch(candidate, resource_name, batch, mode="val", prefix=prefix)
+            for candidate in candidates
+        ]
+        for candidate, (_, score) in zip(candidates, await gathered(works, limit=self.concurrency), strict=True):
+            candidate.score = score
+        ranked = sorted(candidates, key=lambda candidate: candidate.score or 0.0, reverse=True)
+        return ranked[: self.beam_width]
+
+    async def _update_best_prompt(
+        self,
+        beam: Sequence[VersionedPromptTemplate],
+        resource_name: str,
+        val_dataset: Dataset[_TaskT],
+        round_num: int,
+    ) -> None:
+        """Run the first of the beam on the whole validation set; it replaces the best prompt if its mean is higher."""
+        first = beam[0]
+        tasks = [val_dataset[number] for number in range(len(val_dataset))]
+        prefix = f"[Round {round_num:02d} | Validate] "
+        _, score = await self.evaluate_prompt_on_batch(first, resource_name, tasks, mode="val", prefix=prefix)
+        if score > self._history_best_score:
+            self._history_best_prompt = first.prompts(resource_name)[resource_name]
+            self._history_best_score, self._history_best_version = score, first.version
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(
+        self, train_dataset: Dataset[_TaskT] | None = None, val_dataset: Dataset[_TaskT] | None = None
+    ) -> None:
+        """Search for better prompts; `result` tells what was found."""
+        self.result = None
+        self._search = Search(self, train_dataset, val_dataset)
+        try:
+            self.result = await self._search.run()
+        finally:
+            self._search = None
+            await self._optimiser.close()
+
+
+def _remembered(reward: float | None) -> RolloutResultForAPO:
+    """The result of a rollout of which only the reward is kept."""
+    status: RolloutStatus = "cancelled" if reward is None else "succeeded"
+    return RolloutResultForAPO(status=status, final_reward=reward, spans=[], messages=[])

@@ -1,0 +1,374 @@
+"""One run of APO: rounds of candidates, the best prompt defended against each of them, and the account of it all."""
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+
+from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger
+from agentlightning.algorithm.apo.gain import Challenge, challenged, overall_gain
+from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.algorithm.apo.lineage import Candidate
+from agentlightning.algorithm.apo.placeholders import why_unfit
+from agentlightning.algorithm.apo.record import RunRecord
+from agentlightning.algorithm.apo.report import OptimisationResult, write_prompts
+from agentlightning.algorithm.apo.tasks import TaskBatch, cancel_unfinished, first_traceback
+from agentlightning.algorithm.apo.versions import VersionedPromptTemplate
+from agentlightning.algorithm.comparison import Gate
+from agentlightning.errors import TrainingError
+from agentlightning.types import Dataset, PromptTemplate, Rollout
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.apo.apo import APO
+
+__all__ = ["BEST_RESOURCES_ID", "LEAST_PAIRS", "Search"]
+
+logger = logging.getLogger(__name__)
+
+BEST_RESOURCES_ID: Final = "apo-best"
+"""Under which the best prompts are published; they are the latest resources then."""
+LEAST_PAIRS: Final = 8
+"""No candidate replaces the best prompt on fewer pairs."""
+CALLS_PER_CANDIDATE: Final = 2
+_Branch = tuple[int, int, VersionedPromptTemplate]
+"""The place of the parent, the number of the branch, and the parent."""
+_SETTINGS: Final = (
+    *("gradient_model", "apply_edit_model", "diversity_temperature", "gradient_batch_size", "val_batch_size"),
+    *("beam_width", "branch_factor", "beam_rounds", "run_initial_validation", "alpha", "reward_range"),
+)
+
+
+@dataclass
+class _Best:
+    """The best prompts so far."""
+
+    prompt: VersionedPromptTemplate
+    challenges: list[Challenge] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+
+
+class Search:
+    """A run over two data sets."""
+
+    def __init__(self, apo: "APO[Any]", train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+        self._apo = apo
+        self._train, self._val = train_dataset, val_dataset
+        self._seeds = apo._seed_prompts()
+        self._rewards: dict[str, dict[int, float]] = defaultdict(dict)  # of versions, by number of the validation task
+        self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
+        self._record = RunRecord(apo.get_store(), apo.get_run_id())
+        self._stopped: str | None = None
+        self._has_succeeded = False
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._apo._optimiser.ledger
+
+    async def run(self) -> OptimisationResult:
+        """Search until the rounds are over or the budget is spent."""
+        apo = self._apo
+        apo.get_adapter()  # the wrong one is told before anything is spent
+        apo._initialize_beam(self._train, self._val)
+        assert self._val is not None
+        apo._begin(Journal(apo.state_file, self._identity()))
+        self._name, _, self._train_batches, self._val_batches = apo._initialize_beam(self._train, self._val)
+        await self._record.open(self._identity(), apo._journal.run_id)
+        self._gate = None if apo.alpha is None else Gate(apo.alpha, max(1, apo.beam_rounds))
+        self._best = _Best(self._seed())
+        self._beam = [self._best.prompt]
+        try:
+            await self._search()
+        except BaseException as error:
+            is_stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+            told = {**self._summary(), "error": f"{type(error).__name__}: {error}"}
+            await asyncio.shield(self._record.write("stopped" if is_stopped else "failed", told))
+            raise
+        result = self._result()
+        await self._publish(result)
+        await self._record.write("succeeded", self._summary())
+        _show(result)
+        return result
+
+    async def _search(self) -> None:
+        try:
+            if self._apo.run_initial_validation:
+                await self._validate_seed()
+            for number in range(1, self._apo.beam_rounds + 1):
+                await self._round(number)
+        except BudgetSpent as spent:
+            self._stopped = f"the budget allows no more ({spent})"
+            logger.info("APO ends: %s.", self._stopped)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a run what it is."""
+        sizes = {"n_train": len(self._train or ()), "n_val": len(self._val or ())}
+        prompts = {name: prompt.model_dump() for name, prompt in self._seeds.items()}
+        return {**{name: getattr(self._apo, name) for name in _SETTINGS}, **sizes, "seed_prompts": prompts}
+
+    def _seed(self) -> VersionedPromptTemplate:
+        seed = self._apo._create_versioned_prompt(self._seeds[self._name])
+        seed.resource_name = self._name
+        seed.companions = {name: prompt for name, prompt in self._seeds.items() if name != self._name}
+        text = seed.prompt_template.template
+        self._apo._lineage.add(Candidate(seed.version, self._name, text, fate="seed"))
+        self._apo._history_best_version = seed.version
+        return seed
+
+    async def _validate_seed(self) -> None:
+        assert self._val is not None
+        apo, seed = self._apo, self._best.prompt
+        everything = TaskBatch(self._val, range(len(self._val)))
+        prefix = "[Round 00 | Seed] "
+        _, score = await apo.evaluate_prompt_on_batch(seed, self._name, everything, mode="val", prefix=prefix)
+        self._note_rewards(seed, everything.numbers, prefix)
+        seed.score = apo._history_best_score = score
+        await self._record.draw(0, {"apo/best_score": score, **self._spent()})
+
+    # ------------------------------------------------------------------ a round
+
+    async def _round(self, number: int) -> None:
+        apo = self._apo
+        parents = apo._sample_parent_prompts(self._beam, number)
+        failed_before = apo._counts["calls that failed"]
+        candidates = await apo._generate_candidate_prompts(parents, self._name, self._train_batches, number)
+        if not candidates and apo._last_failure is not None and apo._counts["calls that failed"] > failed_before:
+            raise TrainingError(f"Round {number} made no candidate; {apo._last_failure}") from apo._last_failure
+        admitted = self._admitted(candidates, number)
+        if admitted:
+            await self._select(admitted, number)
+            await self._defend(number)
+        else:
+            logger.warning("Round %d made no candidate that could be tried.", number)
+        figures = {"apo/candidates": len(candidates), "apo/rejected": len(candidates) - len(admitted)}
+        await self._record.draw(number, {**figures, "apo/best_score": apo._history_best_score, **self._spent()})
+        await self._record.write("running", self._summary())
+
+    def affordable(self, branches: list[_Branch], number: int) -> list[_Branch]:
+        """The branches for which a batch to criticise and one to select by can be paid, and a comparison at the end."""
+        apo, count = self._apo, len(branches)
+        left = self._ledger.rollouts_left() - len(self._beam) * apo.val_batch_size - LEAST_PAIRS
+        by_rollouts = left // (apo.gradient_batch_size + apo.val_batch_size)
+        payable = int(max(0, min(count, by_rollouts, self._ledger.calls_left() // CALLS_PER_CANDIDATE)))
+        payable = apo._journal.remember(f"round {number} branches", lambda: payable)
+        if payable < 1:
+            raise BudgetSpent(f"round {number} does not fit")
+        if payable == count:
+            return branches
+        # Every parent gets its first branch before any gets its second.
+        first = sorted(branches, key=lambda branch: (branch[1], branch[0]))[:payable]
+        return sorted(first, key=lambda branch: (branch[0], branch[1]))
+
+    async def look_after(self, sent: Sequence[str], finished: Sequence[Rollout]) -> None:
+        """Take back rollouts that are late, and stop a run in which nothing works."""
+        store = self._apo.get_store()
+        late = await cancel_unfinished(store, sent, finished)
+        if late:
+            self._apo._counts["rollouts that were late"] += late
+            logger.warning("%d rollouts were not finished in time and are cancelled.", late)
+        self._has_succeeded = self._has_succeeded or any(one.status == "succeeded" for one in finished)
+        if finished and not self._has_succeeded:
+            told = await first_traceback(store, finished)
+            raise TrainingError(f"All {len(finished)} rollouts failed, so there is nothing to learn from; {told}")
+
+    def _admitted(self, candidates: Sequence[VersionedPromptTemplate], number: int) -> list[VersionedPromptTemplate]:
+        """The candidates that can be tried; the others are noted with the reason."""
+        lineage, admitted = self._apo._lineage, []
+        known = {_texts(one, self._name): one.version for one in self._beam}
+        for one in candidates:
+            name = one.resource_name or self._name
+            row = Candidate(one.version, name, one.prompt_template.template, one.parent, number, critique=one.critique)
+            lineage.add(row)
+            texts = _texts(one, self._name)
+            reason = why_unfit(one.prompt_template, self._seeds[name])
+            if reason is None and texts in known:
+                reason = f"it is the same as {known[texts]}"
+            if reason is None:
+                known[texts] = one.version
+                admitted.append(one)
+                continue
+            self._apo._counts["candidates that were rejected"] += 1
+            lineage.settle(one.version, "rejected", reason)
+            logger.info("Candidate %s is rejected: %s.", one.version, reason)
+        return admitted
+
+    async def _select(self, admitted: Sequence[VersionedPromptTemplate], number: int) -> None:
+        """The next beam, from this one and the new candidates."""
+        apo, tried = self._apo, [*self._beam, *admitted]
+        self._beam = await apo._evaluate_and_select_beam(tried, self._name, self._val_batches, number)
+        stayed = {one.version for one in self._beam}
+        for one in tried:
+            self._seen[one.version].update(getattr(self._val_batches, "last", ()))
+            if one.version in apo._lineage and one.score is not None:
+                apo._lineage[one.version].scores[number] = one.score
+            apo._lineage.settle(one.version, "kept" if one.version in stayed else "dropped")
+        scores = {f"apo/candidate/{one.version}": one.score for one in tried if one.score is not None}
+        await self._record.draw(number, {**scores, "apo/beam_score": self._beam[0].score or 0.0})
+
+    # ------------------------------------------------------------------ the best prompt
+
+    async def _defend(self, number: int) -> None:
+        """Let the first of the beam challenge the best prompt."""
+        apo, first = self._apo, self._beam[0]
+        assert self._val is not None
+        if self._gate is None:
+            await apo._update_best_prompt(self._beam, self._name, self._val, number)
+            if apo._history_best_version == first.version != self._best.prompt.version:
+                await self._promote(first)
+            return
+        if first.version == self._best.prompt.version or first.version in self._best.refused:
+            return
+        challenge = await self._challenge(first, number)
+        self._best.challenges.append(challenge)
+        logger.info("Round %d: %s.", number, challenge)
+        gain = challenge.gain
+        figures = {"apo/gain": gain.mean, "apo/gain_low": gain.low, "apo/gain_high": gain.high, "apo/pairs": gain.n}
+        await self._record.draw(number, figures)
+        if challenge.verdict == "better":
+            apo._history_best_score = fmean(self._rewards[first.version].values())
+            await self._promote(first, str(challenge))
+        else:
+            self._best.refused.add(first.version)
+            apo._lineage.settle(first.version, "refused", str(challenge))
+
+    async def _challenge(self, candidate: VersionedPromptTemplate, number: int) -> Challenge:
+        assert self._gate is not None
+        incumbent = self._best.prompt
+        tasks = self._fresh_tasks(candidate, number)
+        comparison = self._gate.compare(
+            max_pairs=len(tasks), min_pairs=LEAST_PAIRS, reward_range=self._apo.reward_range
+        )
+        rewards = _Rewards(self, number)
+        await challenged(
+            comparison,
+            tasks,
+            lambda numbers: rewards.of(incumbent, numbers),
+            lambda numbers: rewards.of(candidate, numbers),
+        )
+        return Challenge(
+            number, incumbent.version, candidate.version, comparison.verdict, comparison.estimate, comparison.alpha
+        )
+
+    def _fresh_tasks(self, candidate: VersionedPromptTemplate, number: int) -> list[int]:
+        """Validation tasks in random order, without those by which the candidate was chosen, as many as can be paid."""
+        assert self._val is not None
+        apo = self._apo
+        everything = range(len(self._val))
+        fresh = [task for task in everything if task not in self._seen[candidate.version]]
+        if len(fresh) < LEAST_PAIRS:
+            logger.warning(
+                "Only %d validation tasks did not choose %s, so all are used, and its gain is flattered a little; a "
+                "validation set of more than val_batch_size + %d tasks avoids that.",
+                len(fresh),
+                candidate.version,
+                LEAST_PAIRS,
+            )
+            fresh = list(everything)
+        known = self._rewards[self._best.prompt.version]
+        per_pair = 1 if all(task in known for task in fresh) else 2
+        payable = int(min(len(fresh), self._ledger.rollouts_left() // per_pair))
+        chosen = apo._journal.remember(f"round {number} pairs", lambda: random.sample(fresh, payable))
+        if not chosen:
+            raise BudgetSpent("there are no rollouts left to compare with")
+        return chosen
+
+    async def _promote(self, prompt: VersionedPromptTemplate, reason: str | None = None) -> None:
+        apo = self._apo
+        self._best.prompt = prompt
+        apo._history_best_prompt = prompt.prompts(self._name)[self._name]
+        apo._history_best_version = prompt.version
+        apo._lineage.settle(prompt.version, "promoted", reason)
+        await self._publish(self._result())
+
+    def _note_rewards(self, prompt: VersionedPromptTemplate, numbers: Sequence[int], prefix: str) -> None:
+        """Keep the rewards of an evaluation by their tasks; one that is missing counts as zero, if zero can be."""
+        low, high = self._apo.reward_range
+        found = self._apo._rewards.get(f"{prefix}val {prompt.version}", [])
+        nothing = min(max(0.0, low), high)
+        for number, reward in zip(numbers, found, strict=False):
+            self._rewards[prompt.version][number] = nothing if reward is None else reward
+
+    # ------------------------------------------------------------------ the account
+
+    async def _publish(self, result: OptimisationResult) -> None:
+        resources = self._apo._resources(self._best.prompt, self._name)
+        await self._apo.get_store().update_resources(BEST_RESOURCES_ID, resources)
+        if self._apo.output is not None:
+            write_prompts(self._apo.output, result)
+
+    def _spent(self) -> dict[str, float]:
+        return {f"apo/{name}": value for name, value in self._ledger.spent.items()}
+
+    def _result(self) -> OptimisationResult:
+        apo, best = self._apo, self._best.prompt
+        seed_rewards, best_rewards = self._rewards["v0"], self._rewards[best.version]
+        both = [number for number in best_rewards if number in seed_rewards]
+        pairs = [(seed_rewards[number], best_rewards[number]) for number in both]
+        is_seed = best.version == "v0"
+        gain = None
+        if apo.alpha is not None and not is_seed:
+            gain = overall_gain(pairs, alpha=apo.alpha, reward_range=apo.reward_range)
+        history = apo._history_best_score if apo._history_best_score > float("-inf") else None
+        first = fmean(before for before, _ in pairs) if pairs else self._apo_seed_score()
+        return OptimisationResult(
+            seed=dict(self._seeds),
+            best=_in_order(best.prompts(self._name), self._seeds),
+            best_version=best.version,
+            seed_score=first,
+            best_score=fmean(after for _, after in pairs) if pairs else history,
+            gain=gain,
+            challenges=tuple(self._best.challenges),
+            spent=self._ledger.spent,
+            counts=dict(apo._counts),
+            stopped=self._stopped,
+        )
+
+    def _apo_seed_score(self) -> float | None:
+        rewards = self._rewards["v0"]
+        return fmean(rewards.values()) if rewards else None
+
+    def _summary(self) -> dict[str, Any]:
+        return {**self._result().to_json(), "candidates": self._apo._lineage.to_json()}
+
+
+class _Rewards:
+    """Rewards of both sides of a challenge, from rollouts where they are not known yet."""
+
+    def __init__(self, search: Search, number: int) -> None:
+        self._search = search
+        self._number = number
+        self._chunks: Iterator[int] = iter(range(10**9))
+
+    async def of(self, prompt: VersionedPromptTemplate, numbers: Sequence[int]) -> list[float]:
+        search = self._search
+        known = search._rewards[prompt.version]
+        missing = [number for number in numbers if number not in known]
+        prefix = f"[Round {self._number:02d} | Pairs {next(self._chunks):02d}] "
+        if missing:
+            assert search._val is not None
+            batch = TaskBatch(search._val, missing)
+            await search._apo.evaluate_prompt_on_batch(prompt, search._name, batch, mode="val", prefix=prefix)
+            search._note_rewards(prompt, missing, prefix)
+        return [known[number] for number in numbers]
+
+
+def _texts(prompt: VersionedPromptTemplate, name: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, one.template) for key, one in prompt.prompts(name).items()))
+
+
+def _in_order(prompts: dict[str, PromptTemplate], like: dict[str, PromptTemplate]) -> dict[str, PromptTemplate]:
+    return {name: prompts[name] for name in like}
+
+
+def _show(result: OptimisationResult) -> None:
+    """In colours on a terminal, else in the log. Not on standard output, where others may write events."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        result.show(console)
+    else:
+        logger.info("APO is done.\n%s", result)

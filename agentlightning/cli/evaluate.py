@@ -1,0 +1,249 @@
+"""`agl eval`: how well an agent does on a data set, with a trained model, any endpoint, or a prompt."""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout
+from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.cli.export_model import Choice, export, is_checkpoints
+from agentlightning.cli.runner import _loaded_agent
+from agentlightning.cli.store_address import is_remote, path_of
+from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy import LLMProxy, ModelConfig
+from agentlightning.logging import setup
+from agentlightning.trainer import Trainer
+from agentlightning.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
+
+__all__ = ["main"]
+
+DEFAULT_CONCURRENCY: Final = 16
+DEFAULT_TIMEOUT: Final = 600.0
+MOST_ERRORS: Final = 3
+_KEY_VARIABLE: Final = "OPENAI_API_KEY"
+
+EXAMPLES = """\
+examples:
+  agl eval tiny --agent calc_agent:solve --data tasks.jsonl                   the model in this package
+  agl eval calc/checkpoints --best --agent calc_agent:solve --data tasks.jsonl     what a training has reached
+  agl eval http://127.0.0.1:8000/v1 --model qwen --agent my_agent:run --data tasks.jsonl --n 200
+  agl eval http://127.0.0.1:8000/v1 --model qwen --prompt better.txt --agent my_agent:run --data tasks.jsonl
+
+The data has a task in JSON on each line. A rollout that fails has no reward: it is counted, and left out of the mean.
+The key of an endpoint is taken from OPENAI_API_KEY.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl eval",
+        description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
+    )
+    parser.add_argument("--agent", required=True, metavar="MODULE:AGENT", help="a function, or a LitAgent")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="tasks, one in JSON on each line")
+    parser.add_argument("--n", type=int, metavar="N", help="the first so many tasks; all by default")
+    parser.add_argument("--model", metavar="NAME", help="what the endpoint calls the model")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of every call (default: %(default)s)")
+    parser.add_argument("--prompt", type=Path, metavar="FILE", help="given to the agent as prompt_template")
+    parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="of checkpoints, the best by validation")
+    which.add_argument("--step", type=int, metavar="N", help="of checkpoints, the one after this step")
+    parser.add_argument("--policy", metavar="NAME", help="of checkpoints of several models, this one's")
+    parser.add_argument("--runners", type=int, default=1, help="processes that run the agent (default: %(default)s)")
+    parser.add_argument(
+        "--concurrency", type=int, default=DEFAULT_CONCURRENCY, help="rollouts at once in each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds a rollout may take (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="auto", help="for a model served here (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--log-level", default="ERROR", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate and tell; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.attempt": "CRITICAL"})
+    if arguments.n is not None and arguments.n < 1:
+        raise ConfigurationError(f"--n is {arguments.n}; it must be at least 1.")
+    tasks = _tasks(arguments.data)[: arguments.n]
+    agent = _loaded_agent(arguments.agent)
+    evaluation = Evaluation(_resources(arguments.prompt), arguments.temperature, arguments.timeout)
+    began = time.monotonic()
+    with _served(arguments) as model:
+        evaluation.model = model
+        trainer = Trainer(
+            algorithm=evaluation,
+            store=f"sqlite:///{path_of(arguments.store)}" if arguments.store else "memory",
+            n_runners=arguments.runners,
+            strategy={"type": "cs", "server_port": 0},
+            runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": arguments.concurrency},
+            name="eval",
+            progress="off",
+        )
+        trainer.fit(agent, val_dataset=tasks)
+    _tell(arguments, evaluation.outcome(), time.monotonic() - began)
+    return 0
+
+
+# ---------------------------------------------------------------------- evaluating
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation found."""
+
+    reward: Estimate
+    failed: int
+    errors: Counter[str]
+
+
+@dataclass
+class Evaluation(Algorithm):
+    """Sends every task once and keeps what came back."""
+
+    resources: NamedResources
+    temperature: float
+    timeout_seconds: float
+    model: ModelConfig | None = None
+    finished: list[FinishedRollout] = field(default_factory=list)
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        assert self.model is not None
+        assert val_dataset is not None
+        proxy = LLMProxy(store=self.get_store(), model_list=[self.model], journal=False)
+        proxy.start()
+        try:
+            sampling = {"temperature": self.temperature}
+            llm = proxy.as_resource(model=self.model["model_name"], sampling_parameters=sampling)
+            update = await self.get_store().add_resources({**self.resources, "main_llm": llm})
+            collector = Collector(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
+            tasks = [val_dataset[number] for number in range(len(val_dataset))]
+            sent = await collector.send(tasks, mode="val", resources_id=update.resources_id)
+            self.finished = await collector.finished(sent)
+            await self._report()
+        finally:
+            await proxy.stop()
+
+    def outcome(self) -> Outcome:
+        """TrainingError if no rollout gave a reward."""
+        scored = [one for one in self.finished if one.has_succeeded and one.reward is not None]
+        lost = [one for one in self.finished if not (one.has_succeeded and one.reward is not None)]
+        errors = Counter(one.error or f"{one.rollout.status}, without a reward" for one in lost)
+        rewards = [one.reward for one in scored if one.reward is not None]
+        if not rewards:
+            most = errors.most_common(1)[0][0] if errors else "there were no tasks"
+            raise TrainingError(f"None of {len(self.finished)} rollouts gave a reward; most often: {most}")
+        return Outcome(estimate(rewards), len(lost), errors)
+
+    async def _report(self) -> None:
+        run_id = self.get_run_id()
+        if run_id is not None and any(one.reward is not None for one in self.finished):
+            found = self.outcome()
+            figures = {"validation/reward": found.reward.mean, "validation/failed": float(found.failed)}
+            await self.get_store().add_metrics(run_id, 0, figures)
+
+
+# ---------------------------------------------------------------------- what is evaluated
+
+
+@contextlib.contextmanager
+def _served(arguments: argparse.Namespace) -> Iterator[ModelConfig]:
+    """The model as the proxy is told of it; one of our own is served as long as the block lasts."""
+    if is_remote(arguments.target):
+        yield _endpoint(arguments.target, arguments.model)
+        return
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
+        raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
+    from agentlightning.engine.serving import EngineServer
+
+    with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
+        source = arguments.target
+        if is_checkpoints(Path(source)):
+            choice = Choice(arguments.step, arguments.best, arguments.policy)
+            export(Path(source), Path(folder) / "model", choice)
+            source = str(Path(folder) / "model")
+        with EngineServer(source, name=arguments.model, device=arguments.device) as engine:
+            entry = engine.model_config()
+            yield ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"])
+
+
+def _endpoint(url: str, model: str | None) -> ModelConfig:
+    if model is None:
+        raise ConfigurationError(f"What does '{url}' call the model? Say it with --model.")
+    parameters = {"model": f"openai/{model}", "api_base": url, "api_key": os.environ.get(_KEY_VARIABLE, "unused")}
+    return ModelConfig(model_name=model, litellm_params=parameters)
+
+
+def _resources(prompt: Path | None) -> NamedResources:
+    if prompt is None:
+        return {}
+    try:
+        return {"prompt_template": PromptTemplate(template=prompt.read_text(encoding="utf-8"), engine="f-string")}
+    except OSError as error:
+        raise ConfigurationError(f"The prompt '{prompt}' cannot be read: {error}") from error
+
+
+def _tasks(path: Path) -> list[Any]:
+    """The lines of a file, empty ones left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The data '{path}' cannot be read: {error}") from error
+    tasks: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                tasks.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigurationError(f"Line {number} of '{path}' is not JSON: {error}") from error
+    if not tasks:
+        raise ConfigurationError(f"There are no tasks in '{path}'; write one in JSON on each line.")
+    return tasks
+
+
+# ---------------------------------------------------------------------- telling
+
+
+def _tell(arguments: argparse.Namespace, found: Outcome, seconds: float) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    reward = found.reward
+    if arguments.json:
+        told = {
+            "target": arguments.target,
+            "mean": reward.mean,
+            "low": reward.low if math.isfinite(reward.low) else None,
+            "high": reward.high if math.isfinite(reward.high) else None,
+            "n": reward.n,
+            "failed": found.failed,
+            "errors": dict(found.errors),
+            "seconds": round(seconds, 3),
+            "store": arguments.store,
+        }
+        console.print(json.dumps(told))
+        return
+    console.print(f"reward {reward.mean:.3f}, 95 % interval {reward.low:.3f} to {reward.high:.3f}, n = {reward.n}")
+    console.print(f"{found.failed} failed, {seconds:.0f} s")
+    for error, count in found.errors.most_common(MOST_ERRORS):
+        console.print(f"  {count} times: {error}")

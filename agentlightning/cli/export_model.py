@@ -1,0 +1,167 @@
+"""`agl export-model`: a checkpoint of a training becomes a folder that `agl serve`, transformers or vLLM loads."""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.logging import setup
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.checkpoints import Checkpoint
+    from agentlightning.engine.codec import ChatCodec
+    from agentlightning.engine.model import CausalModel
+
+__all__ = ["Choice", "export", "is_checkpoints", "main"]
+
+STEP_FOLDERS: Final = "step-*"
+MODEL_FILES: Final = ("tiny.json", "config.json")
+"""One of these is in every folder with a model: ours, and Hugging Face's."""
+NOTES_FILE: Final = "agentlightning.json"
+
+EXAMPLES = """\
+examples:
+  agl export-model calc/checkpoints model            the newest checkpoint of a training
+  agl export-model calc/checkpoints model --best     the one that did best in validation
+  agl export-model calc/checkpoints model --step 40
+  agl export-model run/checkpoints solver --policy solver       of a training with several models
+  agl serve model                                    serve it
+
+Nothing is downloaded; a Hugging Face model is written as safetensors, with adapters merged into its weights.
+"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the checkpoints in a folder is meant."""
+
+    step: int | None = None
+    is_best: bool = False
+    policy: str | None = None
+    base: str | None = None
+    """The model that was trained; None takes the one that the checkpoint names."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl export-model",
+        description="Write a trained model as a folder of its own.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, help="the checkpoints of a training, or a folder with a model")
+    parser.add_argument("out", type=Path, help="folder for the model; one that is there is replaced if it holds one")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the best by validation, instead of the newest")
+    which.add_argument("--step", type=int, metavar="N", help="the one after this step")
+    parser.add_argument("--policy", metavar="NAME", help="which model, where several were trained")
+    parser.add_argument("--base", metavar="MODEL", help="what was trained, if it is not where it was then")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the model; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    setup("WARNING")
+    choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base)
+    told = export(arguments.checkpoint, arguments.out, choice)
+    Console().print(f"{told}\nServe it: agl serve {arguments.out}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def export(source: Path, out: Path, choice: Choice) -> str:
+    """Write the model of a folder to another; says in a sentence what was written. ConfigurationError if it cannot."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
+        raise ConfigurationError('Models are read with torch: run `pip install "agentlightning[train]"`.')
+    _check_places(source, out)
+    from agentlightning.engine.checkpoint import read_extra, save_model
+    from agentlightning.engine.loading import load
+
+    if is_checkpoints(source):
+        checkpoint = _chosen(_of_policy(source, choice.policy), choice)
+        model, codec = _restored(checkpoint, choice.base)
+        notes = {name: checkpoint.progress.get(name) for name in ("version", "best")}
+        extra: dict[str, Any] = {"step": checkpoint.step, **notes, "source": choice.base or _base_of(checkpoint)}
+        what = f"step {checkpoint.step} of '{source}'"
+    else:
+        if choice.is_best or choice.step is not None or choice.policy is not None:
+            raise ConfigurationError(f"'{source}' is a model and has no checkpoints to choose from.")
+        model, codec = load(str(source), device="cpu")
+        extra, what = read_extra(source), f"the model '{source}'"
+    save_model(model, codec, out, extra)
+    return f"Wrote {what} to '{out}'."
+
+
+def is_checkpoints(folder: Path) -> bool:
+    """Whether it holds checkpoints, of one model or, a folder each, of several."""
+    return folder.is_dir() and (_has_steps(folder) or any(_has_steps(below) for below in folder.iterdir()))
+
+
+def _has_steps(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.glob(STEP_FOLDERS))
+
+
+def _check_places(source: Path, out: Path) -> None:
+    if not source.is_dir():
+        raise ConfigurationError(f"There is no folder '{source}'; name the checkpoints of a training, or a model.")
+    if not is_checkpoints(source) and not any((source / name).is_file() for name in MODEL_FILES):
+        raise ConfigurationError(f"'{source}' holds neither checkpoints ({STEP_FOLDERS}) nor a model.")
+    if out.exists() and (out.is_file() or source.resolve().is_relative_to(out.resolve())):
+        raise ConfigurationError(f"'{out}' would be written over; name another folder.")
+    is_model = any((out / name).is_file() for name in (*MODEL_FILES, NOTES_FILE))
+    if out.is_dir() and any(out.iterdir()) and not is_model:
+        raise ConfigurationError(f"'{out}' holds something else than a model; name a new folder, or an empty one.")
+
+
+def _of_policy(source: Path, policy: str | None) -> Path:
+    """The folder with the checkpoints of one model."""
+    if _has_steps(source) and policy is None:
+        return source
+    names = sorted(below.name for below in source.iterdir() if _has_steps(below))
+    if policy is None and len(names) == 1:
+        return source / names[0]
+    if policy is None or policy not in names:
+        raise ConfigurationError(
+            f"'{source}' has checkpoints of {', '.join(names) or 'no model of its own name'}; "
+            "choose one of these with --policy."
+        )
+    return source / policy
+
+
+def _chosen(folder: Path, choice: Choice) -> "Checkpoint":
+    from agentlightning.algorithm.grpo.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(folder)
+    if choice.is_best:
+        found, wanted = checkpoints.best(), "a best one (a training without validation has none)"
+    elif choice.step is not None:
+        found, wanted = checkpoints.at(choice.step), f"step {choice.step}"
+    else:
+        found, wanted = checkpoints.latest(), "any that is whole"
+    if found is None:
+        steps = ", ".join(map(str, sorted(checkpoints.steps()))) or "none"
+        raise ConfigurationError(f"'{folder}' does not have {wanted}; there are the steps {steps}.")
+    return found
+
+
+def _base_of(checkpoint: "Checkpoint") -> str:
+    base = checkpoint.progress.get("model")
+    if not isinstance(base, str):
+        raise ConfigurationError(
+            f"The checkpoint '{checkpoint.folder}' does not say which model was trained; name it with --base."
+        )
+    return base
+
+
+def _restored(checkpoint: "Checkpoint", base: str | None) -> "tuple[CausalModel, ChatCodec]":
+    """The model that was trained, with the weights it had then."""
+    from agentlightning.engine.loading import load
+
+    model, codec = load(base or _base_of(checkpoint), device="cpu")
+    model.load_state(checkpoint.model_state())
+    return model, codec

@@ -1,0 +1,117 @@
+"""A whole optimisation on the simulated model: Trainer, store, LLM proxy, agents that call through it, and APO."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+import agentlightning as agl
+from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.apo import OptimisationResult
+from agentlightning.algorithm.apo.apo import APO
+from agentlightning.llm_proxy import LLMProxy
+from tests.simulated_model.bookings import Task, make_tasks
+from tests.simulated_model.server import MODEL, SEED_PROMPT, SimulatedModel
+
+TRAIN_TASKS, VALIDATION_TASKS, TEST_TASKS = 40, 60, 200
+SETTINGS: dict[str, Any] = {
+    "gradient_batch_size": 8,
+    "val_batch_size": 16,
+    "beam_width": 2,
+    "branch_factor": 2,
+    "beam_rounds": 4,
+}
+
+
+class Booking(agl.LitAgent[dict[str, str]]):
+    """Puts the request into the prompt, asks the model through the proxy, and is judged by the right line."""
+
+    def __init__(self, client: openai.OpenAI) -> None:
+        super().__init__()
+        self._client = client
+
+    def rollout(self, task: dict[str, str], resources: Any, rollout: Any) -> float:
+        llm = resources["main_llm"].with_attempted_rollout(rollout)
+        messages: Any = [{"role": "user", "content": resources["prompt"].format(request=task["text"])}]
+        client = self._client.with_options(base_url=f"{llm.endpoint}/v1")
+        reply = client.chat.completions.create(model=llm.model, messages=messages)
+        judged = Task(task["text"], task["answer"], frozenset())
+        return judged.score(reply.choices[0].message.content or "")
+
+
+def tasks(count: int, seed: int) -> list[dict[str, str]]:
+    return [{"text": task.text, "answer": task.answer} for task in make_tasks(count, seed)]
+
+
+@contextmanager
+def proxied(model: SimulatedModel, store: agl.LightningStore) -> Iterator[LLMProxy]:
+    """A running proxy before the model."""
+    served = {"model": f"hosted_vllm/{MODEL}", "api_base": model.url}
+    proxy = LLMProxy(0, [{"model_name": MODEL, "litellm_params": served}], store)
+    proxy.start()
+    try:
+        yield proxy
+    finally:  # in a thread, where the stop does not go on in the background
+        stopping = threading.Thread(target=proxy.stop)
+        stopping.start()
+        stopping.join()
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What an optimisation came to."""
+
+    seed: int
+    apo: APO[Any]
+    result: OptimisationResult
+    seed_test_score: float
+    best_test_score: float
+    """On tasks that the optimisation has not seen."""
+    store: agl.LightningStore
+
+
+def test_score(model: SimulatedModel, prompt: agl.PromptTemplate, seed: int) -> float:
+    """The mean score on tasks of their own."""
+    with openai.OpenAI(base_url=model.url, api_key="any") as client:
+        scores = []
+        for task in make_tasks(TEST_TASKS, seed):
+            messages: Any = [{"role": "user", "content": prompt.format(request=task.text)}]
+            reply = client.chat.completions.create(model=MODEL, messages=messages)
+            scores.append(task.score(reply.choices[0].message.content or ""))
+    return sum(scores) / len(scores)
+
+
+test_score.__test__ = False  # type: ignore[attr-defined] # it is no test
+
+
+def climb(seed: int, *, faults: float = 0.0, store: Any = None, **settings: Any) -> Climb:
+    """Optimise the prompt of the booking agent."""
+    random.seed(seed)
+    store = agl.InMemoryLightningStore() if store is None else store
+    seed_prompt = agl.PromptTemplate(template=SEED_PROMPT, engine="f-string")
+    with SimulatedModel(seed, faults=faults) as model, proxied(model, store) as proxy:
+        apo: APO[Any] = APO(openai.AsyncOpenAI(base_url=model.url, api_key="any"), **{**SETTINGS, **settings})
+        trainer = agl.Trainer(
+            algorithm=apo,
+            adapter=TraceToMessages(),
+            store=store,
+            strategy=agl.SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm"),
+            initial_resources={"prompt": seed_prompt, "main_llm": proxy.as_resource()},
+            llm_proxy=proxy,
+            progress="off",
+        )
+        with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client:
+            trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(VALIDATION_TASKS, seed + 1000))
+        assert apo.result is not None
+        before = test_score(model, seed_prompt, seed + 2000)
+        after = test_score(model, apo.get_best_prompt(), seed + 2000)
+    return Climb(seed, apo, apo.result, before, after, store)
+
+
+def state_file(folder: Path) -> Path:
+    return folder / "state.jsonl"

@@ -1,0 +1,154 @@
+"""`agl eval`: a mean with its interval, of a model of ours, an endpoint, or a prompt."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli import main
+from tests.e2e.server_process import left_behind
+from tests.stub_model.script import Script
+from tests.stub_model.server import StubModel, running
+
+AGENT = '''
+"""An agent for these tests: right where the model repeats the task."""
+
+import httpx
+from openai import OpenAI
+
+client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
+
+
+def solve(task, prompt_template=None):
+    if task == "broken":
+        raise ConnectionError("the tool is down")
+    question = task if prompt_template is None else prompt_template.format(task=task)
+    reply = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}], max_tokens=8)
+    return float(task in (reply.choices[0].message.content or ""))
+
+
+def failing(task):
+    raise ConnectionError("the tool is down")
+'''
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "agent_of_eval.py").write_text(AGENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    assert left_behind() == []
+
+
+@pytest.fixture
+def model() -> Iterator[StubModel]:
+    with running(
+        Script(lambda request: request.text if "seven" not in request.text else "no"), models=("m",)
+    ) as served:
+        yield served
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], tasks: list[Any], *options: str) -> Any:
+    Path("tasks.jsonl").write_text("\n\n".join(json.dumps(task) for task in tasks))
+    code = main(["eval", *options, "--data", "tasks.jsonl"])
+    told = capsys.readouterr()
+    if "--json" not in options:
+        return code, told.out + told.err
+    assert code == 0, told.err
+    return json.loads(told.out)
+
+
+def test_endpoint_is_scored_and_failures_are_left_out(
+    model: StubModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tasks = ["one", "two", "seven", "four", "broken"]
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--json", "--store", "kept.db"]
+
+    told = evaluated(capsys, tasks, *given, "--temperature", "0.5")
+
+    assert (told["mean"], told["n"], told["failed"]) == (0.75, 4, 1)
+    assert told["low"] < 0.75 < told["high"]
+    assert told["errors"] == {"ConnectionError: the tool is down": 1}
+    assert {request.body["temperature"] for request in model.requests} == {0.5}
+    assert (tmp_path / "kept.db").exists()
+
+
+def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prompt.txt").write_text("Please repeat: {task}")
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--prompt", "prompt.txt", "--n", "2"]
+
+    code, told = evaluated(capsys, ["one", "two", "three"], *given)
+
+    assert code == 0
+    assert "reward 1.000, 95 % interval" in told
+    assert "n = 2" in told
+    assert sorted(request.text for request in model.requests) == ["Please repeat: one", "Please repeat: two"]
+
+
+@pytest.mark.slow
+def test_model_of_our_own_and_its_checkpoint_are_served_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the engine needs torch")
+    from agentlightning.algorithm.grpo import Checkpoints
+    from agentlightning.engine.loading import load
+
+    silent = {name: tensor * 0 for name, tensor in load("tiny")[0].state().items()}
+    Checkpoints("run/tiny").save(1, model_state=silent, learner_state={}, progress={"model": "tiny"})
+
+    class_of = {}
+    for name in ("tiny", "run"):
+        tasks = [f"say {number}" for number in (71, 38, 90)]
+        class_of[name] = evaluated(capsys, tasks, name, "--agent", "agent_of_eval:solve", "--json")
+
+    assert (class_of["tiny"]["n"], class_of["run"]["n"]) == (3, 3)
+    assert class_of["run"]["mean"] == 0.0
+
+
+def test_nothing_but_failures_is_an_error(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = evaluated(capsys, ["one"], model.url, "--model", "m", "--agent", "agent_of_eval:failing")
+
+    assert code == 1
+    assert "None of 1 rollouts gave a reward; most often: ConnectionError: the tool is down" in told
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        ("", ["tiny"], "There are no tasks"),
+        ('"a"\n{oh', ["tiny"], "Line 2 of 'tasks.jsonl' is not JSON"),
+        ('"a"', ["http://127.0.0.1:9/v1"], "Say it with --model"),
+        ('"a"', ["tiny", "--n", "0"], "--n is 0"),
+        ('"a"', ["tiny", "--prompt", "none.txt"], "The prompt 'none.txt' cannot be read"),
+        ('"a"', ["no-such-model"], "no-such-model"),
+    ],
+    ids=["empty", "not_json", "no_model", "n", "prompt", "model"],
+)
+def test_what_cannot_be_evaluated_is_told(
+    capsys: pytest.CaptureFixture[str], data: str, options: list[str], words: str
+) -> None:
+    Path("tasks.jsonl").write_text(data)
+
+    assert main(["eval", *options, "--agent", "agent_of_eval:solve", "--data", "tasks.jsonl"]) == 1
+
+    assert words in capsys.readouterr().err
+
+
+def test_evaluation_is_a_run_in_the_store(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    import asyncio
+
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--json", "--store", "kept.db"]
+    evaluated(capsys, ["one", "seven"], *given)
+
+    async def read() -> Any:
+        store = agl.SqliteLightningStore("kept.db")
+        try:
+            (run,) = await store.query_runs()
+            (point,) = await store.query_metrics(run.run_id)
+            return run.name, run.status, point.values
+        finally:
+            await store.close()
+
+    assert asyncio.run(read()) == ("eval", "succeeded", {"validation/reward": 0.5, "validation/failed": 0.0})

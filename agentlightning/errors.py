@@ -23,6 +23,7 @@ working, and carries the HTTP status with which a server answers it. All take on
     │   └── NoActiveTracer
     ├── ProxyError (RuntimeError)
     ├── EngineError (RuntimeError)
+    │   └── InvalidRequest (ValueError)      400  the engine cannot do what it is asked to
     └── TrainingError (RuntimeError)
 """
 
@@ -49,6 +50,7 @@ __all__ = [
     "NoActiveTracer",
     "ProxyError",
     "EngineError",
+    "InvalidRequest",
     "TrainingError",
 ]
 
@@ -155,6 +157,12 @@ class ProxyError(AgentLightningError, RuntimeError):
 
 class EngineError(AgentLightningError, RuntimeError):
     """The embedded model could not serve a call."""
+
+
+class InvalidRequest(EngineError, ValueError):
+    """The caller asked the engine for something it cannot do; nothing is wrong with the engine."""
+
+    http_status = 400
 
 
 class TrainingError(AgentLightningError, RuntimeError):

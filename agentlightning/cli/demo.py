@@ -28,6 +28,8 @@ HELD_OUT_TASKS: Final = 256
 TARGET: Final = 0.97
 MOST_STEPS: Final = 120
 SHOWN: Final = 2
+INTERRUPTED: Final = 130
+"""What shells give for a program that Ctrl-C has ended."""
 
 EXAMPLES = """\
 examples:
@@ -74,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     algorithm = _trained(arguments, folder)
+    if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
+        Console(stderr=True).print(
+            f"Stopped; go on with: agl demo --folder {folder} --resume", markup=False, highlight=False, soft_wrap=True
+        )
+        return INTERRUPTED
     if not arguments.json:
         _show(Console(), algorithm, folder, time.monotonic() - began)
     return 0
@@ -124,7 +131,7 @@ def _part(name: str) -> ModuleType:
 
 
 def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> None:
-    table = Table(title=f"Reward on {HELD_OUT_TASKS} tasks that were not trained on")
+    table = Table(title=f"Reward on {HELD_OUT_TASKS} held-out tasks")
     for column in ("", "mean", "95 % interval"):
         table.add_column(column)
     for name, found in (("before", algorithm.baseline), ("after", algorithm.result)):
@@ -132,12 +139,13 @@ def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> Non
             table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}")
     console.print(table)
     progress = algorithm.progress
-    console.print(f"{progress.step} steps, {progress.rollouts:,} rollouts, {seconds:.0f} s in all.\n")
+    console.print(f"Steps: {progress.step}. Rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")
     _show_conversations(console, algorithm.examples)
     console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"  look into it:    agl store status {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
     console.print(f"  serve it:        agl serve {escape(str(folder / 'model'))}", soft_wrap=True)
+    console.print("  score it:        agl eval --help", soft_wrap=True)
 
 
 def _show_conversations(console: Console, validations: Sequence[Sequence[FinishedRollout]]) -> None:

@@ -33,6 +33,8 @@ __all__ = ["main"]
 DEFAULT_CONCURRENCY: Final = 16
 DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3
+INTERRUPTED: Final = 130
+"""What shells give for a program that Ctrl-C has ended."""
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 EXAMPLES = """\
@@ -103,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress="off",
         )
         trainer.fit(agent, val_dataset=tasks)
+    if not evaluation.finished:  # Ctrl-C ends it, and not with an error
+        return INTERRUPTED
     _tell(arguments, evaluation.outcome(), time.monotonic() - began)
     return 0
 

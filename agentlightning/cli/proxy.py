@@ -15,6 +15,7 @@ from agentlightning.cli.store_address import is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.addresses import refuse_open_address
@@ -23,7 +24,6 @@ __all__ = ["main"]
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
-DEFAULT_DEADLINE_SECONDS: Final = 600.0
 LAST_PORT: Final = 65535
 _OFF: Final = "off"
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
@@ -65,14 +65,17 @@ def _parser() -> argparse.ArgumentParser:
         help="where answered calls are kept until they are stored; beside the file of the store by default",
     )
     parser.add_argument(
-        "--retries", type=int, default=DEFAULT_RETRIES, metavar="N", help="of failed calls (default: %(default)s)"
+        "--retries",
+        type=int,
+        metavar="N",
+        help=f"of failed calls (default: num_retries of --config, or {DEFAULT_RETRIES})",
     )
     parser.add_argument(
         "--deadline",
         type=float,
-        default=DEFAULT_DEADLINE_SECONDS,
         metavar="SECONDS",
-        help="for an answer to begin, retries included (default: %(default)g)",
+        help="for an answer to begin, retries included (default: request_timeout of --config, or "
+        f"{DEFAULT_DEADLINE_SECONDS:g})",
     )
     parser.add_argument(
         "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
@@ -86,7 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     setup(arguments.log_level.upper())
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
-    _refuse_open_address(arguments, api_key)
+    refuse_open_address(
+        arguments.host,
+        api_key,
+        is_insecure=arguments.insecure,
+        at_risk="use your models",
+        given_as="AGL_PROXY_API_KEY or --api-key",
+    )
     _check_numbers(arguments)
     models = models_of(arguments)
     if not models.entries:
@@ -94,9 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     _tell_of_store(arguments.store, token)
     store = store_at(arguments.store, token)
-    figures = _Figures()
     try:
-        proxy = _proxy(arguments, models, store, api_key=api_key, figures=figures)
+        proxy = _proxy(arguments, models, store, api_key=api_key)
         _serve_until_signal(proxy, arguments.store or "memory")
     except RuntimeError as error:
         if isinstance(error, AgentLightningError):
@@ -105,27 +113,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         asyncio.run(store.close())
-    _say(figures.told())
+    _say(_told(proxy))
     return 0
-
-
-def _refuse_open_address(arguments: argparse.Namespace, api_key: str | None) -> None:
-    try:
-        refuse_open_address(arguments.host, api_key, is_insecure=arguments.insecure)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"--host {arguments.host} lets other machines in, and without a key everybody who reaches it can use your "
-            "models; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say --insecure if the network "
-            "is yours alone."
-        ) from error
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.port <= LAST_PORT:
         raise ConfigurationError(f"--port {arguments.port} is no port; they go from 0, a free one, to {LAST_PORT}.")
-    if arguments.retries < 0:
+    if arguments.retries is not None and arguments.retries < 0:
         raise ConfigurationError(f"--retries {arguments.retries} must not be negative; 0 tries each call once.")
-    if not arguments.deadline > 0:
+    if arguments.deadline is not None and not arguments.deadline > 0:
         raise ConfigurationError(f"--deadline {arguments.deadline:g} must be above zero; it counts seconds.")
 
 
@@ -138,44 +135,35 @@ def _tell_of_store(address: str | None, token: str | None) -> None:
             _say(f"The store does not answer; calls are served, and wait for it. {silence}")
 
 
-class _Figures:
-    """Takes part in the proxy as a middleware that changes nothing, and so can tell of it when it has ended."""
-
-    def __init__(self) -> None:
-        self._gateway: Any = None
-
-    def __call__(self, gateway: Any) -> Any:
-        self._gateway = gateway
-        return gateway
-
-    def told(self) -> str:
-        calls: dict[str, Any] = self._gateway.status()["calls"]
-        lost, waiting, unattributed = calls["lost"], calls["waiting_for_store"], calls["unattributed"]
-        words = [f"{_count(calls['stored'])} stored, {sum(lost.values())} lost"]
-        words += [f"{number} because {reason}" for reason, number in lost.items()]
-        if waiting:
-            kept = self._gateway.recorder.journal
-            words.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept.directory}'"))
-        if unattributed:
-            words.append(f"{unattributed} served for no rollout and not recorded")
-        return ", ".join(words) + "."
+def _told(proxy: LLMProxy) -> str:
+    """What became of the calls of a proxy that has stopped."""
+    calls: dict[str, Any] = proxy.status()["calls"]
+    lost, waiting, unattributed = calls["lost"], calls["waiting_for_store"], calls["unattributed"]
+    words = [f"{_count(calls['stored'])} stored, {sum(lost.values())} lost"]
+    words += [f"{number} because {reason}" for reason, number in lost.items()]
+    if waiting:
+        kept = proxy.journal_directory
+        words.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept}'"))
+    if unattributed:
+        words.append(f"{unattributed} served for no rollout and not recorded")
+    return ", ".join(words) + "."
 
 
 def _count(calls: int) -> str:
     return f"{calls} model call{'' if calls == 1 else 's'}"
 
 
-def _proxy(
-    arguments: argparse.Namespace, models: Models, store: LightningStore, *, api_key: str | None, figures: _Figures
-) -> LLMProxy:
+def _proxy(arguments: argparse.Namespace, models: Models, store: LightningStore, *, api_key: str | None) -> LLMProxy:
+    settings = dict(models.settings)
+    if arguments.retries is not None:  # what is said here comes before what the file says
+        settings["litellm_settings"] = {**(settings.get("litellm_settings") or {}), "num_retries": arguments.retries}
     return LLMProxy(
         port=arguments.port,
         model_list=models.entries,
         store=store,
         host=arguments.host,
-        litellm_config=models.settings,
-        num_retries=arguments.retries,
-        middlewares=[figures],
+        litellm_config=settings,
+        num_retries=DEFAULT_RETRIES,
         api_key=api_key,
         access_host=arguments.access_host,
         journal=_journal(arguments.journal),

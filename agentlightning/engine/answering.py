@@ -47,13 +47,15 @@ class Answers:
     def whole(self, call: Call) -> dict[str, Any]:
         """The answer to a call that is complete; raises what its generations raise."""
         is_chat = call.asked.dialect == "chat"
-        first = call.choices[0].generation
+        generations = [choice.generation for choice in call.choices]
+        first = min(generation.weights_version for generation in generations)
+        last = max(generation.last_weights_version or generation.weights_version for generation in generations)
         answer = self.head(call, "chat.completion" if is_chat else "text_completion")
         answer["choices"] = [self._choice(call, choice) for choice in call.choices]
         answer["usage"] = usage_of(call)
-        answer["weights_version"] = first.weights_version
-        if first.last_weights_version is not None:
-            answer["last_weights_version"] = first.last_weights_version
+        answer["weights_version"] = first
+        if last != first:
+            answer["last_weights_version"] = last
         if call.asked.wants_ids and is_chat:
             answer["prompt_token_ids"] = call.asked.prompts[0]
         return answer

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 import orjson
 
 from agentlightning.engine.codec import ChatCodec, Message, ToolDefinition
-from agentlightning.engine.sampling import InvalidRequest, Sampling
+from agentlightning.engine.sampling import Sampling
+from agentlightning.errors import InvalidRequest
 
 __all__ = ["Asked", "Dialect", "read_chat", "read_text"]
 
@@ -35,9 +36,26 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "functions": ([],),
+    "function_call": ("none", "auto"),
+    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
+    "guided_grammar": (),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "prediction": (),
+    "web_search_options": (),
+    "modalities": (["text"],),
     "audio": (),
 }
 """Wishes this server does not grant, with the values that ask for nothing."""
@@ -81,9 +99,9 @@ class _Body:
         if not isinstance(fields, dict):
             raise InvalidRequest("The request is not a JSON object.")
         self.fields: dict[str, Any] = fields
-        for name, neutral in _UNSUPPORTED.items():
-            value = fields.get(name)
-            if value is not None and value not in neutral:
+        for name in fields.keys() & _UNSUPPORTED.keys():
+            value = fields[name]
+            if value is not None and value not in _UNSUPPORTED[name]:
                 raise InvalidRequest(f"'{name}' is not supported by this server; leave it away.")
 
     def number(self, name: str, default: float) -> float:
@@ -127,7 +145,7 @@ class _Body:
         value = self.fields.get("stop_token_ids")
         if value is None:
             return frozenset()
-        if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
+        if not _are_ids(value):
             raise InvalidRequest(f"'stop_token_ids' is {value!r}; a list of ids is needed.")
         return frozenset(value)
 

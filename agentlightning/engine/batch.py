@@ -43,6 +43,8 @@ class Batch:
         self.failed = 0
         """Sequences whose step failed."""
         self._cache: Any = None
+        self._is_cache_bad = False
+        """Whether it holds values that are no numbers; a mask does not keep them from who takes their slot next."""
         self._occupied: list[Running | None] = []
 
     @property
@@ -51,7 +53,9 @@ class Batch:
 
     @property
     def free(self) -> int:
-        return self.slots - self.running
+        """Slots for new sequences; none while those that run hold on to a cache that must be made anew."""
+        running = self.running
+        return 0 if self._is_cache_bad and running else self.slots - running
 
     def drop_cancelled(self) -> int:
         """End the sequences nobody waits for any more; how many they were."""
@@ -65,6 +69,8 @@ class Batch:
 
     def admit(self, arriving: Sequence[Running], version: int) -> None:
         """Read the prompts of new sequences, and sample their first tokens; there must be slots for all of them."""
+        if self._is_cache_bad:
+            self._cache, self._is_cache_bad = None, False
         for group in _grouped(arriving):
             slots = self._take_slots(group)
             try:
@@ -125,6 +131,7 @@ class Batch:
         for number, (slot, sequence) in enumerate(zip(slots, sequences, strict=True)):
             logprob = picked.logprobs[number]
             if logprob != logprob:
+                self._is_cache_bad = True
                 self._end(slot, EngineError(f"The weights of version {version} give no numbers for this prompt (NaN)."))
                 continue
             if sequence.top_logprobs is not None and picked.top_logprobs is not None:

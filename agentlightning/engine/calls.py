@@ -195,10 +195,11 @@ class Repetitions:
                 del self._running[key]
 
     def join(self, key: bytes) -> Call | None:
-        """The call that is repeated; the oldest, where several ask the same. None when none runs any more."""
-        for call in self._running.get(key, ()):
-            if call.waiting and not call.done.done():
-                call.waiting += 1
-                self.joined += 1
-                return call
-        return None
+        """The call that is repeated. None when it does not run any more, or several ask the same: rollouts of one task
+        do, each wants an answer of its own, and which of them is repeated cannot be told."""
+        running = [call for call in self._running.get(key, ()) if call.waiting and not call.done.done()]
+        if len(running) != 1:
+            return None
+        running[0].waiting += 1
+        self.joined += 1
+        return running[0]

@@ -94,7 +94,7 @@ class HfModel:
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
     def state(self) -> dict[str, Tensor]:
-        """Every weight under the name it has without adapters, with these merged in; detached, copied only to merge."""
+        """A copy of every weight, on the CPU, under the name it has without adapters, with these merged in."""
         layers = dict(self._plain.named_modules())
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._plain.named_parameters():
@@ -106,16 +106,24 @@ class HfModel:
             if holder is not None and kind == "weight":
                 for adapter in holder.active_adapters:
                     merged = merged + holder.get_delta_weight(adapter).detach().to(merged.dtype)
-            tensors[name.replace(_BASE_LAYER, "")] = merged
+            tensors[name.replace(_BASE_LAYER, "")] = merged.to("cpu", copy=True)
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over another's weights; adapters begin anew. EngineError, and nothing changed, when they do not fit."""
-        own = {
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `state()`."""
+        return {name: tuple(parameter.shape) for name, parameter in self._published().items()}
+
+    def _published(self) -> dict[str, nn.Parameter]:
+        """The weights beneath the adapters, under the names of `state()`."""
+        return {
             name.replace(_BASE_LAYER, ""): parameter
             for name, parameter in self._plain.named_parameters()
             if not _is_adapter(name)
         }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over another's weights; adapters begin anew. EngineError, and nothing changed, when they do not fit."""
+        own = self._published()
         if own.keys() != tensors.keys():
             odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:4])
             raise EngineError(f"The weights are not those of model '{self.name}': missing or unknown are {odd}.")
@@ -138,7 +146,7 @@ class HfModel:
 
     def save(self, folder: Path) -> None:
         """Write a folder that transformers loads; adapters are merged into the weights."""
-        state = {name: tensor.cpu().contiguous() for name, tensor in self.state().items()}
+        state = {name: tensor.contiguous() for name, tensor in self.state().items()}
         self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
 
     # ------------------------------------------------------------------ parts

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agentlightning.engine.codec import IncrementalParser, Message, ParsedMessage, ToolDefinition
 from agentlightning.engine.hf_tool_calls import HfParser, parsed_text
-from agentlightning.engine.sampling import InvalidRequest
+from agentlightning.errors import InvalidRequest
 
 __all__ = ["HfChatCodec"]
 

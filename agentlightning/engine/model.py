@@ -6,14 +6,17 @@ calls `logits`. Rows of a batch are padded on the right; a position that is padd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from torch.nn import Parameter
 
-__all__ = ["CausalModel"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small"]
+
+SMALL_MODEL_PARAMETERS: Final = 5_000_000
 
 
 class CausalModel(Protocol):
@@ -57,7 +60,11 @@ class CausalModel(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """What an engine must be given to sample as this model does."""
+        """What an engine must be given to sample as this model does: a copy of this moment, on the CPU."""
+        ...
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `state()`, by the same names, without making it."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -67,3 +74,10 @@ class CausalModel(Protocol):
     def train_mode(self, enabled: bool) -> None:
         """Switch what differs between training and sampling, such as dropout."""
         ...
+
+
+def is_small(model: CausalModel) -> bool:
+    """Whether an operation of it is so short that handing it to another thread costs more than it saves."""
+    if model.device.type != "cpu":
+        return False
+    return sum(map(math.prod, model.state_shapes().values())) <= SMALL_MODEL_PARAMETERS

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import orjson
@@ -27,30 +28,39 @@ WATCH_SECONDS: Final = 0.5
 
 def main(argument: str) -> int:
     """Serve until the end; returns the exit code."""
+    announcements = _own_output()
     settings = orjson.loads(argument)
-    parent, folder = settings.pop("parent"), Path(settings.pop("folder"))
+    parent, folders = settings.pop("parent"), settings.pop("folders")
     setup(settings.pop("log_level"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the parent says when to leave
-    threading.Thread(target=_leave_after, args=(parent, folder), name="agl-parent-watch", daemon=True).start()
+    threading.Thread(target=_leave_after, args=(parent, folders), name="agl-parent-watch", daemon=True).start()
     try:
-        host(Hosting(**settings), on_ready=_announce, heeds_interrupt=False)
+        host(Hosting(**settings), on_ready=partial(_announce, announcements), heeds_interrupt=False)
     except AgentLightningError as error:
         print(error, file=sys.stderr)  # noqa: T201 # to the parent, which tells it on
         return 1
     return 0
 
 
-def _announce(hosted: Hosted) -> None:
-    line = orjson.dumps({"port": hosted.port, "model_name": hosted.model_name})
-    print(line.decode(), flush=True)  # noqa: T201 # to the parent
+def _own_output() -> int:
+    """Standard output, for us alone; what else is printed goes to standard error, of which the parent reads all."""
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own
 
 
-def _leave_after(parent: int, folder: Path) -> None:
-    """End with the parent, and remove the folder it gave its weights in, since it cannot do so any more."""
+def _announce(to: int, hosted: Hosted) -> None:
+    os.write(to, orjson.dumps({"port": hosted.port, "model_name": hosted.model_name}) + b"\n")
+    os.close(to)
+
+
+def _leave_after(parent: int, folders: Sequence[str]) -> None:
+    """End with the parent, and remove the folders it gave its weights in, since it cannot do so any more."""
     # The parent's id, and not the end of a pipe: a pipe is inherited by what else the parent forks, and stays open.
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -2,18 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from typing_extensions import Self
 
-from agentlightning.errors import EngineError
+from agentlightning.errors import InvalidRequest
 
-__all__ = ["InvalidRequest", "Sampling"]
+__all__ = ["Sampling"]
 
-
-class InvalidRequest(EngineError, ValueError):
-    """The caller asked the engine for something it cannot do; nothing is wrong with the engine."""
-
-    http_status = 400
+LEAST_TEMPERATURE: Final = 1e-6
+"""Below it, logits that are divided by it leave the range of 32 bits; who wants it colder wants 0."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,8 @@ class Sampling:
             )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidRequest(f"temperature is {self.temperature}; it must be a number that is not negative.")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise InvalidRequest(f"temperature is {self.temperature}; it must be 0 or at least {LEAST_TEMPERATURE:g}.")
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p is {self.top_p}; it must lie above 0 and not above 1.")
         if self.top_k < 0:

@@ -24,10 +24,10 @@ from typing_extensions import Self
 
 from agentlightning.engine.batch import PREFILL_TOKENS, Batch
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.sampling import InvalidRequest, Sampling
+from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.sequence import GenerationFuture, OnToken, Running
 from agentlightning.engine.weights import WeightsPlan
-from agentlightning.errors import EngineError
+from agentlightning.errors import EngineError, InvalidRequest
 
 __all__ = ["InferenceEngine"]
 
@@ -105,6 +105,7 @@ class InferenceEngine:
         """
         sampling.checked()
         self._check_prompt(prompt_ids)
+        self._check_stop_ids(sampling)
         stop_ids = self.model.end_ids | sampling.stop_ids
         limit = min(sampling.max_new_tokens, self.max_length - len(prompt_ids))
         running = Running(prompt_ids, sampling, stop_ids=stop_ids, limit=limit, draw=self._draw, on_token=on_token)
@@ -117,8 +118,14 @@ class InferenceEngine:
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> "Future[None]":
         """Sample from other weights, from the next step on; EngineError in the future, and nothing changed, if they
-        do not fit the model."""
+        do not fit the model. They are looked through here, which for large models takes a while, and not in a round."""
+        self._refuse_if_closed()
         new = _NewWeights(version, tensors)
+        try:
+            self._plan.check(tensors)
+        except EngineError as error:
+            new.taken.set_exception(error)
+            return new.taken
         with self._changing:
             self._refuse_if_closed()
             self._weights.append(new)
@@ -223,7 +230,6 @@ class InferenceEngine:
             with self._changing:
                 new = self._weights.popleft()
             try:
-                self._plan.check(new.tensors)
                 with torch.no_grad():
                     self.model.load_state(new.tensors)
             except Exception as error:  # noqa: BLE001 # is raised where the weights came from
@@ -262,6 +268,14 @@ class InferenceEngine:
             )
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.model.vocab_size:
             raise InvalidRequest(f"The prompt holds ids outside the vocabulary of {self.model.vocab_size} tokens.")
+
+    def _check_stop_ids(self, sampling: Sampling) -> None:
+        """One that is no token would fail the step of everybody who shares it."""
+        odd = [token for token in sampling.stop_ids if not 0 <= token < self.model.vocab_size]
+        if odd:
+            raise InvalidRequest(
+                f"The stop token {odd[0]} is outside the vocabulary of {self.model.vocab_size} tokens."
+            )
 
     def _has_arrivals(self) -> bool:
         return bool(self._arrived or self._weights)

@@ -90,9 +90,7 @@ class Running:
         is_enough = self.on_token is not None and self.on_token(token_id, logprob) is True
         if is_enough or token_id in self.stop_ids:
             return "stop"
-        if len(self.token_ids) >= self.limit:
-            return "length"
-        return "cancelled" if self.future.is_cancel_requested else None
+        return "length" if len(self.token_ids) >= self.limit else None
 
     def finish(self, reason: FinishReason) -> None:
         """Hand what was sampled to the caller."""

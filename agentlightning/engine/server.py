@@ -23,14 +23,14 @@ from agentlightning.engine.answering import Answers
 from agentlightning.engine.asking import Asked, read_chat, read_text
 from agentlightning.engine.calls import Call, Mailbox, Repetitions
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.sampling import InvalidRequest
+from agentlightning.engine.model import is_small
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
-from agentlightning.errors import EngineError
+from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.deadline import within
 
-__all__ = ["EngineApp", "is_small"]
+__all__ = ["EngineApp"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ SILENCE_SECONDS: Final = 60.0
 """How long a caller may send nothing before its request is whole."""
 WATCH_AFTER_SECONDS: Final = 0.05
 """After which a caller who waits is watched for leaving; most have their answer by then, and need no watching."""
-SMALL_MODEL_PARAMETERS: Final = 5_000_000
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _RETRY_COUNT: Final = b"x-stainless-retry-count"
@@ -58,12 +57,6 @@ class _Refused(EngineError):
         super().__init__(message)
         self.status = status
         self.code = code
-
-
-def is_small(engine: InferenceEngine) -> bool:
-    """Whether a step is so short that it is best run in the event loop, between two looks at the sockets."""
-    tensors = engine.model.state().values()
-    return engine.model.device.type == "cpu" and sum(tensor.numel() for tensor in tensors) <= SMALL_MODEL_PARAMETERS
 
 
 class EngineApp:
@@ -93,7 +86,7 @@ class EngineApp:
     async def running(self) -> AsyncIterator[None]:
         """The engine runs for the length of the block: in this loop if its steps are short, else in a thread."""
         self._mailbox = Mailbox()
-        if is_small(self.engine):
+        if is_small(self.engine.model):
             self.engine.start_in_loop()
         else:
             self.engine.start()
@@ -175,19 +168,19 @@ class EngineApp:
         """The status is sent with the first token, so that what fails before has a status of its own."""
         has_begun = False
         self._streams += 1
-        with _watched(call, receive):
-            async with aclosing(events_of(call, self._answers)) as events:
-                try:
+        try:
+            with _watched(call, receive):
+                async with aclosing(events_of(call, self._answers)) as events:
                     async for chunk in events:
                         if not has_begun:
                             has_begun = True
                             await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS]})
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                except EngineError as error:
-                    if not has_begun:
-                        raise
-                    failure = event(orjson.Fragment(_refusal(error)[1]))
-                    await send({"type": "http.response.body", "body": failure, "more_body": True})
+        except EngineError as error:
+            if not has_begun:
+                raise
+            failure = event(orjson.Fragment(_refusal(error)[1]))
+            await send({"type": "http.response.body", "body": failure, "more_body": True})
         self._served += 1
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -231,12 +224,15 @@ class EngineApp:
     async def _take_weights(self, body: bytes) -> bytes:
         version, path = _read_weights_request(body)
         tensors = await asyncio.to_thread(read_weights, path)
-        await asyncio.wrap_future(self.engine.load_weights(version, tensors))
+        await asyncio.wrap_future(await asyncio.to_thread(self.engine.load_weights, version, tensors))
         return orjson.dumps({"version": self.engine.version})
 
 
 class _watched:  # noqa: N801 # used as a block, like contextlib's
-    """Ends a call for a client that leaves while the block runs. A class, because a generator costs more."""
+    """Ends a call whose client leaves while the block runs, or whose block fails: nobody will read the rest.
+
+    A class, because a generator costs more.
+    """
 
     def __init__(self, call: Call, receive: Receive) -> None:
         self._call = call
@@ -251,7 +247,7 @@ class _watched:  # noqa: N801 # used as a block, like contextlib's
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-        if kind is not None and issubclass(kind, (asyncio.CancelledError, OSError, GeneratorExit)):
+        if kind is not None:
             self._call.leave()
 
     def _begin(self) -> None:

@@ -39,6 +39,8 @@ LAST_LINES: Final = 20
 """Of the child's standard error, that an error tells."""
 _MEMORY: Final = Path("/dev/shm")
 _POLL_SECONDS: Final = 0.05
+_SPARE_BYTES: Final = 1 << 20
+"""That a file of weights has beyond the numbers, at most: names and shapes."""
 
 
 class EngineServer:
@@ -87,7 +89,8 @@ class EngineServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._folder: Path | None = None
+        self._folders: list[Path] = []
+        """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
 
     # ------------------------------------------------------------------ addresses
 
@@ -116,9 +119,9 @@ class EngineServer:
         """Serve; returns when calls are answered. EngineError with the child's last words if that does not happen."""
         if self._process is not None:
             raise EngineError("The engine's server runs already.")
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="agl-engine-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
-        )
+        self._last_lines.clear()
+        places = [_MEMORY, None] if os.access(_MEMORY, os.W_OK) else [None]
+        self._folders = [Path(tempfile.mkdtemp(prefix="agl-engine-", dir=place)) for place in places]
         threads = str(self._settings["threads"])
         try:
             self._process = subprocess.Popen(
@@ -156,9 +159,9 @@ class EngineServer:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = self._listener = None
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folders, self._listener = [], None
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -184,9 +187,9 @@ class EngineServer:
         """
         from agentlightning.engine.weights import write_weights
 
-        if self._folder is None:
+        if not self._folders:
             raise EngineError("The engine's server is not running.")
-        path = self._folder / f"weights-{version}-{time.monotonic_ns()}.safetensors"
+        path = self._roomy_folder(tensors) / f"weights-{version}-{time.monotonic_ns()}.safetensors"
         try:
             write_weights(path, tensors)
             self._ask("POST", "/agl/weights", {"version": version, "path": str(path)})
@@ -200,7 +203,12 @@ class EngineServer:
     # ------------------------------------------------------------------ parts
 
     def _argument(self) -> str:
-        return orjson.dumps({**self._settings, "parent": os.getpid(), "folder": str(self._folder)}).decode()
+        return orjson.dumps({**self._settings, "parent": os.getpid(), "folders": [*map(str, self._folders)]}).decode()
+
+    def _roomy_folder(self, tensors: "Mapping[str, Tensor]") -> Path:
+        """The first with room for these; containers often give little memory to files."""
+        needed = sum(tensor.nbytes for tensor in tensors.values()) + _SPARE_BYTES
+        return next((one for one in self._folders if shutil.disk_usage(one).free >= needed), self._folders[-1])
 
     def _read_announcement(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None

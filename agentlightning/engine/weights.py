@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from agentlightning.engine.sampling import InvalidRequest
+from agentlightning.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
@@ -35,7 +35,7 @@ class WeightsPlan:
 
     @classmethod
     def of(cls, model: "CausalModel") -> Self:
-        return cls({name: tuple(tensor.shape) for name, tensor in model.state().items()})
+        return cls(model.state_shapes())
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """InvalidRequest, unless these are the tensors of the model, whole and finite."""
@@ -58,17 +58,33 @@ def _some(names: "set[str]") -> str:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a file that is there whole or not at all; tensors may share memory and lie on any device."""
-    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    """Write a file that is there whole or not at all; tensors may share memory and lie on any device.
+
+    EngineError where the disk does not take it.
+    """
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in _apart(tensors).items()}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         safetensors.torch.save_file(plain, beside, metadata=dict(metadata) if metadata else None)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, (OSError, safetensors.SafetensorError)):
+            raise EngineError(f"The weights cannot be written to '{path}': {error}") from error
         raise
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with copies of those that share memory with one before, which the format does not know."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.detach().clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
     from agentlightning.llm_proxy.replay import RecordedAnswer
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "failure_from", "read_request"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Exchange:
             if self.gateway.recorder.is_behind:
                 await self.gateway.recorder.catch_up()
             if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
-                await self._check_key()
+                await self.gateway.check_key(self._origin)
             await self._serve(request)
         except asyncio.CancelledError:
             if not self._has_left:
@@ -94,7 +94,7 @@ class Exchange:
             await self._fail(error.failure)
         except ProxyError as error:
             self._note_tries(error)
-            await self._fail(_failure_from(error), outcome="refused" if self._is_unasked(error) else "failed")
+            await self._fail(failure_from(error), outcome="refused" if self._is_unasked(error) else "failed")
         except StoreUnavailable as error:
             await self._fail(Failure(503, f"The proxy cannot reach its store: {error}", None), outcome="refused")
         except Exception:  # a fault of ours: the caller is told that there was one, the log what it was
@@ -161,19 +161,10 @@ class Exchange:
 
     # ------------------------------------------------------------------ serving
 
-    async def _check_key(self) -> None:
-        """A key ends with its attempt."""
-        if self._origin is None:
-            raise Refused(Failure(401, "This key names no attempt.", "authentication_error"))
-        facts = await self.gateway.attempts.facts(self._origin)
-        if not facts.is_running:
-            what = "is over" if facts.is_known else "is not known here"
-            raise Refused(Failure(401, f"The attempt of this key {what}; the key is void.", "authentication_error"))
-
     async def _serve(self, request: bytes) -> None:
         record = self._record
         assert record is not None
-        asked = _read_request(request)
+        asked = read_request(request)
         record.model = asked["model"]
         record.is_stream = asked.get("stream") is True
         outgoing = self._outgoing = OutgoingCall(self.gateway, self.dialect, self._origin, asked, record, self._headers)
@@ -270,7 +261,8 @@ class Exchange:
             await send_answer(self._send, failure.status, headers, error_body(self.dialect, failure))
 
 
-def _read_request(request: bytes) -> dict[str, Any]:
+def read_request(request: bytes) -> dict[str, Any]:
+    """The request as an object that names a model; raises `Refused` for what is none."""
     try:
         asked = orjson.loads(request)
     except ValueError as error:
@@ -297,7 +289,8 @@ def _read_answer(body: bytes) -> Mapping[str, Any]:
     return answer
 
 
-def _failure_from(error: ProxyError) -> Failure:
+def failure_from(error: ProxyError) -> Failure:
+    """What the caller is told of an error on the way to a backend."""
     status = error.http_status if error.http_status != _SERVER_ERROR else 502
     if isinstance(error, UnknownModel):
         return Failure(status, str(error), None, "model_not_found", "model")

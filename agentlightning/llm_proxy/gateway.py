@@ -1,7 +1,7 @@
 """The proxy's door: an ASGI application that serves model calls, and says how it is.
 
     POST  [/rollout/{id}/attempt/{id}[/agent/{name}]][/v1]/chat/completions, /completions, /responses, /embeddings
-    POST  [...]/v1/messages
+    POST  [...]/v1/messages, /messages/count_tokens
     GET   [...][/v1]/models, /models/{name}
     POST  /rollout/{id}/attempt/{id}/agl/flush      wait until the calls of an attempt are stored
     GET   /health, /agl/status
@@ -22,9 +22,11 @@ from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Doorkeeper, Refused, Route, as_headers, route_of
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
+from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
 from agentlightning.llm_proxy.dialects.failures import Failure, error_body
 from agentlightning.llm_proxy.exchange import Exchange
 from agentlightning.llm_proxy.recorder import Recorder
+from agentlightning.llm_proxy.records import Origin
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.llm_proxy.wire import send_answer
 
@@ -106,11 +108,24 @@ class Gateway:
         if route.dialect is not None and method == "POST":
             await Exchange(self, route, headers, receive, send).run()
             return
+        if route.path == COUNTING_PATH and method == "POST":
+            answer = await counted(self, route, headers, receive)
+            await send_answer(send, answer.status, answer.headers, answer.body)
+            return
         try:
-            status, answer = await self._other(method, route, headers)
+            status, body = await self._other(method, route, headers)
         except Refused as refusal:
-            status, answer = refusal.failure.status, error_body(route.dialect or "chat", refusal.failure)
-        await send_answer(send, status, _JSON, b"" if method == "HEAD" else answer)
+            status, body = refusal.failure.status, error_body(route.dialect or "chat", refusal.failure)
+        await send_answer(send, status, _JSON, b"" if method == "HEAD" else body)
+
+    async def check_key(self, origin: Origin | None) -> None:
+        """A key ends with its attempt; raises `Refused` for one that has."""
+        if origin is None:
+            raise Refused(Failure(401, "This key names no attempt.", "authentication_error"))
+        facts = await self.attempts.facts(origin)
+        if not facts.is_running:
+            what = "is over" if facts.is_known else "is not known here"
+            raise Refused(Failure(401, f"The attempt of this key {what}; the key is void.", "authentication_error"))
 
     # ------------------------------------------------------------------ what is not a model call
 
@@ -137,7 +152,7 @@ class Gateway:
                     "lost": dict(ledger.lost),
                 }
             )
-        if route.dialect is not None:
+        if route.dialect is not None or path == COUNTING_PATH:
             raise Refused(Failure(405, f"'{path}' takes POST, not {method}.", "invalid_request_error"))
         raise Refused(Failure(404, f"There is nothing at '{path}'; see the list of routes in the documentation.", None))
 

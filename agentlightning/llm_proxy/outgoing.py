@@ -6,6 +6,7 @@ stream) and refuses is asked again without, and remembered.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -22,7 +23,7 @@ from agentlightning.llm_proxy.replay import RecordedAnswer
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
-__all__ = ["OutgoingCall"]
+__all__ = ["OutgoingCall", "ServedModel", "passed_headers", "served_model"]
 
 _PASSED_HEADERS: Final = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
 _REFUSED_STATUSES: Final = (400, 422)
@@ -31,6 +32,36 @@ _IS_ABOUT_EXTRAS: Final = re.compile(
     re.IGNORECASE,
 )
 _WITH_IDS: Final = ("chat", "completions")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Which model answers a call, and with which settings."""
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request that are written over the caller's."""
+    resources_id: str | None = None
+    """The version of the resources that the call is pinned to."""
+
+
+async def served_model(gateway: "Gateway", origin: Origin | None, asked: str) -> ServedModel:
+    """What the resources give to an agent that names itself comes before the model that was asked for."""
+    if origin is None:
+        return ServedModel(asked)
+    resources_id = None
+    if asked in gateway.versioned_models:
+        facts = await gateway.attempts.facts(origin)
+        resources_id = None if facts.rollout is None else facts.rollout.resources_id
+    llm = None if origin.agent is None else await gateway.attempts.llm_of(origin)
+    if llm is None:
+        return ServedModel(asked, resources_id=resources_id)
+    return ServedModel(llm.model, llm.sampling_parameters, resources_id)
+
+
+def passed_headers(headers: Headers) -> dict[str, str]:
+    """Those of the caller's headers that a backend is sent."""
+    return {name.decode(): headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in headers}
 
 
 class OutgoingCall:
@@ -69,17 +100,8 @@ class OutgoingCall:
 
     async def settle_model(self) -> None:
         """Which model, with which settings: what the resources give to an agent that names itself comes first."""
-        gateway, origin = self._gateway, self._origin
-        if origin is None:
-            return
-        if self._model in gateway.versioned_models:
-            facts = await gateway.attempts.facts(origin)
-            self._resources_id = None if facts.rollout is None else facts.rollout.resources_id
-        if origin.agent is not None:
-            llm = await gateway.attempts.llm_of(origin)
-            if llm is not None:
-                self._overrides = llm.sampling_parameters
-                self._model = llm.model
+        served = await served_model(self._gateway, self._origin, self._model)
+        self._model, self._overrides, self._resources_id = served.name, served.overrides, served.resources_id
 
     async def answered(self) -> Answer | RecordedAnswer:
         """The answer, as it begins: of a backend or, where calls are replayed, from the record."""
@@ -127,10 +149,7 @@ class OutgoingCall:
         record.asked, record.sent = body, b"" if sent is record.request else sent
         record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
         record.backend_dialect = dialect
-        passed = {
-            name.decode(): self._headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in self._headers
-        }
-        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=passed)
+        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=passed_headers(self._headers))
 
     def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
         """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""
@@ -166,9 +185,7 @@ class OutgoingCall:
 
     def redacted(self, body: bytes) -> bytes:
         """A backend's error without its secrets, should it repeat them."""
-        if self._backend is None or not any(secret.encode() in body for secret in self._backend.secrets):
-            return body
-        return self._backend.redacted(body.decode("utf-8", "replace")).encode()
+        return body if self._backend is None else self._backend.redacted_bytes(body)
 
     def redacted_text(self, text: str) -> str:
         return text if self._backend is None else self._backend.redacted(text)

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
+STOP_SECONDS: Final = 10.0
+"""Within which it must have stopped to serve; calls in flight get half of it to finish."""
 
 
 class Service:
@@ -59,7 +61,9 @@ class Service:
         app: Any = self.gateway
         for middleware in middlewares:
             app = middleware(app)
-        arguments = PythonServerLauncherArgs(host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+        arguments = PythonServerLauncherArgs(
+            host=host, port=port, timeout_keep_alive=KEEP_ALIVE_SECONDS, thread_join_timeout=STOP_SECONDS
+        )
         self._launcher = PythonServerLauncher(app, arguments)
         self._life = contextlib.AsyncExitStack()
         self._listening: list[int] = []

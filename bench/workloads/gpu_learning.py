@@ -18,10 +18,14 @@ from typing import Any
 
 CONCURRENCY = 64
 NEW_TOKENS = 64
-SYSTEM = (
-    "You are a calculator agent. First write CALC and the expression, for example: CALC 3+4\n"
-    "You are then told the result. Then write ANSWER and the result, for example: ANSWER 7"
-)
+RESULT = "The result is {}."
+EXAMPLE = [
+    {"role": "system", "content": "You use a calculator. Write CALC and the expression, then ANSWER and the result."},
+    {"role": "user", "content": "What is 3+4?"},
+    {"role": "assistant", "content": "CALC 3+4"},
+    {"role": "user", "content": RESULT.format(7)},
+    {"role": "assistant", "content": "ANSWER 7"},
+]
 OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 TURNS = 3
 
@@ -51,7 +55,7 @@ class Agent:
         self.client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=4)  # calls are redirected
 
     def __call__(self, task: dict[str, str]) -> float:
-        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [*EXAMPLE, {"role": "user", "content": task["question"]}]
         reward = 0.0
         for _ in range(TURNS):
             completion = self.client.chat.completions.create(model=self.model, messages=messages, max_tokens=24)
@@ -65,7 +69,7 @@ class Agent:
             if "".join(call.groups()) == task["expression"]:
                 reward = 0.2
             result = OPERATIONS[call[2]](int(call[1]), int(call[3]))
-            messages.append({"role": "user", "content": f"The result is {result}. Now write ANSWER and the result."})
+            messages.append({"role": "user", "content": RESULT.format(result)})
         return reward
 
 
@@ -86,6 +90,7 @@ def learn(folder: str, options: argparse.Namespace) -> None:
         group_size=8,
         learning=learning,
         validation_tasks=128,
+        validation_temperature=1.0,
         device=options.device,
         max_sequences=128,
         seed=options.seed,

@@ -1,6 +1,6 @@
-"""How far APO takes a prompt on the simulated model, through the real Trainer, store and proxy.
+"""How far APO or GEPA takes a prompt on the simulated model, through the real Trainer, store and proxy.
 
-usage: prompt_optimisation.py [--seeds N] [--first N] [--faults SHARE] [--json]
+usage: prompt_optimisation.py [--algorithm apo|gepa] [--seeds N] [--first N] [--faults SHARE] [--json]
 
 For each seed: the score of the seed prompt and of the best prompt on tasks that the optimisation has not seen, the gain
 it reports with its interval, and what it spent.
@@ -16,13 +16,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.algorithm.apo.climbing import climb
+from tests.algorithm.gepa.evolving import evolve
 
 LOW, HIGH = 0.4, 0.9
 
 
-def measured(seed: int, faults: float) -> dict[str, Any]:
+def measured(algorithm: str, seed: int, faults: float) -> dict[str, Any]:
     began = time.perf_counter()
-    done = climb(seed, faults=faults)
+    done = climb(seed, faults=faults) if algorithm == "apo" else evolve(seed, faults=faults)
     gain = done.result.gain
     return {
         "seed": seed,
@@ -49,6 +50,7 @@ def told(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--algorithm", choices=["apo", "gepa"], default="apo")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--faults", type=float, default=0.0, help="share of the optimiser's answers that go wrong")
@@ -59,7 +61,7 @@ def main() -> None:
         print(f"{'seed':>4}{'before':>8}{'after':>8}  {'gain, interval, pairs':28}{'best':>6}{'rollouts':>10}", end="")
         print(f"{'calls':>7}{'seconds':>9}")
     for seed in range(options.first, options.first + options.seeds):
-        rows.append(measured(seed, options.faults))
+        rows.append(measured(options.algorithm, seed, options.faults))
         if not options.json:
             print(told(rows[-1]), flush=True)
     climbed = sum(row["before"] < LOW and row["after"] > HIGH for row in rows)

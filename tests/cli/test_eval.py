@@ -1,5 +1,6 @@
 """`agl eval`: a mean with its interval, of a model of ours, an endpoint, or a prompt."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +17,22 @@ from tests.stub_model.server import StubModel, running
 AGENT = '''
 """An agent for these tests: right where the model repeats the task."""
 
-import httpx
 from openai import OpenAI
 
 client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
 
 
-def solve(task, prompt_template=None):
+def solve(task):
     if task == "broken":
         raise ConnectionError("the tool is down")
-    question = task if prompt_template is None else prompt_template.format(task=task)
+    return ask(task, task)
+
+
+def prompted(task, prompt_template):
+    return ask(prompt_template.format(task=task), task)
+
+
+def ask(question, task):
     reply = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}], max_tokens=8)
     return float(task in (reply.choices[0].message.content or ""))
 
@@ -79,7 +86,7 @@ def test_endpoint_is_scored_and_failures_are_left_out(
 
 def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
     Path("prompt.txt").write_text("Please repeat: {task}")
-    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--prompt", "prompt.txt", "--n", "2"]
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:prompted", "--prompt", "prompt.txt", "--n", "2"]
 
     code, told = evaluated(capsys, ["one", "two", "three"], *given)
 
@@ -98,13 +105,13 @@ def test_model_of_our_own_and_its_checkpoint_are_served_for_it(capsys: pytest.Ca
     silent = {name: tensor * 0 for name, tensor in load("tiny")[0].state().items()}
     Checkpoints("run/tiny").save(1, model_state=silent, learner_state={}, progress={"model": "tiny"})
 
-    class_of = {}
+    told_of = {}
     for name in ("tiny", "run"):
         tasks = [f"say {number}" for number in (71, 38, 90)]
-        class_of[name] = evaluated(capsys, tasks, name, "--agent", "agent_of_eval:solve", "--json")
+        told_of[name] = evaluated(capsys, tasks, name, "--agent", "agent_of_eval:solve", "--json")
 
-    assert (class_of["tiny"]["n"], class_of["run"]["n"]) == (3, 3)
-    assert class_of["run"]["mean"] == 0.0
+    assert (told_of["tiny"]["n"], told_of["run"]["n"]) == (3, 3)
+    assert told_of["run"]["mean"] == 0.0
 
 
 def test_nothing_but_failures_is_an_error(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,8 +144,6 @@ def test_what_cannot_be_evaluated_is_told(
 
 
 def test_evaluation_is_a_run_in_the_store(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    import asyncio
-
     given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", "--json", "--store", "kept.db"]
     evaluated(capsys, ["one", "seven"], *given)
 

@@ -19,7 +19,9 @@ import psutil
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
+from agentlightning.cli.models import models_of
+from agentlightning.cli.proxy import _parser, _proxy
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.utils.attempt_keys import derive_attempt_key
 from tests.e2e.server_process import ServerProcess
@@ -351,6 +353,25 @@ def test_a_file_of_yaml_needs_a_reader_of_yaml(
 
     assert main(["proxy", "--config", str(tmp_path / "models.yaml")]) == 1
     assert "pip install pyyaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "retries", "seconds"),
+    [([], 5, 30.0), (["--retries", "0", "--deadline", "7"], 0, 7.0)],
+    ids=["of the file", "of the command line"],
+)
+def test_settings_of_a_file_hold_unless_the_command_says_otherwise(
+    tmp_path: Path, arguments: list[str], retries: int, seconds: float
+) -> None:
+    entry = {"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": "http://127.0.0.1:9/v1"}}
+    settings = {"num_retries": 5, "request_timeout": 30}
+    (tmp_path / "models.json").write_text(json.dumps({"model_list": [entry], "litellm_settings": settings}))
+    parsed = _parser().parse_args(["--config", str(tmp_path / "models.json"), *arguments])
+
+    proxy = _proxy(parsed, models_of(parsed), InMemoryLightningStore(), api_key=None)
+
+    assert proxy.litellm_config["litellm_settings"]["num_retries"] == retries
+    assert proxy._deadline_seconds == seconds
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

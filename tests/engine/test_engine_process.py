@@ -1,6 +1,7 @@
 """The engine in a process of its own: it serves, takes new weights, and goes when it should."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +21,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.cli import main as agl  # noqa: E402
+from agentlightning.engine import weights  # noqa: E402
 from agentlightning.engine.serving import EngineServer  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -66,7 +69,7 @@ def until(is_so: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
 def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -> None:
     server = EngineServer(str(folder), name="mine")
     server.start()
-    pid, place = server.process_id, server._folder
+    pid, places = server.process_id, server._folders
 
     with openai.OpenAI(base_url=server.endpoint, api_key="none", max_retries=0) as client:
         answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
@@ -81,8 +84,8 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
     assert not server.is_running()
     assert pid is not None
     assert not psutil.pid_exists(pid)
-    assert place is not None
-    assert not place.exists()
+    assert places
+    assert not any(place.exists() for place in places)
 
 
 def test_published_weights_are_sampled_from(server: EngineServer) -> None:
@@ -98,8 +101,7 @@ def test_published_weights_are_sampled_from(server: EngineServer) -> None:
     assert [answer["weights_version"] for answer in (before, after, back)] == [6, 7, 8]
     assert before["choices"][0]["logprobs"] != after["choices"][0]["logprobs"]
     assert before["choices"][0]["logprobs"] == back["choices"][0]["logprobs"]
-    assert server._folder is not None
-    assert list(server._folder.iterdir()) == []
+    assert [list(folder.iterdir()) for folder in server._folders] == [[]] * len(server._folders)
 
 
 def test_bad_weights_are_an_error_to_the_publisher_and_the_old_ones_stay(server: EngineServer) -> None:
@@ -145,6 +147,58 @@ def test_publishing_under_load_drops_no_call(server: EngineServer) -> None:
     assert server.status()["engine"]["weights_loads"] == loads + 40
 
 
+def test_weights_go_over_the_disk_where_memory_has_no_room(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {str(folder): 0 for folder in server._folders[:-1]}
+    real = shutil.disk_usage
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda place: SimpleNamespace(free=free.get(str(place), real(place).free))
+    )
+    written: list[Path] = []
+    write = weights.write_weights
+
+    def noted(path: Path, tensors: Any) -> None:
+        written.append(path)
+        write(path, tensors)
+
+    monkeypatch.setattr(weights, "write_weights", noted)
+
+    server.publish(11, a_model().state())
+
+    assert server.status()["engine"]["weights_version"] == 11
+    assert [path.parent for path in written] == [server._folders[-1]]
+    assert all(not any(folder.iterdir()) for folder in server._folders)
+
+
+def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_path: Path) -> None:
+    """Packages print; here one that every Python imports, far more than a pipe holds."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading\n"
+        "if 'agentlightning.engine.process' in ' '.join(sys.orig_argv):\n"
+        "    real = threading.Thread.start\n"
+        "    def start(self):\n"
+        "        print('x' * 200_000, flush=True)\n"
+        "        real(self)\n"
+        "    threading.Thread.start = start\n"
+    )
+    code = (
+        "import sys; from agentlightning.engine.serving import EngineServer\n"
+        f"with EngineServer({str(folder)!r}) as server: sys.exit(0 if server.status()['model'] == 'tiny' else 1)"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_a_child_that_was_killed_is_reported(folder: Path) -> None:
     with EngineServer(str(folder)) as server:
         assert server.process_id is not None
@@ -166,12 +220,12 @@ def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
         "from agentlightning.engine.serving import EngineServer\n"
         "server = EngineServer(sys.argv[1])\n"
         "server.start()\n"
-        "print(server.process_id, server._folder, flush=True)\n"
+        "print(server.process_id, *server._folders, flush=True)\n"
         "time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    number, place = parent.stdout.readline().decode().split()
+    number, *places = parent.stdout.readline().decode().split()
     child = psutil.Process(int(number))
 
     parent.kill()
@@ -179,7 +233,8 @@ def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
     parent.stdout.close()
 
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=5.0)
-    assert not Path(place).exists()
+    assert places
+    assert not any(Path(place).exists() for place in places)
 
 
 def test_the_command_serves_alone_until_it_is_interrupted(folder: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
+from agentlightning.engine import model as model_module  # noqa: E402
 from agentlightning.engine import server as server_module  # noqa: E402
-from agentlightning.engine.calls import Mailbox  # noqa: E402
+from agentlightning.engine.calls import Choice, Mailbox  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
@@ -42,7 +43,7 @@ CALCULATOR: Any = {
 def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A scripted model whose engine runs in the server's loop, or in a thread of its own."""
     if request.param == "in a thread":
-        monkeypatch.setattr(server_module, "SMALL_MODEL_PARAMETERS", 0)
+        monkeypatch.setattr(model_module, "SMALL_MODEL_PARAMETERS", 0)
     with serving(ScriptedModel(saying("95"))) as served:
         yield served
 
@@ -264,6 +265,9 @@ async def test_the_async_client_is_served_as_well(served: Served) -> None:
         ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "calculator"}, "tool_choice"),
         ({"messages": HELLO, "presence_penalty": 1.0}, "presence_penalty"),
         ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HELLO, "ignore_eos": True}, "ignore_eos"),
+        ({"messages": HELLO, "stop_token_ids": [True]}, "stop_token_ids"),
+        ({"messages": HELLO, "stop_token_ids": [10**9], "min_tokens": 1}, "outside the vocabulary"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "context of 256"),
     ],
 )
@@ -347,7 +351,7 @@ class SlowModel(ScriptedModel):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(server_module, "SMALL_MODEL_PARAMETERS", 0)
+    monkeypatch.setattr(model_module, "SMALL_MODEL_PARAMETERS", 0)
     with serving(SlowModel(saying("x" * 200))) as served:
         yield served
 
@@ -419,6 +423,53 @@ def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
     assert "out of memory" in response.json()["error"]["message"]
     assert streamed.status_code == 500 or "out of memory" in streamed.text
     assert raw(served, messages=HELLO).status_code == 200
+
+
+def test_a_repetition_is_sampled_anew_where_several_ask_the_same(slow: Served) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        body = {"messages": HELLO, "max_tokens": 20}
+        url = f"{slow.url}/v1/chat/completions"
+        calls = [threads.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS) for _ in range(2)]
+        until(lambda: slow.app.engine.statistics()["running"] == 2)
+        headers = {"x-stainless-retry-count": "1"}
+        calls.append(threads.submit(httpx.post, url, json=body, headers=headers, timeout=PATIENCE_SECONDS))
+        until(lambda: slow.app.engine.statistics()["requests"] == 3)
+        slow.model.may_go_on.set()
+
+        assert [call.result().status_code for call in calls] == [200, 200, 200]
+
+    assert slow.app.status()["joined"] == 0
+
+
+def test_a_stream_that_fails_in_one_choice_ends_the_others(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_fails(choice: Choice, token_id: int, logprob: float) -> bool:
+        taken[choice.number] += 1
+        if choice.number == 0 and taken[0] > 3:
+            raise RuntimeError("nothing more is taken")
+        return take(choice, token_id, logprob)
+
+    taken = [0, 0]
+    take = Choice.take
+    monkeypatch.setattr(Choice, "take", first_fails)
+
+    streamed = raw(slow, messages=HELLO, stream=True, n=2)
+
+    assert "nothing more is taken" in streamed.text
+    until(lambda: slow.app.engine.statistics()["running"] == 0)
+    assert slow.app.engine.statistics()["cancelled"] == 1
+
+
+def test_choices_that_are_sampled_later_say_so(slow: Served) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        url = f"{slow.url}/v1/chat/completions"
+        body = {"messages": HELLO, "n": 17, "max_tokens": 30}  # one more than there are slots
+        call = threads.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS)
+        until(lambda: slow.app.engine.statistics()["sampled_tokens"] > 16)
+        slow.app.engine.load_weights(4, slow.model.state()).result(PATIENCE_SECONDS)
+        slow.model.may_go_on.set()
+        answer = call.result().json()
+
+    assert (answer["weights_version"], answer["last_weights_version"]) == (0, 4)
 
 
 def test_new_weights_are_announced_by_their_file(served: Served, tmp_path: Any) -> None:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from agentlightning.engine.sampling import InvalidRequest, Sampling
-from agentlightning.errors import EngineError
+from agentlightning.engine.sampling import Sampling
+from agentlightning.errors import EngineError, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_usable_wishes_pass(sampling: Sampling) -> None:
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
+        ("temperature", 1e-40),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_p", math.nan),

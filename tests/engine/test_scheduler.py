@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
-from agentlightning.engine.sampling import InvalidRequest, Sampling  # noqa: E402
+from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
-from agentlightning.errors import EngineError  # noqa: E402
+from agentlightning.errors import EngineError, InvalidRequest  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PATIENCE_SECONDS = 60.0
@@ -168,8 +168,20 @@ def test_an_answer_ends_where_the_context_does(engine: InferenceEngine) -> None:
         ([20], Sampling(temperature=-1.0), "temperature"),
         ([20], Sampling(max_new_tokens=0), "max_new_tokens"),
         ([20], Sampling(top_p=0.0), "top_p"),
+        ([20], Sampling(stop_ids=frozenset([10**9]), min_new_tokens=1), "stop token 1000000000 is outside"),
+        ([20], Sampling(stop_ids=frozenset([-1]), min_new_tokens=1), "stop token -1 is outside"),
     ],
-    ids=["empty", "too long", "unknown id", "negative id", "temperature", "no tokens", "top_p"],
+    ids=[
+        "empty",
+        "too long",
+        "unknown id",
+        "negative id",
+        "temperature",
+        "no tokens",
+        "top_p",
+        "unknown stop",
+        "negative stop",
+    ],
 )
 def test_what_cannot_be_done_is_said_to_its_caller_alone(
     engine: InferenceEngine, prompt: list[int], sampling: Sampling, words: str
@@ -322,10 +334,24 @@ def test_weights_that_give_no_numbers_are_an_error_and_not_an_answer(faulty: Fau
         engine.submit([20], Sampling()).result(PATIENCE_SECONDS)
 
 
+def test_what_is_no_number_in_the_cache_reaches_nobody_who_comes_later(model: TinyModel) -> None:
+    good = model.state()
+    with InferenceEngine(model, max_sequences=1) as engine:
+        with torch.no_grad():
+            model.blocks[0].attention_in *= float("nan")
+        with pytest.raises(EngineError, match="NaN"):
+            engine.submit([20] * 30, Sampling()).result(PATIENCE_SECONDS)
+        engine.load_weights(1, good).result(PATIENCE_SECONDS)
+
+        generation = engine.submit([20], Sampling(max_new_tokens=5, min_new_tokens=5)).result(PATIENCE_SECONDS)
+
+    assert len(generation.token_ids) == 5
+
+
 def test_closing_tells_those_who_wait(model: TinyModel) -> None:
     engine = InferenceEngine(model)
     waiting = engine.submit([20], Sampling())
-    weights = engine.load_weights(1, {})
+    weights = engine.load_weights(1, model.state())
 
     engine.close()
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, Message, ParsedMessage, ToolDefinition
-from agentlightning.engine.sampling import InvalidRequest
 from agentlightning.engine.tiny import tokenizer
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.engine.tiny.tokenizer import (
@@ -26,6 +25,7 @@ from agentlightning.engine.tiny.tokenizer import (
     VOCABULARY_SIZE,
     encode,
 )
+from agentlightning.errors import InvalidRequest
 
 
 def tool(name: str, **types: str) -> ToolDefinition:

@@ -150,6 +150,17 @@ def test_loaded_state_samples_the_same(model: TinyModel) -> None:
     assert torch.equal(every_logit(other, ids), every_logit(model, ids))
 
 
+def test_state_is_a_copy_that_training_does_not_change(model: TinyModel) -> None:
+    state = model.state()
+    before = state["final_norm"].clone()
+
+    with torch.no_grad():
+        model.final_norm += 1
+
+    assert torch.equal(state["final_norm"], before)
+    assert model.state_shapes() == {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
 def test_state_of_another_shape_is_refused_and_changes_nothing(model: TinyModel) -> None:
     before = {name: weight.clone() for name, weight in model.state().items()}
     wider = TinyModel(TinyShape(width=32, layers=2, heads=2, max_length=64)).state()

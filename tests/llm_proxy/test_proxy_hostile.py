@@ -13,6 +13,7 @@ import psutil
 import pytest
 import requests
 
+from agentlightning.llm_proxy import service
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.wire import read_body
 from tests.llm_proxy.openai_suite import USER
@@ -213,7 +214,10 @@ def test_caller_who_leaves_before_his_request_is_whole(door: Proxied, stub_model
     assert len(stub_model.requests) == len(door.calls()) == 1
 
 
-def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(stub_model: StubModel) -> None:
+def test_stop_does_not_wait_for_ever_for_a_body_that_never_comes(
+    stub_model: StubModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STOP_SECONDS", 2.0)
     with proxied(entry(stub_model.url)) as door, connected(door) as caller:
         caller.sendall(request(path_of(door) + CHAT)[:-5])
         check_serves(door)

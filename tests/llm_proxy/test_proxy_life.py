@@ -151,17 +151,17 @@ def test_thirty_restarts_leak_nothing_and_log_no_errors(model: StubModel, caplog
     assert [told.message for told in caplog.records if told.levelno > logging.WARNING] == []
 
 
-async def test_thirty_restarts_in_a_running_loop(model: StubModel, tmp_path: Path) -> None:
+async def test_restarts_in_a_running_loop(model: StubModel, tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     rollout = await store.start_rollout("task")
     proxy = LLMProxy(store=store, model_list=[entry(model)])
 
-    for _ in range(30):
+    for _ in range(10):
         await proxy.start()
         assert (await asyncio.to_thread(ask, endpoint(proxy, rollout))).status_code == 200
         await proxy.stop()
 
-    assert len(await calls(store, rollout)) == 30
+    assert len(await calls(store, rollout)) == 10
     assert asyncio.all_tasks() == {asyncio.current_task()}
     await store.close()
 
@@ -174,6 +174,15 @@ def test_two_proxies_in_one_process(model: StubModel) -> None:
             assert [answer.status_code for answer in answers] == [200, 200, 404]
             assert get_active_llm_proxy() is second
         assert ask(first.endpoint).status_code == 200
+
+
+def test_status_of_a_proxy_that_has_stopped_is_its_last(model: StubModel) -> None:
+    with serving(model) as proxy:
+        url = proxy.as_resource("ro-unknown", "at-unknown").endpoint
+        assert [ask(url).status_code for _ in range(2)] == [200] * 2
+
+    assert proxy.status()["calls"]["lost"] == {"NotFound": 2}
+    assert LLMProxy(store=InMemoryLightningStore()).status() == {}
 
 
 def test_losses_are_told_by_status_flush_and_log(model: StubModel, caplog: pytest.LogCaptureFixture) -> None:

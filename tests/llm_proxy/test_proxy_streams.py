@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TraceToMessages, TraceToTrajectory
+from agentlightning.llm_proxy import service
 from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.fixtures import CLAUDE
 from tests.llm_proxy.openai_suite import CHAT_TOOLS, USER, WEATHER
@@ -233,7 +234,8 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
     assert door.only_call().outcome == "cancelled"
 
 
-def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller() -> None:
+def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STOP_SECONDS", 2.0)
     with rough(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
         chunks = door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True)
         next(chunks)

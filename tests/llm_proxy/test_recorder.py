@@ -422,6 +422,26 @@ async def test_recovery_that_is_broken_off_goes_on_where_it_was(
     assert len(await calls(store, rollout)) == 10
 
 
+async def test_found_call_whose_store_failed_is_kept_for_the_next_start(
+    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path)
+    journal.write(record(rollout, 1))
+    journal.close()
+    store.fall(RuntimeError("a fault of the store"))
+    async with running(store, tmp_path) as recorder:
+        assert await recorder.flush()
+        assert dict(recorder.totals.lost) == {"RuntimeError": 1}
+    assert "found in the journal and stored" not in caplog.text
+    store.rise()
+
+    async with running(store, tmp_path) as recorder:
+        assert await recorder.flush()
+
+    assert len(await calls(store, rollout)) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:

@@ -196,6 +196,23 @@ async def test_fork_hears_the_same_up_to_a_call(
     assert [old == now for old, now in zip(heard, new, strict=True)] == [n < repeated for n in range(4)]
 
 
+async def test_call_that_a_backend_is_asked_twice_counts_once(store: InMemoryLightningStore) -> None:
+    numbers, refused = count(1), 'Unrecognized request argument: "return_token_ids"'
+
+    def answer(request: Any) -> Any:
+        return Failure(400, refused) if request.body.get("return_token_ids") else f"answer {next(numbers)}"
+
+    with running(Script(answer)) as model, serving(model, store, replay=True) as proxy:
+        first = await store.start_rollout("task")
+        heard = await hears(proxy, first, "a", "b")
+        proxy.update_model_list(proxy.model_list)  # the backend is asked for ids again
+        forked = await fork(store, first, calls=2)
+
+        new = await hears(proxy, forked, "other", "b")
+
+    assert heard[1] == new[1]
+
+
 async def test_fork_of_an_attempt_that_is_not_the_last(proxy: LLMProxy, store: InMemoryLightningStore) -> None:
     first = await store.start_rollout("task")
     heard = await hears(proxy, first, "a")

@@ -28,18 +28,18 @@ from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.optimiser import Optimiser, OptimiserFailed
 from agentlightning.algorithm.apo.placeholders import unwrapped
 from agentlightning.algorithm.apo.report import OptimisationResult
-from agentlightning.algorithm.apo.search import Search
+from agentlightning.algorithm.apo.search import FAILED_CALLS, NOT_PAYABLE, Search
 from agentlightning.algorithm.apo.tasks import (
     TaskBatches,
     finished_rollouts,
     send,
 )
-from agentlightning.algorithm.apo.versions import RolloutResultForAPO, VersionedPromptTemplate
+from agentlightning.algorithm.apo.versions import RolloutResultForAPO, VersionedPromptTemplate, remembered
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
-from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, RolloutStatus
+from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode
 
 try:
     import poml
@@ -154,8 +154,8 @@ class APO(Algorithm, Generic[_TaskT]):
         """Forget an earlier run."""
         self._journal = journal
         self._optimiser.ledger = Ledger(self.budget, changed=lambda spent: journal.put("spent", spent))
-        if "spent" in journal:
-            self._optimiser.ledger.restore(journal.get("spent"))
+        sent = sum(count for step, count in journal.items() if step.endswith(" sent"))
+        self._optimiser.ledger.restore(sent, journal.get("spent"))
         self._lineage = Lineage()
         self._last_failure: OptimiserFailed | None = None
         self._rendering = asyncio.Semaphore(min(self.concurrency, os.cpu_count() or 1))  # poml starts a process each
@@ -230,12 +230,8 @@ class APO(Algorithm, Generic[_TaskT]):
         """A critique of a prompt by what its rollouts show; None if the model said nothing."""
         template = random.choice(GRADIENT_PROMPT_FILES)
         if len(rollout_results) < self.gradient_batch_size:
-            logger.warning(
-                "%sA critique should look at %d rollouts; there are %d.",
-                prefix or "",
-                self.gradient_batch_size,
-                len(rollout_results),
-            )
+            told = (prefix or "", self.gradient_batch_size, len(rollout_results))
+            logger.warning("%sA critique should look at %d rollouts; there are %d.", *told)
             shown = list(rollout_results)
         else:
             shown = random.sample(list(rollout_results), self.gradient_batch_size)
@@ -258,9 +254,7 @@ class APO(Algorithm, Generic[_TaskT]):
         critique = await self.compute_textual_gradient(current_prompt, rollout, prefix=prefix)
         text = current_prompt.prompt_template.template
         if not critique:
-            logger.error(
-                "%sThe model wrote no critique of %s; it stays as it is.", prefix or "", current_prompt.version
-            )
+            logger.error("%sThere is no critique of %s; it stays as it is.", prefix or "", current_prompt.version)
             self._counts["empty critiques"] += 1
             self._keep_edit(prefix, None, text)
             return text
@@ -291,14 +285,14 @@ class APO(Algorithm, Generic[_TaskT]):
         results: list[RolloutResultForAPO] = []
         for rollout in rollouts:
             spans = list(await store.query_spans(rollout.rollout_id))
-            results.append(
-                RolloutResultForAPO(
-                    status=rollout.status,
-                    final_reward=find_final_reward(spans),
-                    spans=[span.model_dump() for span in spans],
-                    messages=list(adapter.adapt(spans)),
-                )
-            )
+            messages: list[Any] = []
+            try:
+                messages = list(adapter.adapt(spans))
+            except ValueError as unreadable:  # one odd trace is no reason to end a run
+                logger.warning("%sRollout %s shows no messages: %s", prefix or "", rollout.rollout_id, unreadable)
+                self._counts["traces that could not be read"] += 1
+            dumped, reward = [span.model_dump() for span in spans], find_final_reward(spans)
+            results.append({"status": rollout.status, "final_reward": reward, "spans": dumped, "messages": messages})
         return results
 
     async def evaluate_prompt_on_batch(
@@ -320,7 +314,7 @@ class APO(Algorithm, Generic[_TaskT]):
         if kept is not None:
             self._rewards[step] = kept
             finished_before = [reward for reward in kept if reward is not None]
-            return [_remembered(reward) for reward in kept], fmean(finished_before or [0.0])
+            return [remembered(reward) for reward in kept], fmean(finished_before or [0.0])
         ledger, is_new = self._optimiser.ledger, f"{step} sent" not in self._journal
         if is_new:
             ledger.take_rollouts(len(tasks))
@@ -365,7 +359,7 @@ class APO(Algorithm, Generic[_TaskT]):
         resource_name, seed = self.get_seed_prompt_template()
         if train_dataset is None or val_dataset is None or not len(train_dataset) or not len(val_dataset):
             raise ConfigurationError(
-                "APO needs tasks to learn from and to validate with; give the Trainer a train_dataset and a val_dataset."
+                "APO needs tasks to learn from and to validate; give the Trainer a train_dataset and a val_dataset."
             )
         self._history_best_prompt = seed
         self._history_best_score = -math.inf
@@ -400,10 +394,11 @@ class APO(Algorithm, Generic[_TaskT]):
         ]
         if self._search is not None:
             branches = self._search.affordable(branches, round_num)
-        works = []
-        for place, number, parent in branches:
-            prefix = f"[Round {round_num:02d} | Parent {place:02d} | Branch {number:02d}] "
-            works.append(self._edited(parent, resource_name, next(grad_dataset_iterator), prefix))
+        batches = [next(grad_dataset_iterator) for _ in branches]
+        works = [
+            self._edited(parent, resource_name, batch, f"[Round {round_num:02d} | Branch {place:02d}-{number:02d}] ")
+            for (place, number, parent), batch in zip(branches, batches, strict=True)
+        ]
         edits = await gathered(works, limit=self.concurrency)
         candidates = []
         for (_, _, parent), edited in zip(branches, edits, strict=True):
@@ -429,12 +424,12 @@ class APO(Algorithm, Generic[_TaskT]):
             text = await self.textual_gradient_and_apply_edit(parent, results, prefix=prefix)
         except BudgetSpent as spent:
             logger.info("%sNo candidate: %s.", prefix, spent)
-            self._counts["candidates that the budget did not allow"] += 1
+            self._counts[NOT_PAYABLE] += 1
             self._keep_edit(prefix, None, None)
             return None
         except OptimiserFailed as failed:
             logger.warning("%sNo candidate: %s", prefix, failed)
-            self._counts["calls that failed"] += 1
+            self._counts[FAILED_CALLS] += 1
             self._last_failure = failed
             self._keep_edit(prefix, None, None)
             return None
@@ -500,9 +495,3 @@ class APO(Algorithm, Generic[_TaskT]):
         finally:
             self._search = None
             await self._optimiser.close()
-
-
-def _remembered(reward: float | None) -> RolloutResultForAPO:
-    """The result of a rollout of which only the reward is kept."""
-    status: RolloutStatus = "cancelled" if reward is None else "succeeded"
-    return RolloutResultForAPO(status=status, final_reward=reward, spans=[], messages=[])

@@ -56,7 +56,7 @@ class Ledger:
     model_calls: int = 0
     cost: float = 0.0
     changed: Callable[[dict[str, float]], None] = lambda spent: None
-    """Told what is spent so far, whenever it grows."""
+    """Told what is spent so far, when calls or money grow; rollouts are noted by whoever sends them."""
     _calls_under_way: int = 0
     _rollouts_under_way: int = 0
     _dearest_call: float = 0.0
@@ -66,10 +66,11 @@ class Ledger:
     def spent(self) -> dict[str, float]:
         return {"rollouts": self.rollouts, "model_calls": self.model_calls, "cost": self.cost}
 
-    def restore(self, spent: Mapping[str, float]) -> None:
+    def restore(self, rollouts: int, spent: Mapping[str, float] | None) -> None:
         """Go on from what an earlier process spent."""
-        self.rollouts, self.model_calls = int(spent["rollouts"]), int(spent["model_calls"])
-        self.cost = float(spent["cost"])
+        self.rollouts = rollouts
+        if spent is not None:
+            self.model_calls, self.cost = int(spent["model_calls"]), float(spent["cost"])
 
     def rollouts_left(self) -> float:
         return float("inf") if self.budget.rollouts is None else self.budget.rollouts - self.rollouts
@@ -84,7 +85,6 @@ class Ledger:
         self._check_cost(count * self._dearest_rollout)
         self.rollouts += count
         self._rollouts_under_way += count
-        self.changed(self.spent)
 
     def take_call(self) -> None:
         """Count a call that is about to be made; BudgetSpent if there is none left."""

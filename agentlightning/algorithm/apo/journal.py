@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -73,6 +73,9 @@ class Journal:
         if self._path is not None:
             self._write([step, outcome])
             self._steps[step] = outcome
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._steps.items())
 
     def remember(self, step: str, draw: Callable[[], _T]) -> _T:
         """What was drawn at a step: as it was the first time, or drawn now."""

@@ -25,7 +25,7 @@ from agentlightning.types import Dataset, PromptTemplate, Rollout
 if TYPE_CHECKING:
     from agentlightning.algorithm.apo.apo import APO
 
-__all__ = ["BEST_RESOURCES_ID", "LEAST_PAIRS", "Search"]
+__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ BEST_RESOURCES_ID: Final = "apo-best"
 LEAST_PAIRS: Final = 8
 """No candidate replaces the best prompt on fewer pairs."""
 CALLS_PER_CANDIDATE: Final = 2
+FAILED_CALLS: Final = "calls that failed"
+NOT_PAYABLE: Final = "candidates that the budget did not allow"
 _Branch = tuple[int, int, VersionedPromptTemplate]
 """The place of the parent, the number of the branch, and the parent."""
 _SETTINGS: Final = (
@@ -133,9 +135,11 @@ class Search:
     async def _round(self, number: int) -> None:
         apo = self._apo
         parents = apo._sample_parent_prompts(self._beam, number)
-        failed_before = apo._counts["calls that failed"]
+        before = apo._counts.copy()
         candidates = await apo._generate_candidate_prompts(parents, self._name, self._train_batches, number)
-        if not candidates and apo._last_failure is not None and apo._counts["calls that failed"] > failed_before:
+        if not candidates and apo._counts[NOT_PAYABLE] > before[NOT_PAYABLE]:
+            raise BudgetSpent(f"no candidate of round {number} could be paid")
+        if not candidates and apo._last_failure is not None and apo._counts[FAILED_CALLS] > before[FAILED_CALLS]:
             raise TrainingError(f"Round {number} made no candidate; {apo._last_failure}") from apo._last_failure
         admitted = self._admitted(candidates, number)
         if admitted:

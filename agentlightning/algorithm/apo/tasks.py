@@ -9,7 +9,7 @@ from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, Rollout, RolloutMode
+from agentlightning.types import Dataset, Rollout, RolloutConfig, RolloutMode
 
 __all__ = ["TaskBatch", "TaskBatches", "cancel_unfinished", "first_traceback", "finished_rollouts", "send"]
 
@@ -17,6 +17,9 @@ _T = TypeVar("_T")
 
 WAIT_SECONDS: Final = 30.0
 """How long the store is asked to wait at a time; it answers as soon as all are finished."""
+SILENCE_SECONDS: Final = 60.0
+"""After which an attempt counts as dead; runners give a sign every ten seconds."""
+MOST_ATTEMPTS: Final = 3
 EARLY_SECONDS: Final = 0.05
 """Rest before a store is asked again that did not wait."""
 
@@ -51,10 +54,19 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
 async def send(
     store: LightningStore, tasks: Sequence[Any], mode: RolloutMode, resources_id: str, *, rollout_ids: list[str] | None
 ) -> list[str]:
-    """Enqueue tasks; returns the ids of their rollouts. Those whose ids the store knows are not sent again."""
+    """Enqueue tasks; returns the ids of their rollouts.
+
+    With ids of the caller's, those that the store knows are not sent again, and those whose runner dies together with
+    the caller are tried again.
+    """
     sent: list[str] = []
+    config = RolloutConfig(
+        unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
+    )
     for number, task in enumerate(tasks):
-        named: dict[str, Any] = {} if rollout_ids is None else {"rollout_id": rollout_ids[number]}
+        named: dict[str, Any] = {}
+        if rollout_ids is not None:
+            named = {"rollout_id": rollout_ids[number], "config": config}
         rollout = await store.enqueue_rollout(input=task, mode=mode, resources_id=resources_id, **named)
         sent.append(rollout.rollout_id)
     return sent

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.types import PromptTemplate, RolloutStatus
 
-__all__ = ["RolloutResultForAPO", "VersionedPromptTemplate"]
+__all__ = ["RolloutResultForAPO", "VersionedPromptTemplate", "remembered"]
 
 
 class RolloutResultForAPO(TypedDict):
@@ -17,6 +17,12 @@ class RolloutResultForAPO(TypedDict):
     final_reward: float | None
     spans: list[dict[str, Any]]
     messages: list[Any]
+
+
+def remembered(reward: float | None) -> RolloutResultForAPO:
+    """The result of a rollout of which only the reward is kept; None if it was not finished in time."""
+    status: RolloutStatus = "cancelled" if reward is None else "succeeded"
+    return {"status": status, "final_reward": reward, "spans": [], "messages": []}
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """From the engine's thread to the event loop: gepa's engine is synchronous, while stores and models are awaited.
 
 The engine runs in a thread of its own. What it needs of the loop it asks for with `call`, which blocks its thread and
-nothing else. An error on the loop ends the engine at once, whatever the engine would make of it, and is raised where the
-engine was started. Whoever cancels the run ends the engine too, and waits until its thread is done.
+nothing else. An error on the loop ends the engine at once, whatever the engine would make of it, and is raised where
+the engine was started. Whoever cancels the run ends the engine too, and waits until its thread is done.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class _Halt(BaseException):
-    """Ends the engine; not an `Exception`, because the engine goes on after some of those. It never leaves this file."""
+    """Ends the engine; not an `Exception`, because the engine goes on after some of those. It stays in this file."""
 
 
 class EngineBridge:
@@ -40,7 +40,7 @@ class EngineBridge:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             self._close()
-            await asyncio.wait([work])
+            await asyncio.gather(work, return_exceptions=True)
             raise
         finally:
             threads.close()

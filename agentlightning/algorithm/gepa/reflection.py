@@ -1,7 +1,7 @@
 """New prompts from a model that reflects on examples: asked as gepa asks, checked before they cost a rollout.
 
-A text that does not parse, drops a placeholder or brings in new ones is rejected, with the reason, and the model is asked
-once more. Answers are kept in the journal by the order of the questions.
+A text that does not parse, drops a placeholder or brings in new ones is rejected, with the reason, and the model is
+asked once more. Answers are kept in the journal by the order of the questions.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ FAILURES_IN_A_ROW: Final = 3
 """After so many questions without an answer the model is given up."""
 _KEEP_PLACEHOLDERS: Final = """
 
-The instructions are a template, whose placeholders are filled in for each task. Keep all of these, written exactly so, \
-and add no others: {placeholders}"""
+The instructions are a template, whose placeholders are filled in for each task. Keep all of these, written exactly \
+so, and add no others: {placeholders}"""
 _KEEP_SYNTAX: Final = {
     "f-string": "\n\nAny other brace must be doubled.",
     "jinja": "",
@@ -65,7 +65,7 @@ def asking(
         try:
             answer = await asyncio.to_thread(function, text)
             return await answer if inspect.isawaitable(answer) else answer
-        except Exception as error:  # noqa: BLE001 # the user's code; it is recorded, and raised if it goes on
+        except Exception as error:  # the user's code; it is recorded, and raised if it goes on
             raise OptimiserFailed(f"The reflecting model failed: {type(error).__name__}: {error}") from error
         finally:
             optimiser.ledger.end_call(model_name, None)
@@ -147,19 +147,23 @@ class Proposer:
         admitted: dict[str, str] = {}
         for name, texts in answers.items():
             for text in texts:
-                candidate = self._noted(parent, name, text)
-                known = self.version_of.get(digest_of({**parent, **admitted, name: text}))
-                reason = self._why_unfit(name, text, parent[name])
-                if reason is None and known is not None:
-                    reason = f"it is the same as {known}"
+                digest = digest_of({**parent, **admitted, name: text})
+                reason = self._why_unfit(name, text, parent[name]) or self._why_known(digest)
                 if reason is None:
                     admitted[name] = text
-                    self.version_of[digest_of({**parent, **admitted})] = candidate.version
+                    if digest not in self.version_of:
+                        self.version_of[digest] = self._noted(parent, name, text).version
                     break
+                candidate = self._noted(parent, name, text)
                 candidate.fate, candidate.reason = "rejected", reason
                 self.counts["candidates that were rejected"] += 1
                 logger.info("Candidate %s is rejected: %s.", candidate.version, reason)
         return admitted
+
+    def _why_known(self, digest: str) -> str | None:
+        """A candidate of the pool is not needed twice; one that a minibatch turned down may try another minibatch."""
+        version = self.version_of.get(digest)
+        return None if version is None or self.lineage[version].fate == "dropped" else f"it is the same as {version}"
 
     def _noted(self, parent: PromptTexts, name: str, text: str) -> Candidate:
         version = f"v{len(self.lineage)}"

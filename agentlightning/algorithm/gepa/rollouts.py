@@ -7,6 +7,7 @@ does only what is missing.
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 from collections import Counter
@@ -22,7 +23,7 @@ from agentlightning.algorithm.apo.tasks import cancel_unfinished, finished_rollo
 from agentlightning.algorithm.gepa.feedback import ReflectiveRecord, reflective_record
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import NamedResources, PromptTemplate, Rollout, RolloutMode
+from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode
 from agentlightning.types.rewards import final_reward_of
 
 __all__ = ["Evaluation", "Outcome", "PromptTexts", "RolloutEvaluator", "digest_of"]
@@ -69,7 +70,7 @@ class RolloutEvaluator:
     store: LightningStore
     resources: NamedResources
     """What a rollout is given; the prompts are replaced."""
-    tasks: Mapping[RolloutMode, Sequence[Any]]
+    tasks: Mapping[RolloutMode, Dataset[Any]]
     journal: Journal
     ledger: Ledger
     adapter: TraceToMessages
@@ -112,8 +113,8 @@ class RolloutEvaluator:
             kept = f", of which {self.reserve} are kept for the comparison" if self.reserve else ""
             raise BudgetSpent(f"{self.ledger.rollouts_left():.0f} rollouts are left{kept}, and the next are {wanted}")
         self.ledger.take_rollouts(wanted)
-        for _, step in new:
-            self.journal.put(f"{step} sent", True)
+        for one, step in new:
+            self.journal.put(f"{step} sent", len(one.numbers))
 
     async def _outcomes(self, one: Evaluation, step: str) -> list[Outcome]:
         kept = self.journal.get(step)
@@ -157,12 +158,21 @@ class RolloutEvaluator:
 
     async def _usable_ids(self, ids: list[str] | None) -> list[str] | None:
         """Ids under which rollouts can be sent: those that a killed run left as failed are run again, under others."""
-        for number, rollout_id in enumerate(ids or ()):
-            known = await self.store.get_rollout_by_id(rollout_id)
-            if ids is not None and known is not None and known.status in ("failed", "cancelled"):
+        if ids is None:
+            return None
+        usable = []
+        for rollout_id in ids:
+            name = rollout_id
+            for again in itertools.count(1):
+                known = await self.store.get_rollout_by_id(name)
+                if known is None or known.status not in ("failed", "cancelled"):
+                    break
+                name = f"{rollout_id}-again-{again}"
+            if name != rollout_id and known is None:
                 self.ledger.take_rollouts(1)
-                ids[number] = f"{rollout_id}-again-{len(await self.store.query_attempts(rollout_id))}"
-        return ids
+                self.journal.put(f"{name} sent", 1)
+            usable.append(name)
+        return usable
 
     async def _read(
         self, one: Evaluation, tasks: Sequence[Any], sent: Sequence[str], finished: Sequence[Rollout]

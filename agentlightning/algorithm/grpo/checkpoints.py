@@ -19,11 +19,11 @@ import os
 import random
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import safetensors.torch
 import torch
@@ -35,7 +35,7 @@ __all__ = ["Checkpoint", "Checkpoints"]
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _MODEL: Final = "model.safetensors"
 _LEARNER: Final = "optimiser.pt"
 _STATE: Final = "state.json"
@@ -45,6 +45,7 @@ _BEST: Final = "best"
 _NAME: Final = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 _UNFINISHED: Final = ".unfinished-"
 _BLOCK_BYTES: Final = 1 << 20
+_READABLE: Final = 0o644
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ class Checkpoints:
         target = self.folder / self._free_name(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.folder))
+            beside = self.folder / f"{_UNFINISHED}{uuid4().hex}"
+            beside.mkdir()
             try:
                 _write(beside, step, model_state, learner_state, progress)
                 beside.rename(target)
@@ -224,6 +226,7 @@ def _write(
         raise TrainingError(f"The progress of step {step} cannot be written as JSON: {error}") from error
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model_state.items()}
     safetensors.torch.save_file(plain, folder / _MODEL)
+    (folder / _MODEL).chmod(_READABLE)  # which safetensors lets nobody else read
     saved = {
         "learner": dict(learner_state),
         "python": random.getstate(),

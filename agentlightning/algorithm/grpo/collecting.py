@@ -116,9 +116,9 @@ class Collector:
 
     async def _cancel(self, is_wanted: Callable[[Rollout], bool]) -> None:
         try:
-            for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
-                if is_wanted(rollout):
-                    await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+            pending = await self._store.query_rollouts(status_in=_UNFINISHED)
+            left = [rollout.rollout_id for rollout in pending if is_wanted(rollout)]
+            await asyncio.gather(*(self._store.update_rollout(one, status="cancelled") for one in left))
         except StoreError as error:  # they are of no use, and of no harm but the work they make
             logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)
 

@@ -244,8 +244,8 @@ class GRPO(Algorithm):
             if val_dataset is not None and progress.validated_step != progress.step:
                 self.result = await self._validate_now(val_dataset)
         finally:
-            await self._withdraw()
             await self._save(curriculum)
+            await self._withdraw()
         if self.output is not None:
             for policy in self.policies:
                 policy.export(self.output if len(self.policies) == 1 else self.output / policy.name)
@@ -265,9 +265,10 @@ class GRPO(Algorithm):
     async def _send_ahead(self, curriculum: Curriculum) -> None:
         """As many steps as may be under way at once, and no more than are left."""
         while len(self._ahead) <= min(self.max_staleness, self.steps - self.progress.step - 1):
-            place = curriculum.state()
-            sent = await self._send(curriculum, self.tasks_per_step, self.progress.step + len(self._ahead))
-            self._ahead.append(_Planned(sent, place))
+            planned = _Planned(Sent(), curriculum.state())
+            self._ahead.append(planned)  # before it is sent: a run that is stopped meanwhile takes these tasks again
+            sent = await self._send(curriculum, self.tasks_per_step, self.progress.step + len(self._ahead) - 1)
+            planned.sent.group_of.update(sent.group_of)
 
     async def _send(self, curriculum: Curriculum, tasks: int, step: int) -> Sent:
         assert self._collector is not None

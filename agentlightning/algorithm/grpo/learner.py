@@ -23,10 +23,11 @@ from agentlightning.algorithm.grpo.objective import (
     policy_loss,
     sequence_coefficients,
 )
+from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import TrainingError
 
 __all__ = ["Learner"]
@@ -59,14 +60,13 @@ class Learner:
         self._weights = model.trainable()
         if not self._weights:
             raise TrainingError(f"Model '{model.name}' has no weights that may be trained.")
-        self._optimiser = torch.optim.AdamW(
-            list(self._weights.values()),
-            lr=self.settings.learning_rate,
+        self._optimiser = AdamW(
+            self._weights,
             betas=self.settings.betas,
-            eps=self.settings.epsilon,
+            epsilon=self.settings.epsilon,
             weight_decay=self.settings.weight_decay,
-            fused=model.device.type in ("cpu", "cuda"),
         )
+        self._threads = self.settings.threads or (1 if is_small(model) else None)
         self._order = random.Random(self.settings.seed)
         self._reference: dict[str, Tensor] | None = None
         if self.settings.kl_coefficient > 0:
@@ -83,7 +83,7 @@ class Learner:
         began = self._clock()
         rows = [Row.of(sample, self.model) for sample in samples]
         figures = _Figures()
-        with _threads(self.settings.threads):
+        with _threads(self._threads):
             try:
                 self._look_back(rows)
                 self.model.train_mode(enabled=True)
@@ -91,7 +91,7 @@ class Learner:
                     for minibatch in self._minibatches(rows):
                         self._step(minibatch, figures)
             finally:
-                self._optimiser.zero_grad(set_to_none=True)
+                self._optimiser.forget_gradients()
                 self.model.train_mode(enabled=False)
         self.version += 1
         metrics = figures.metrics()
@@ -103,12 +103,15 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, beside the weights; a copy, on the CPU."""
+        reference: dict[str, Tensor] | None = None
+        if self._reference is not None:
+            reference = {name: weight.to("cpu", copy=True) for name, weight in self._reference.items()}
         return {
             "version": self.version,
             "steps": self.steps,
             "order": self._order.getstate(),
-            "optimiser": _copied(self._optimiser.state_dict()),
-            "reference": _copied(self._reference),
+            "optimiser": self._optimiser.state(),
+            "reference": reference,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -119,8 +122,8 @@ class Learner:
                 f"The state is not of a learner of model '{self.model.name}': other weights are trained."
             )
         try:
-            self._optimiser.load_state_dict(_copied(state["optimiser"]))
-        except ValueError as error:
+            self._optimiser.load_state(state["optimiser"])
+        except TrainingError as error:
             raise TrainingError(f"The state is not of a learner of model '{self.model.name}': {error}") from error
         version, internal, gauss = state["order"]
         self._order.setstate((version, tuple(internal), gauss))
@@ -179,7 +182,7 @@ class Learner:
     def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
         """One step of the optimiser."""
         settings = self.settings
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.forget_gradients()
         coefficients = sequence_coefficients(
             [row.n_chosen for row in rows], [row.weight for row in rows], settings.aggregate, settings.constant_length
         )
@@ -193,9 +196,7 @@ class Learner:
         longest = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), longest)
         figures.add_step(total, self._finite(norm, "gradient"))
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._learning_rate(self.steps)
-        self._optimiser.step()
+        self._optimiser.step(self._learning_rate(self.steps))
         self.steps += 1
 
     def _tokens(self, pack: Pack, coefficients: Sequence[float]) -> ChosenTokens:
@@ -288,12 +289,3 @@ def _threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             torch.set_num_threads(before)
-
-
-def _copied(value: Any) -> Any:
-    """The same, with copies of the tensors, on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return [_copied(entry) for entry in value] if isinstance(value, list) else value

@@ -12,7 +12,9 @@ For a token with the ratio r of its new to its old probability and the advantage
     loss       = sum of coefficient (-surrogate + kl_coefficient KL - entropy_coefficient entropy)
 
 At the level of sequences (GSPO), r is the geometric mean of the ratios of a sequence, the same for all its tokens. KL
-is estimated from d = log reference - log new: k1 is -d, k2 is d squared / 2, k3 is exp(d) - 1 - d.
+is estimated from d = log reference - log new: k1 is -d, k2 is d squared / 2, k3 is exp(d) - 1 - d. The gradient of k1
+itself does not know the reference and is zero in the mean, so k1 is minimised along the gradient of k2, which in the
+mean is that of the KL from new to reference; the gradient of k3 is that of the KL from reference to new.
 """
 
 from collections.abc import Sequence
@@ -144,6 +146,9 @@ def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
         maxima["importance_max"] = importance.max()
     if tokens.reference_logprobs is not None:
         kl = kl_estimate(tokens.logprobs, tokens.reference_logprobs, settings.kl_estimator)
+        if settings.kl_estimator == "k1":
+            slope = kl_estimate(tokens.logprobs, tokens.reference_logprobs, "k2")
+            kl = slope + (kl - slope).detach()
         losses = losses + settings.kl_coefficient * kl
         sums["kl"] = kl.detach()
     if settings.entropy_coefficient:

@@ -51,6 +51,7 @@ class LearnerSettings:
     kl_coefficient: float = 0.0
     """Above 0, the model is held near the one it was when the learner was made."""
     kl_estimator: KlEstimator = "k3"
+    """How the KL is read off the chosen tokens; `objective` has the formulas, and which gradient each has."""
     entropy_coefficient: float = 0.0
     importance_cap: float | None = None
     """With a cap, ratios are taken to the learner's own log-probabilities before the update, and a token is weighted
@@ -59,7 +60,8 @@ class LearnerSettings:
     precision: Precision = "full"
     """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
     threads: int | None = None
-    """Threads of torch within one operation while the learner works; None leaves torch's own number."""
+    """Threads of torch within one operation while the learner works; None is one for a small model on the CPU, where
+    a second costs far more than it does on busy cores, and else torch's own number."""
     seed: int = 0
     """Of the order in which samples are put into minibatches."""
 

@@ -8,10 +8,11 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
@@ -25,6 +26,8 @@ from agentlightning.engine.model import CausalModel
 __all__ = ["Fitting", "sft_loss"]
 
 logger = logging.getLogger(__name__)
+
+_ADAPTERS: Final = "adapters"
 
 
 def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens: int) -> float:
@@ -84,9 +87,14 @@ class Fitting:
 
     def resume(self, latest: Checkpoint, best: Checkpoint | None) -> None:
         """Go on after an epoch that was saved; the model has the weights with which the run began."""
-        began = _copy(self.learner.model)
-        self.learner.model.load_state(latest.model_state())
-        self.learner.load_state(latest.learner_state())
+        model, state = self.learner.model, latest.learner_state()
+        began, adapters = model.state(), _adapters(model)
+        if not adapters:
+            model.load_state(latest.model_state())
+        with torch.no_grad():
+            for name, weight in adapters.items():
+                weight.copy_(state[_ADAPTERS][name])
+        self.learner.load_state(state)
         told = latest.progress
         self.epoch, self.best_loss, self._stale_epochs = told["epoch"], told["best_loss"], told["stale_epochs"]
         if self.best_loss is not None:  # without a checkpoint that is best, no epoch was better than none
@@ -126,7 +134,7 @@ class Fitting:
             self._stale_epochs = 0 if is_best else self._stale_epochs + 1
         if is_best:
             self.best_loss = found
-            self._best_state = _copy(self.learner.model)
+            self._best_state = self.learner.model.state()
         if self._checkpoints is not None and self.epoch:
             self._save(self._checkpoints, is_best=is_best)
         return metrics
@@ -135,7 +143,10 @@ class Fitting:
         checkpoints.save(
             self.epoch,
             model_state=self.learner.model.state(),
-            learner_state=self.learner.state(),
+            learner_state={
+                **self.learner.state(),
+                _ADAPTERS: {name: weight.detach().cpu() for name, weight in _adapters(self.learner.model).items()},
+            },
             progress={
                 **self._progress,
                 "epoch": self.epoch,
@@ -146,5 +157,7 @@ class Fitting:
         )
 
 
-def _copy(model: CausalModel) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state().items()}
+def _adapters(model: CausalModel) -> dict[str, Parameter]:
+    """Trained weights that are merged into others in the model's state."""
+    published = model.state_shapes()
+    return {name: weight for name, weight in model.trainable().items() if name not in published}

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.collecting import Collector, Sent, outcomes_of
+from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -184,7 +184,9 @@ class SFT(Algorithm):
 
     async def _load(self) -> None:
         def learner() -> Learner:
-            model, _ = load(self._source, device=self._device, lora=self._lora)
+            # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
+            dtype = "float32" if self._lora is None else "auto"
+            model, _ = load(self._source, device=self._device, dtype=dtype, lora=self._lora)
             return Learner(model, self.learning)
 
         self._learner = await asyncio.to_thread(learner)
@@ -248,7 +250,7 @@ class SFT(Algorithm):
             sent = await collector.send(tasks, copies=self.best_of, resources_id=resources_id)
         else:
             sent = await find(self.get_store(), self.recorded)
-        finished = await collector.finished(sent) if sent.group_of else []
+        finished = await _awaited(collector, sent) if sent.group_of else []
         by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
         outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
         model = self.model
@@ -257,15 +259,19 @@ class SFT(Algorithm):
     # ------------------------------------------------------------------ validation
 
     async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
-        """The mean reward on a data set, with an interval; a rollout that failed counts as zero here."""
+        """The mean reward on a data set, with an interval, of the rollouts that gave one; the others are counted."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         collector = Collector(self.get_store(), self._config)
         tasks = [dataset[number] for number in range(len(dataset))]
         sent: Sent = await collector.send(tasks, mode="val", resources_id=resources_id)
-        found = estimate([one.reward or 0.0 for one in await collector.finished(sent)])
+        finished = await _awaited(collector, sent)
+        rewards = [one.reward for one in finished if one.has_succeeded and one.reward is not None]
+        if not rewards:
+            raise TrainingError(f"None of {len(finished)} validation rollouts gave a reward.")
+        found = estimate(rewards)
         logger.info("Validation reward %s", found)
-        values = {"validation/reward": found.mean, "validation/low": found.low, "validation/high": found.high}
-        await self._report(step, values)
+        figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": len(finished) - len(rewards)}
+        await self._report(step, {f"validation/{name}": float(value) for name, value in figures.items()})
         return found
 
     async def _report(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -273,6 +279,15 @@ class SFT(Algorithm):
         if run_id is not None:
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
             await self.get_store().add_metrics(run_id, step, finite)
+
+
+async def _awaited(collector: Collector, sent: Sent) -> Sequence[FinishedRollout]:
+    """The rollouts when they are over; where that is not waited for, nobody works on them in vain."""
+    try:
+        return await collector.finished(sent)
+    except BaseException:
+        await collector.withdraw(sent.group_of)
+        raise
 
 
 async def _epoch(fitting: Fitting) -> dict[str, float]:

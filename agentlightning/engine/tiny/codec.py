@@ -25,9 +25,9 @@ from agentlightning.engine.codec import (
     ToolCall,
     ToolDefinition,
 )
-from agentlightning.engine.sampling import InvalidRequest
 from agentlightning.engine.tiny import tokenizer
 from agentlightning.engine.tiny.tokenizer import ASSISTANT, CALL, END, NAMED, SYSTEM, TOOL, TOOLS, USER
+from agentlightning.errors import InvalidRequest
 
 __all__ = ["TinyChatCodec", "TinyParser"]
 

@@ -50,8 +50,7 @@ def save_tiny(model: TinyModel, folder: Path, *, extra: Mapping[str, Any] | None
         "shape": dataclasses.asdict(model.shape),
         **({"extra": dict(extra)} if extra else {}),
     }
-    weights = {name: weight.contiguous().cpu() for name, weight in model.state().items()}
-    (folder / WEIGHTS_FILE).write_bytes(save(weights))
+    (folder / WEIGHTS_FILE).write_bytes(save(model.state()))
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 

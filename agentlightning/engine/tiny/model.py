@@ -164,12 +164,16 @@ class TinyModel(nn.Module):
         return dict(self.named_parameters())
 
     def state(self) -> dict[str, Tensor]:
-        """Every weight, detached; not a copy."""
-        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+        """A copy of every weight, on the CPU: training on does not change what is being published or saved."""
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named_parameters()}
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `state()`."""
+        return {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy another's weights; EngineError, and nothing changed, when they are not of this shape."""
-        own = self.state()
+        own = dict(self.named_parameters())
         if own.keys() != tensors.keys():
             odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:4])
             raise EngineError(f"The weights are not those of model '{self.name}': missing or unknown are {odd}.")

@@ -135,6 +135,12 @@ class Backend:
             text = text.replace(secret, REDACTED)
         return text
 
+    def redacted_bytes(self, body: bytes) -> bytes:
+        """The same for what was received; the very bytes, if there is nothing to hide in them."""
+        if not any(secret.encode() in body for secret in self.secrets):
+            return body
+        return self.redacted(body.decode("utf-8", "replace")).encode()
+
     @property
     def _azure_query(self) -> str:
         return str(yarl.URL.build(query={"api-version": self.api_version})) if self.api_version is not None else ""

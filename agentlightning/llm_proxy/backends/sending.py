@@ -110,6 +110,8 @@ class _HttpBody:
             words = f"fell silent for {self._backend.timeout:g} s in the middle of an answer"
         except (aiohttp.ClientError, OSError) as error:
             words = f"broke off in the middle of an answer ({_words_of(error)})"
+            # For a connection that we closed aiohttp raises one object for ever, whose traceback would keep our frames.
+            error.__traceback__ = None
         else:
             if not part:
                 self._open.discard(self)
@@ -162,9 +164,10 @@ class Sender:
             headers = CIMultiDict(outgoing.headers)
             headers.update(lane.headers)
         body = _Bytes(outgoing.body)
+        url = lane.url_of(backend, outgoing.dialect)
         try:
             response = await self.session.post(
-                lane.url_of(backend, outgoing.dialect),
+                url / outgoing.below if outgoing.below else url,
                 data=body,
                 headers=headers,
                 timeout=lane.timeout,

@@ -5,10 +5,6 @@ from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["refuse_open_address"]
 
-STORE_AT_STAKE = "read and change the store"
-STORE_TOKEN = "a token"
-STORE_TOKEN_PLACES = "AGL_STORE_TOKEN or --token"
-
 
 def refuse_open_address(
     host: str,
@@ -16,9 +12,20 @@ def refuse_open_address(
     *,
     is_insecure: bool,
     option: str = "--host",
-    at_stake: str = "read and change the store",
-    what: str = "a token",
+    at_risk: str = "read and change the store",
     given_as: str = "AGL_STORE_TOKEN or --token",
-    way_out: str = "insecure",
 ) -> None:
-    pass
+    """Refuse to serve other machines without a token.
+
+    Args:
+        is_insecure: The user has said that the network is his alone.
+        option: What the user wrote the address as.
+        at_risk: What everybody could do, in the form of "do this".
+        given_as: Where the server looks for its token.
+    """
+    if token or is_insecure or is_loopback(host):
+        return
+    raise ConfigurationError(
+        f"{option} {host} lets other machines in, and without a token everybody who reaches it can {at_risk}; make one "
+        f"with `agl tokens new` and give it as {given_as}, or say insecure if the network is yours alone."
+    )

@@ -1,12 +1,13 @@
 """A whole optimisation on the simulated model: Trainer, store, LLM proxy, agents that call through it, and APO."""
 
+import os
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import openai
 
@@ -18,13 +19,13 @@ from agentlightning.llm_proxy import LLMProxy
 from tests.simulated_model.bookings import Task, make_tasks
 from tests.simulated_model.server import MODEL, SEED_PROMPT, SimulatedModel
 
-TRAIN_TASKS, VALIDATION_TASKS, TEST_TASKS = 40, 60, 200
+TRAIN_TASKS, VALIDATION_TASKS, TEST_TASKS = 60, 150, 100
 SETTINGS: dict[str, Any] = {
     "gradient_batch_size": 8,
-    "val_batch_size": 16,
+    "val_batch_size": 12,
     "beam_width": 2,
     "branch_factor": 2,
-    "beam_rounds": 4,
+    "beam_rounds": 6,
 }
 
 
@@ -89,13 +90,13 @@ def test_score(model: SimulatedModel, prompt: agl.PromptTemplate, seed: int) -> 
 test_score.__test__ = False  # type: ignore[attr-defined] # it is no test
 
 
-def climb(seed: int, *, faults: float = 0.0, store: Any = None, **settings: Any) -> Climb:
+def climb(seed: int, *, faults: float = 0.0, validation_tasks: int = VALIDATION_TASKS, **settings: Any) -> Climb:
     """Optimise the prompt of the booking agent."""
     random.seed(seed)
-    store = agl.InMemoryLightningStore() if store is None else store
+    store = agl.InMemoryLightningStore()
     seed_prompt = agl.PromptTemplate(template=SEED_PROMPT, engine="f-string")
     with SimulatedModel(seed, faults=faults) as model, proxied(model, store) as proxy:
-        apo: APO[Any] = APO(openai.AsyncOpenAI(base_url=model.url, api_key="any"), **{**SETTINGS, **settings})
+        apo: APO[Any] = APO(**{**SETTINGS, **settings})
         trainer = agl.Trainer(
             algorithm=apo,
             adapter=TraceToMessages(),
@@ -105,13 +106,10 @@ def climb(seed: int, *, faults: float = 0.0, store: Any = None, **settings: Any)
             llm_proxy=proxy,
             progress="off",
         )
-        with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client:
-            trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(VALIDATION_TASKS, seed + 1000))
+        environment = patch.dict(os.environ, {"OPENAI_API_KEY": "any", "OPENAI_BASE_URL": model.url})
+        with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client, environment:
+            trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(validation_tasks, seed + 1000))
         assert apo.result is not None
         before = test_score(model, seed_prompt, seed + 2000)
         after = test_score(model, apo.get_best_prompt(), seed + 2000)
     return Climb(seed, apo, apo.result, before, after, store)
-
-
-def state_file(folder: Path) -> Path:
-    return folder / "state.jsonl"

@@ -45,7 +45,10 @@ class SmallModel(nn.Module):
         return dict(self.named_parameters())
 
     def state(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.named_parameters()}
+        return {name: weight.detach().clone() for name, weight in self.named_parameters()}
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(weight.shape) for name, weight in self.named_parameters()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         self.load_state_dict(dict(tensors))

@@ -51,6 +51,15 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "latest").read_text() == "step-000040\n"
 
 
+def test_others_may_read_what_is_saved(tmp_path: Path) -> None:
+    folder = save(Checkpoints(tmp_path), 1)
+
+    modes = {path.name: path.stat().st_mode & 0o044 for path in folder.iterdir()}
+
+    assert folder.stat().st_mode & 0o055 != 0
+    assert set(modes.values()) == {0o044}
+
+
 def test_where_nothing_was_saved_there_is_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "run")
 

@@ -10,11 +10,13 @@ torch = pytest.importorskip("torch", reason="checkpoints need torch")
 from agentlightning.algorithm.grpo.checkpoints import Checkpoints  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo.collecting import FinishedRollout  # noqa: E402
 from agentlightning.algorithm.grpo.curriculum import Curriculum  # noqa: E402
+from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.algorithm.grpo.progress import RECENT_STEPS, Progress  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
 from agentlightning.algorithm.intervals import estimate  # noqa: E402
 from agentlightning.types import Rollout  # noqa: E402
+from tests.algorithm.grpo.small_model import SmallModel  # noqa: E402
 
 
 def finished(*rewards: float | None, status: Any = "succeeded") -> list[FinishedRollout]:
@@ -133,3 +135,31 @@ def test_same_state_is_saved_once(tmp_path: Path, policies: list[Policy]) -> Non
         progress.save(policies, Curriculum([1]).state())
 
     assert sorted(path.name for path in (tmp_path / "planner").glob("step-*")) == ["step-000001"]
+
+
+class Adapted(SmallModel):
+    """Of its weights one is trained, and is merged into another in what is published, as adapters are."""
+
+    def trainable(self) -> dict[str, Any]:
+        return {"adapter": self.inner}
+
+    def state(self) -> dict[str, Any]:
+        return {"outer": (self.outer @ self.inner).detach()}
+
+    def load_state(self, tensors: Any) -> None:
+        raise AssertionError("The merged weights are not what is trained.")
+
+
+def adapted(policy: Policy, model: Adapted) -> Policy:
+    policy._model, policy._learner = model, Learner(model, LearnerSettings())
+    return policy
+
+
+def test_adapters_go_on_as_adapters(tmp_path: Path) -> None:
+    policy, other = (adapted(Policy("small", "small", LearnerSettings()), Adapted(seed)) for seed in (1, 2))
+    after(progress := Progress(tmp_path), 1)
+    progress.save([policy], Curriculum([1]).state())
+
+    assert Progress(tmp_path).restore([other], Curriculum([1]))
+
+    assert torch.equal(other.model.trainable()["adapter"], policy.model.trainable()["adapter"])

@@ -1,6 +1,7 @@
 """Fitting: the loss, the epochs, the early end, and going on from a checkpoint."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,34 @@ class TestEpochs:
             FittingSettings(**wrong)
 
 
+class AdaptedModel(SmallModel):
+    """Trains an addition to one of its weights alone, as adapters are one; its state has the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = torch.nn.Parameter(torch.zeros_like(self.inner))
+
+    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        embedded = self.embedding.detach()[ids]
+        counts = torch.arange(1, ids.shape[1] + 1, dtype=self.dtype)[None, :, None]
+        hidden = (embedded.cumsum(1) / counts + embedded) @ (self.inner.detach() + self.added)
+        return hidden[selected].tanh() @ self.outer.detach().T
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return {"added": self.added}
+
+    def state(self) -> dict[str, Tensor]:
+        found = super().state()
+        added = found.pop("added")
+        return {**found, "inner": found["inner"] + added}
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape in super().state_shapes().items() if name != "added"}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_state({**tensors, "added": torch.zeros_like(self.added)})
+
+
 class TestResuming:
     def weights(self, one: Fitting) -> dict[str, Tensor]:
         return one.learner.model.state()
@@ -152,6 +181,25 @@ class TestResuming:
         assert second.epoch == 4
         for name, weight in self.weights(whole).items():
             assert torch.equal(self.weights(second)[name], weight)
+
+    def test_adapters_go_on_where_they_were(self, tmp_path: Path) -> None:
+        def adapted(epochs: int) -> Fitting:
+            settings = FittingSettings(epochs=epochs, batch_size=2)
+            return Fitting(
+                Learner(AdaptedModel(), MODEL_LEARNS), Split(TRAIN, []), settings, checkpoints=Checkpoints(tmp_path)
+            )
+
+        whole = adapted(4)
+        run(whole)
+        run(adapted(2))
+        second = adapted(4)
+        latest = Checkpoints(tmp_path).at(2)
+        assert latest is not None
+        second.resume(latest, None)
+        while not second.is_over:
+            second.run_epoch()
+
+        assert torch.equal(second.learner.model.trainable()["added"], whole.learner.model.trainable()["added"])
 
     def test_where_no_epoch_was_better_the_weights_of_the_beginning_remain(self, tmp_path: Path) -> None:
         contrary = [sample([n, n], [likeliest([n, n])], group="held") for n in range(6)]

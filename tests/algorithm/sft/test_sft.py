@@ -15,6 +15,7 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore, LightningStore
+from tests.adapter.spans import REWARD, span
 from tests.algorithm.sft.recording import prompt_of, record
 
 COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
@@ -150,3 +151,69 @@ def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, agentlightning.algorithm.sft; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+class Validating:
+    """An algorithm at its validation, with agents played by hand."""
+
+    def __init__(self, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.algorithm = store, sft(store)
+        self.reported: list[dict[str, float]] = []
+
+        async def no_resources(name: str, temperature: float | None) -> None:
+            return None
+
+        async def report(step: int, metrics: dict[str, float]) -> None:
+            self.reported.append(metrics)
+
+        monkeypatch.setattr(self.algorithm, "_resources", no_resources)
+        monkeypatch.setattr(self.algorithm, "_report", report)
+
+    async def play(self, task: asyncio.Task[Any], status: Any, reward: float | None) -> None:
+        while (rollout := await self.store.dequeue_rollout()) is None:
+            assert not task.done()
+            await asyncio.sleep(0)
+        attempt = rollout.attempt
+        if reward is not None:
+            owner = {"rollout_id": rollout.rollout_id, "attempt_id": attempt.attempt_id}
+            await self.store.add_span(
+                span("reward", name=REWARD, attributes={"reward": reward}, sequence_id=1, **owner)
+            )
+        await self.store.update_attempt(rollout.rollout_id, attempt.attempt_id, status=status)
+
+
+@pytest.fixture
+def validating(monkeypatch: pytest.MonkeyPatch) -> Validating:
+    return Validating(InMemoryLightningStore(), monkeypatch)
+
+
+async def test_validation_counts_what_failed_and_leaves_it_out(validating: Validating) -> None:
+    task = asyncio.create_task(validating.algorithm._validate(["sky", "grass"], step=0))
+
+    await validating.play(task, "succeeded", 1.0)
+    await validating.play(task, "failed", None)
+
+    assert (await asyncio.wait_for(task, 30)).mean == 1.0
+    assert validating.reported[0]["validation/failed"] == 1.0
+
+
+async def test_validation_without_any_reward_is_an_error(validating: Validating) -> None:
+    task = asyncio.create_task(validating.algorithm._validate(["sky"], step=0))
+
+    await validating.play(task, "failed", None)
+
+    with pytest.raises(TrainingError, match="None of 1 validation rollouts"):
+        await asyncio.wait_for(task, 30)
+
+
+async def test_rollouts_that_nobody_waits_for_any_more_are_withdrawn(validating: Validating) -> None:
+    task = asyncio.create_task(validating.algorithm._validate(["sky", "grass"], step=0))
+    while len(await validating.store.query_rollouts()) < 2:
+        assert not task.done()
+        await asyncio.sleep(0)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert {rollout.status for rollout in await validating.store.query_rollouts()} == {"cancelled"}

@@ -4,7 +4,10 @@ import asyncio
 import gc
 import logging
 from collections import Counter
+from collections.abc import Awaitable
+from typing import Any
 
+import aiohttp
 import pytest
 
 from agentlightning.errors import ConfigurationError
@@ -15,6 +18,7 @@ from tests.llm_proxy.backends.scripted_server import (
     Received,
     after,
     ask_for,
+    chat,
     drop,
     halve,
     hang,
@@ -26,8 +30,8 @@ from tests.llm_proxy.backends.scripted_server import (
 SECRET = "sk-very-secret-0123"
 
 
-async def call(fleet: Fleet, who: str = "") -> bytes:
-    async with await fleet.ask(ask_for(who=who)) as answer:
+async def call(fleet: Fleet, who: str = "", **fields: Any) -> bytes:
+    async with await fleet.ask(ask_for(who=who, **fields)) as answer:
         return await answer.read()
 
 
@@ -46,26 +50,48 @@ async def cut(*tasks: "asyncio.Task[object]") -> None:
 
 async def test_cap_is_never_exceeded_and_nobody_is_starved(serve: Serve, make_fleet: MakeFleet) -> None:
     async def in_company(request: Received, out: asyncio.StreamWriter) -> None:
-        await until(lambda: server.in_flight >= 3 or len(server.received) > 52)
+        await until(lambda: server.most_in_flight >= 3)
         await asyncio.sleep(0.002)  # time for one too many to arrive
         await reply()(request, out)
 
     server = await serve(in_company)
     fleet = make_fleet(server.entry(max_parallel_requests=3))
-    order: list[str] = []
+    admitted: list[str] = []  # in their order; answers may come in another
 
-    async def calls(who: str, count: int) -> None:
-        async def one() -> None:
-            await call(fleet, who)
-            order.append(who)
+    def one(who: str) -> Awaitable[bytes]:
+        def prepared(backend: Backend) -> Outgoing:
+            admitted.append(who)
+            return chat(backend)
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        return call(fleet, who, prepare=prepared)
 
-    await asyncio.gather(calls("busy", 50), calls("quiet", 5))
+    await asyncio.gather(*(one(who) for who in ["busy"] * 50 + ["quiet"] * 5))
 
     assert server.most_in_flight == 3
-    assert Counter(order[:20])["quiet"] == 5
+    assert admitted[:13] == ["busy"] * 3 + ["busy", "quiet"] * 5
     assert in_flight(fleet) == 0
+
+
+def responses() -> int:
+    gc.collect()
+    return sum(type(thing) is aiohttp.ClientResponse for thing in gc.get_objects())
+
+
+async def test_answer_that_is_cut_under_its_reader_is_kept_by_nobody(serve: Serve, make_fleet: MakeFleet) -> None:
+    server, of_others = await serve(trickle), responses()
+    fleet = make_fleet(server)
+    answer = await fleet.ask(ask_for())
+    parts = answer.chunks()
+    assert await anext(parts) == b"first"
+
+    reading = asyncio.ensure_future(anext(parts))
+    await asyncio.sleep(0)
+    await fleet.close()
+    (error,) = await asyncio.gather(reading, return_exceptions=True)
+
+    assert isinstance(error, BackendBroken)
+    del error, reading, parts, answer
+    await until(lambda: responses() == of_others)
 
 
 async def test_time_in_line_is_told(serve: Serve, make_fleet: MakeFleet) -> None:

@@ -1,0 +1,54 @@
+"""Train the calculator agent: what `agl demo` does, as a script of your own.
+
+    python train.py [--steps 40] [--folder calc]
+
+Start it again with `--resume` to go on from the last checkpoint in the folder.
+"""
+
+import argparse
+from pathlib import Path
+
+import calc_agent
+import tasks
+
+import agentlightning as agl
+from agentlightning.algorithm.grpo import GRPO
+
+TRAINING_TASKS = 20_000
+HELD_OUT_TASKS = 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("calc"))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT_TASKS, help="tasks to validate with")
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    algorithm = GRPO(
+        "tiny",
+        steps=options.steps,
+        target_reward=0.97,
+        validate_every=10,
+        output=options.folder / "model",
+        checkpoints=options.folder / "checkpoints",
+        resume=options.resume,
+    )
+    trainer = agl.Trainer(
+        algorithm=algorithm,
+        store=f"sqlite:///{options.folder / 'runs.db'}",
+        strategy={"type": "cs", "server_port": 0},
+        runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": 24},
+    )
+    trainer.fit(
+        calc_agent.solve,
+        train_dataset=tasks.tasks(TRAINING_TASKS, held_out=False),
+        val_dataset=tasks.tasks(options.held_out, held_out=True),
+    )
+    print(f"held-out reward before: {algorithm.baseline}")
+    print(f"held-out reward after:  {algorithm.result}")
+
+
+if __name__ == "__main__":
+    main()

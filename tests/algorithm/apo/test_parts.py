@@ -1,0 +1,208 @@
+"""The optimiser's patience, the books, and what makes a prompt unfit."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.apo.bounded import gathered
+from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
+from agentlightning.algorithm.apo.lineage import Candidate, Lineage
+from agentlightning.algorithm.apo.optimiser import TRIES, Optimiser, OptimiserFailed, retry_after_seconds
+from agentlightning.algorithm.apo.placeholders import unwrapped, why_unfit
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.budgets import Prices
+from agentlightning.types import PromptTemplate
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"status {status}")
+        self.status_code = status
+        self.response = SimpleNamespace(headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+
+class APIConnectionError(Exception):
+    """Named as OpenAI names it."""
+
+
+def optimiser(*outcomes: Any) -> tuple[Optimiser, list[float]]:
+    """One whose model raises or says these in turn, and the waits it made."""
+    left, waits = list(outcomes), []
+
+    async def create(**asked: Any) -> Any:
+        outcome = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=outcome))])
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    client: Any = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    return Optimiser(client, sleep), waits
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
+    model, waits = optimiser(ApiError(429, retry_after="3"), ApiError(429, retry_after_ms="250"), "yes")
+
+    assert await model.ask("m", [], 1.0) == "yes"
+    assert waits == [3.0, 0.25]
+    assert model.ledger.model_calls == 3
+
+
+async def test_without_a_word_of_the_server_waits_double() -> None:
+    model, waits = optimiser(ApiError(503), ApiError(500), APIConnectionError("gone"), "yes")
+
+    assert await model.ask("m", [], 1.0) == "yes"
+    assert [0.75 * base <= wait <= 1.25 * base for base, wait in zip((0.5, 1.0, 2.0), waits, strict=True)] == [True] * 3
+
+
+async def test_after_the_last_try_it_fails() -> None:
+    model, waits = optimiser(ApiError(429, retry_after="0"))
+
+    with pytest.raises(OptimiserFailed, match="status 429"):
+        await model.ask("m", [], 1.0)
+
+    assert (model.ledger.model_calls, len(waits)) == (TRIES, TRIES - 1)
+
+
+@pytest.mark.parametrize("error", [ApiError(401), ApiError(400), ApiError(429, retry_after="100000")])
+async def test_what_will_not_help_is_not_tried_again(error: Exception) -> None:
+    model, waits = optimiser(error)
+
+    with pytest.raises(OptimiserFailed):
+        await model.ask("m", [], 1.0)
+
+    assert (model.ledger.model_calls, waits) == (1, [])
+
+
+async def test_tries_count_against_the_budget() -> None:
+    model, _ = optimiser(ApiError(429, retry_after="0"))
+    model.ledger = Ledger(OptimisationBudget(model_calls=2))
+
+    with pytest.raises(BudgetSpent):
+        await model.ask("m", [], 1.0)
+
+    assert model.ledger.model_calls == 2
+
+
+async def test_errors_that_are_not_of_the_api_are_raised_as_they_are() -> None:
+    model, _ = optimiser(KeyError("a bug"))
+
+    with pytest.raises(KeyError, match="a bug"):
+        await model.ask("m", [], 1.0)
+
+
+@pytest.mark.parametrize(("headers", "seconds"), [({}, None), ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None)])
+def test_headers_without_a_number_say_nothing(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_seconds(headers) == seconds
+
+
+# ---------------------------------------------------------------------- books
+
+
+def test_money_counts_calls_under_way_as_the_dearest_so_far() -> None:
+    ledger = Ledger(OptimisationBudget(cost=10.0, prices={"m": Prices(read=1.0)}))
+    ledger.take_call()
+    ledger.end_call("m", SimpleNamespace(prompt_tokens=4, completion_tokens=0))
+    ledger.take_call()
+
+    with pytest.raises(BudgetSpent):
+        ledger.take_call()
+
+    ledger.end_call("m", SimpleNamespace(prompt_tokens=1, completion_tokens=0))
+    ledger.take_call()
+    assert ledger.cost == 5.0
+
+
+def test_a_call_that_tracer_and_proxy_recorded_costs_once() -> None:
+    ledger = Ledger(OptimisationBudget(cost=100.0, prices={"m": Prices(read=1.0, written=2.0)}))
+    call = {"gen_ai.request.model": "m", "gen_ai.usage.prompt_tokens": 3, "gen_ai.usage.completion_tokens": 1}
+    ledger.take_rollouts(1)
+
+    ledger.end_rollouts(1, [[{**call, "gen_ai.response.id": "r"}, {**call, "gen_ai.response.id": "r"}, {"x": 1}]])
+
+    assert ledger.cost == 5.0
+
+
+@pytest.mark.parametrize("options", [{"rollouts": -1}, {"model_calls": -2}, {"cost": float("nan")}, {"cost": 1.0}])
+def test_budgets_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        OptimisationBudget(**options)
+
+
+# ---------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize(
+    ("engine", "original", "candidate", "fault"),
+    [
+        ("f-string", "{a}", "so {a} and {a!r:>5}", None),
+        ("f-string", "{a.name} {a[0]}", "{a.other}", None),
+        ("f-string", "{a}", "nothing {{a}}", "drops the placeholders a"),
+        ("f-string", "{a}", "{a} {b}", "new placeholders 'b'"),
+        ("f-string", "{a}", "{a} {", "does not parse"),
+        ("f-string", "{a}", "  ", "empty"),
+        ("jinja", "{{ a }}", "{% for x in a %}{{ x }}{% endfor %}", None),
+        ("jinja", "{{ a }}", "{{ b }}", "drops the placeholders a and has new placeholders 'b'"),
+        ("jinja", "{{ a }}", "{{ a", "does not parse"),
+        ("poml", "<p>{{a}}</p>", "<b>{{ a.x }}</b>", None),
+        ("poml", "<p>{{a}}</p>", "<b></b>", "drops the placeholders a"),
+    ],
+)
+def test_unfit_prompts_are_told_apart(engine: Any, original: str, candidate: str, fault: str | None) -> None:
+    reason = why_unfit(
+        PromptTemplate(template=candidate, engine=engine), PromptTemplate(template=original, engine=engine)
+    )
+
+    assert reason is None if fault is None else fault in (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("plain {a}", "plain {a}"),
+        ("```\nfenced\n```\n", "fenced"),
+        ("```markdown\na\n\nb\n```", "a\n\nb"),
+        ("<prompt_template>\ntagged\n</prompt_template>", "tagged"),
+        ("before\n```\ncode\n```", "before\n```\ncode\n```"),
+    ],
+)
+def test_what_a_model_puts_around_the_whole_answer_is_taken_off(answer: str, text: str) -> None:
+    assert unwrapped(answer) == text
+
+
+# ---------------------------------------------------------------------- lineage and crowds
+
+
+def test_promotion_is_not_undone_by_the_beam() -> None:
+    lineage = Lineage([Candidate("v0", "p", "x", fate="seed"), Candidate("v1", "p", "y", parent="v0")])
+
+    lineage.settle("v1", "promoted", "because")
+    lineage.settle("v1", "dropped")
+    lineage.settle("v0", "dropped")
+
+    assert [(one.fate, one.reason) for one in lineage] == [("seed", None), ("promoted", "because")]
+    with pytest.raises(ConfigurationError, match="no candidate 'v9'"):
+        lineage.ancestry("v9")
+
+
+async def test_when_one_fails_the_others_end() -> None:
+    ended: list[int] = []
+
+    async def work(number: int) -> int:
+        try:
+            if number == 1:
+                raise KeyError("one")
+            await asyncio.Event().wait()
+        finally:
+            ended.append(number)
+        return number
+
+    with pytest.raises(KeyError):
+        await gathered((work(number) for number in range(5)), limit=2)
+
+    assert {0, 1} <= set(ended)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,157 @@
+"""A run that was broken off goes on where it was, and does nothing twice."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from tests.algorithm.apo.world import Optimiser, agents, apo_in, optimised
+
+pytestmark = pytest.mark.usefixtures("quick_poml")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class KillingJournal(Journal):
+    """Ends the run at its n-th line, after writing it."""
+
+    left = 0
+
+    def put(self, step: str, outcome: Any) -> None:
+        super().put(step, outcome)
+        type(self).left -= 1
+        if type(self).left == 0:
+            raise Killed(step)
+
+
+async def run_once(path: Path, store: Any, client: Optimiser, seed: int = 3) -> Any:
+    return await optimised(client, store=store, state_file=path, tasks=40, beam_rounds=2, seed=seed)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 7, 15, 25, 40, 60])
+async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
+    lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, client, path = InMemoryLightningStore(), Optimiser(), tmp_path / "state.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(KillingJournal, "left", lines)
+        patched.setattr("agentlightning.algorithm.apo.search.Journal", KillingJournal)
+        with pytest.raises(Killed):
+            await run_once(path, store, client)
+    kept = [json.loads(line)[0] for line in path.read_text().splitlines()[1:]]
+    calls_before = len(client.calls)
+
+    apo = await run_once(path, store, client, seed=99)
+
+    whole = Optimiser()
+    in_one_go = await run_once(tmp_path / "other.jsonl", InMemoryLightningStore(), whole)
+    edits = sum(step.endswith("edit") for step in kept)
+    assert len(await store.query_rollouts()) == apo.result.spent["rollouts"]
+    assert apo.result.spent["model_calls"] - len(client.calls) in (
+        0,
+        1,
+    )  # it may be killed between counting and calling
+    assert len(client.calls) - calls_before <= len(whole.calls) - 2 * edits
+    assert len(apo.candidates) == len(in_one_go.candidates)
+
+
+async def test_a_finished_run_is_only_read_again(tmp_path: Path) -> None:
+    path, client = tmp_path / "state.jsonl", Optimiser()
+    first = await run_once(path, InMemoryLightningStore(), client)
+    calls = len(client.calls)
+    store = InMemoryLightningStore()
+
+    again = await run_once(path, store, client, seed=42)
+
+    assert list(await store.query_rollouts()) == []
+    assert len(client.calls) == calls
+    assert again.get_best_prompt() == first.get_best_prompt()
+    assert (again.result.gain, again.result.spent) == (first.result.gain, first.result.spent)
+    assert list(again.candidates) == list(first.candidates)
+
+
+async def test_rollouts_under_way_at_the_kill_are_found_again_in_a_durable_store(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    async with SqliteLightningStore(tmp_path / "store.db") as store:
+        apo = apo_in(store, Optimiser(), state_file=path, beam_rounds=0, rollout_batch_timeout=30)
+        running = asyncio.create_task(apo.run([1], list(range(10))))
+        while len(await store.query_rollouts()) < 10:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        async with agents(store) as done:
+            again = apo_in(store, Optimiser(), state_file=path, beam_rounds=0)
+            await again.run([1], list(range(10)))
+
+        assert len(done) == len(await store.query_rollouts()) == 10
+        assert again.result.spent["rollouts"] == 10
+
+
+async def test_rollout_whose_runner_died_with_the_process_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.algorithm.apo.tasks.SILENCE_SECONDS", 0.3)
+    store, path = InMemoryLightningStore(), tmp_path / "state.jsonl"
+    running = asyncio.create_task(apo_in(store, Optimiser(), state_file=path, beam_rounds=0).run([1], [0, 1, 2]))
+    claimed = await store.dequeue_rollout("doomed", wait=10)
+    assert claimed is not None
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    async with agents(store) as done:
+        again = apo_in(store, Optimiser(), state_file=path, beam_rounds=0)
+        await again.run([1], [0, 1, 2])
+
+    assert sorted(done) == sorted(rollout.rollout_id for rollout in await store.query_rollouts())
+    assert len(await store.query_attempts(claimed.rollout_id)) == 2
+    assert again.result.spent["rollouts"] == 3
+
+
+async def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    await run_once(path, InMemoryLightningStore(), Optimiser())
+
+    with pytest.raises(ConfigurationError, match="another run, with other val_batch_size"):
+        await optimised(Optimiser(), state_file=path, tasks=40, beam_rounds=2, val_batch_size=9)
+
+
+def test_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    journal = Journal(path, {"a": 1})
+    journal.put("one", [1, 2])
+    with path.open("ab") as file:
+        file.write(b'["two", [3')
+
+    again = Journal(path, {"a": 1})
+    again.put("three", "3")
+
+    last = Journal(path, {"a": 1})
+    assert ("two" in last, last.get("one"), last.get("three")) == (False, [1, 2], "3")
+    assert last.rollout_ids("one", 2) == journal.rollout_ids("one", 2)
+
+
+@pytest.mark.parametrize("content", ['{"other": 1}\n', "not json\n"])
+def test_file_that_is_no_journal_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+
+    with pytest.raises(ConfigurationError, match="not the state of an APO run"):
+        Journal(path, {})
+
+    assert path.read_text() == content
+
+
+def test_without_a_file_nothing_is_kept() -> None:
+    journal = Journal()
+    journal.put("one", 1)
+
+    assert (len(journal), journal.get("one"), journal.rollout_ids("one", 1), journal.run_id) == (0, None, None, None)

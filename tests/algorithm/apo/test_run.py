@@ -1,0 +1,270 @@
+"""Runs of APO over a store, with agents and an optimiser of a small world."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.algorithm.apo import Lineage, OptimisationBudget
+from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy.budgets import Prices
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import PromptTemplate
+from tests.algorithm.apo.world import SEED, WORDS, Optimiser, agents, apo_in, optimised, share_of_words
+
+pytestmark = pytest.mark.usefixtures("quick_poml")
+
+
+async def test_the_best_prompt_says_all_that_helps() -> None:
+    apo = await optimised(Optimiser())
+
+    best = apo.get_best_prompt().template
+    assert all(word in best for word in WORDS[:3])
+    assert apo.result.gain.low > 0
+    assert apo.result.best_score > apo.result.seed_score == 0.0
+
+
+async def test_the_lineage_leads_from_the_seed_to_the_best_prompt_and_stands_in_the_store() -> None:
+    store = InMemoryLightningStore()
+    apo = await optimised(Optimiser(), store=store)
+
+    (run,) = await store.query_runs(name="apo")
+    line = apo.lineage()
+
+    assert run.status == "succeeded"
+    assert (line[0].fate, line[0].template, line[-1].fate) == ("seed", SEED.template, "promoted")
+    assert [one.parent for one in line] == [None, *(one.version for one in line[:-1])]
+    assert all(one.critique in WORDS and one.scores for one in line[1:])
+    assert list(Lineage.of_run(run)) == list(apo.candidates)
+    points = await store.query_metrics(run.run_id, names=["apo/best_score"])
+    assert points[-1].values["apo/best_score"] == pytest.approx(apo._history_best_score)
+
+
+async def test_the_best_prompts_are_published_and_written_to_the_file(tmp_path: Path) -> None:
+    store, output = InMemoryLightningStore(), tmp_path / "new" / "best.json"
+    apo = await optimised(Optimiser(), store=store, output=output)
+
+    written = json.loads(output.read_text(encoding="utf-8"))
+    latest = await store.get_latest_resources()
+
+    assert latest is not None
+    assert latest.resources == {"prompt": apo.get_best_prompt()}
+    assert PromptTemplate(**written["prompts"]["prompt"]) == apo.get_best_prompt()
+    assert written["gain"]["low"] > 0
+    assert [path.name for path in output.parent.iterdir()] == ["best.json"]
+
+
+async def test_several_prompts_are_optimised_in_one_run() -> None:
+    other = PromptTemplate(template="Summarise {answer}.", engine="f-string")
+
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        found = (WORDS[0] in prompts["prompt"]) + (WORDS[0] in prompts["summary"])
+        return float(task % 2 < found)
+
+    apo = await optimised(Optimiser(), judge=judge, prompts={"prompt": SEED, "summary": other})
+
+    best = apo.get_best_prompts()
+    assert list(best) == ["prompt", "summary"]
+    assert all(WORDS[0] in prompt.template for prompt in best.values())
+    assert {one.resource_name for one in apo.lineage()[1:]} == {"prompt", "summary"}
+    assert apo.result.diff().count("(best)") == 2
+
+
+async def test_other_resources_reach_the_agents_unchanged() -> None:
+    store = InMemoryLightningStore()
+    seen: set[str] = set()
+
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        seen.update(prompts)
+        return 0.0
+
+    apo = apo_in(store, Optimiser(), beam_rounds=0)
+    apo.set_initial_resources({"prompt": SEED, "fixed": PromptTemplate(template="x", engine="f-string")})
+    async with agents(store, judge):
+        await apo.run([1, 2], list(range(10)))
+
+    assert seen == {"prompt", "fixed"}
+
+
+async def test_candidate_that_no_longer_formats_is_rejected_with_the_reason() -> None:
+    edits = iter(
+        ["No braces.", "Answer {question} for {whom}.", "Answer {question", "```\nPlease answer {question}.\n```"]
+    )
+
+    apo = await optimised(Optimiser(edit=lambda prompt, word: next(edits)), beam_rounds=1)
+
+    reasons = {one.template: one.reason for one in apo.candidates if one.fate == "rejected"}
+    assert "drops the placeholders question" in reasons["No braces."]
+    assert "new placeholders 'whom'" in reasons["Answer {question} for {whom}."]
+    assert "does not parse" in reasons["Answer {question"]
+    assert "Please answer {question}." in {one.template for one in apo.candidates if one.fate != "rejected"}
+    assert apo.result.counts["candidates that were rejected"] == 3
+
+
+async def test_equal_prompts_with_a_noisy_reward_are_not_called_better() -> None:
+    noise = random.Random(7)
+
+    apo = await optimised(Optimiser(), judge=lambda prompts, task: float(noise.random() < 0.5), beam_rounds=3)
+
+    assert not apo.result.is_improved
+    assert apo.get_best_prompt() == SEED
+    assert [one.verdict for one in apo.result.challenges] == ["not better"] * len(apo.result.challenges)
+
+
+async def test_a_challenger_is_compared_on_tasks_that_did_not_choose_it() -> None:
+    store = InMemoryLightningStore()
+    await optimised(Optimiser(), store=store, beam_rounds=1, run_initial_validation=False)
+
+    used: dict[str, list[Any]] = {}
+    for rollout in await store.query_rollouts():
+        if rollout.mode == "val":
+            used.setdefault(rollout.resources_id or "", []).append(rollout.input)
+
+    assert all(len(tasks) == len(set(tasks)) for tasks in used.values())
+
+
+async def test_without_a_comparison_the_higher_mean_wins() -> None:
+    apo = await optimised(Optimiser(), alpha=None, tasks=16)
+
+    assert all(word in apo.get_best_prompt().template for word in WORDS)
+    assert apo.result.best_score == 1.0
+    assert apo.result.gain is None
+
+
+async def test_candidates_are_made_at_the_same_time_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.algorithm.apo.apo.os.cpu_count", lambda: 8)
+    client = Optimiser()
+
+    await optimised(client, concurrency=3, beam_rounds=1)
+
+    assert client.most_running == 3
+
+
+@pytest.mark.parametrize("rollouts", [0, 40, 100, 151, 200])
+async def test_a_budget_of_rollouts_is_kept_to_the_last_one(rollouts: int) -> None:
+    store = InMemoryLightningStore()
+
+    apo = await optimised(Optimiser(), store=store, budget=OptimisationBudget(rollouts=rollouts), tasks=30)
+
+    sent = len(await store.query_rollouts())
+    assert sent == apo.result.spent["rollouts"] <= rollouts
+    assert "budget" in apo.result.stopped
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 7, 11])
+async def test_a_budget_of_model_calls_is_kept_to_the_last_one(calls: int) -> None:
+    client = Optimiser()
+
+    apo = await optimised(client, budget=OptimisationBudget(model_calls=calls))
+
+    assert len(client.calls) == apo.result.spent["model_calls"] == calls // 2 * 2
+    assert "budget" in apo.result.stopped
+
+
+async def test_a_budget_of_money_is_kept() -> None:
+    client = Optimiser()
+    prices = {"gpt-5-mini": Prices(read=0.01, written=0.1), "gpt-4.1-mini": Prices(read=0.01, written=0.1)}
+
+    apo = await optimised(client, budget=OptimisationBudget(cost=13.0, prices=prices), concurrency=1)
+
+    assert apo.result.spent["cost"] == 2.0 * len(client.calls) == 12.0
+    assert "budget" in apo.result.stopped
+
+
+async def test_run_in_which_all_rollouts_fail_stops_with_the_first_traceback() -> None:
+    store = InMemoryLightningStore()
+
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        raise ValueError("the oven is cold")
+
+    with pytest.raises(TrainingError, match="Traceback: the oven is cold"):
+        await optimised(Optimiser(), judge=judge, store=store)
+
+    (run,) = await store.query_runs(name="apo")
+    assert run.status == "failed"
+    assert "the oven is cold" in run.summary["error"]
+
+
+async def test_candidate_with_which_all_rollouts_fail_does_not_stop_the_run() -> None:
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        if "exactly" in prompts["prompt"]:
+            raise ValueError("too exact")
+        return share_of_words(prompts, task)
+
+    apo = await optimised(Optimiser(), judge=judge)
+
+    assert "please" in apo.get_best_prompt().template
+    assert "exactly" not in apo.get_best_prompt().template
+
+
+@pytest.mark.parametrize("answer", [None, ""], ids=["nothing", "empty"])
+async def test_empty_answers_are_skipped_and_counted(answer: str | None) -> None:
+    apo = await optimised(Optimiser(edit=lambda prompt, word: answer), beam_rounds=1)
+
+    assert apo.result.counts["empty edits"] == 4
+    assert not apo.result.is_improved
+
+
+async def test_rollouts_that_are_late_are_cancelled_and_counted() -> None:
+    store = InMemoryLightningStore()
+    apo = apo_in(store, Optimiser(), beam_rounds=0, rollout_batch_timeout=0.05)
+
+    await apo.run([1], [1, 2, 3])
+
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
+    assert apo.result.counts["rollouts that were late"] == 3
+
+
+async def test_cancelled_run_is_noted_as_stopped() -> None:
+    store = InMemoryLightningStore()
+    apo = apo_in(store, Optimiser())
+    running = asyncio.create_task(apo.run([1], [1, 2, 3]))
+    while not await store.query_rollouts():
+        await asyncio.sleep(0)
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    (run,) = await store.query_runs(name="apo")
+    assert run.status == "stopped"
+
+
+async def test_wrong_adapter_is_told_before_anything_is_sent() -> None:
+    store = InMemoryLightningStore()
+    apo = apo_in(store, Optimiser())
+    apo.set_adapter(TracerTraceToTriplet())
+
+    with pytest.raises(ConfigurationError, match="TraceToMessages"):
+        await apo.run([1], [1])
+
+    assert list(await store.query_rollouts()) == []
+
+
+async def test_model_that_never_answers_stops_the_run() -> None:
+    class Denied(Exception):
+        status_code = 401
+
+    async def create(**asked: Any) -> Any:
+        raise Denied("no such key")
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
+    with pytest.raises(TrainingError, match="no such key"):
+        await optimised(client)
+
+
+async def test_the_end_shows_scores_interval_and_diff() -> None:
+    apo = await optimised(Optimiser())
+
+    told = str(apo.result)
+
+    assert "Validation score: 0.000 -> " in told
+    assert f"from {apo.result.gain.n} pairs" in told
+    assert f"-{SEED.template}" in told.splitlines()
+    assert f"+{apo.get_best_prompt().template}" in told.splitlines()

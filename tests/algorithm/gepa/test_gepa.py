@@ -1,0 +1,409 @@
+"""Runs of GEPA over a store, with agents and a reflecting model of a small world."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.gepa import GEPA, Lineage, OptimisationBudget
+from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy.budgets import Prices
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import PromptTemplate
+from tests.algorithm.apo.world import SEED, WORDS, agents, share_of_words
+from tests.algorithm.gepa.world import Writer, evolved, gepa_in
+
+
+async def test_the_best_prompt_says_all_that_helps() -> None:
+    gepa = await evolved(Writer())
+
+    best = gepa.get_best_prompts()["prompt"].template
+    assert gepa.result is not None
+    assert gepa.result.gain is not None
+    assert all(word in best for word in WORDS)
+    assert gepa.result.gain.low > 0
+    assert (gepa.result.seed_score, gepa.result.best_score) == (0.0, 1.0)
+    assert "highest reward" in str(gepa.result.stopped)
+
+
+async def test_the_lineage_leads_from_the_seed_to_the_best_prompt_and_stands_in_the_store() -> None:
+    store = InMemoryLightningStore()
+    trainer_run = await store.start_run("training")
+    gepa = gepa_in(store, Writer())
+    gepa.set_run_id(trainer_run.run_id)
+    async with agents(store):
+        await gepa.run(range(40), range(60))
+
+    (run,) = await store.query_runs(name="gepa")
+    line = gepa.lineage()
+
+    assert (run.status, run.metadata) == ("succeeded", {"trainer_run_id": trainer_run.run_id})
+    assert (line[0].fate, line[0].template, line[-1].fate) == ("seed", SEED.template, "promoted")
+    assert [one.parent for one in line] == [None, *(one.version for one in line[:-1])]
+    assert all(one.scores for one in line)
+    assert list(Lineage.of_run(run)) == list(gepa.candidates)
+    assert run.summary["challenges"][0]["verdict"] == "better"
+    for run_id in (run.run_id, trainer_run.run_id):
+        points = await store.query_metrics(run_id, names=["gepa/best_score"])
+        assert points[-1].values["gepa/best_score"] == 1.0
+
+
+async def test_the_best_prompts_are_published_and_written_to_the_file(tmp_path: Path) -> None:
+    store, output = InMemoryLightningStore(), tmp_path / "new" / "best.json"
+    gepa = await evolved(Writer(), store=store, output=output)
+
+    written = json.loads(output.read_text(encoding="utf-8"))
+    latest = await store.get_latest_resources()
+
+    assert latest is not None
+    assert (latest.resources_id, latest.resources) == ("gepa-best", gepa.get_best_prompts())
+    assert PromptTemplate(**written["prompts"]["prompt"]) == gepa.get_best_prompts()["prompt"]
+    assert written["gain"]["low"] > 0
+
+
+async def test_several_prompts_evolve_in_one_run() -> None:
+    greeting = PromptTemplate(template="Greet {{ name }}.", engine="jinja")
+
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        """Half of the tasks need a word in one prompt, half in the other."""
+        return float("please" in prompts["prompt" if task % 2 else "greeting"])
+
+    gepa = await evolved(Writer(), judge=judge, prompts={"prompt": SEED, "greeting": greeting}, minibatch_size=8)
+
+    best = gepa.get_best_prompts()
+    assert "please" in best["prompt"].template
+    assert "please" in best["greeting"].template
+    assert best["greeting"].engine == "jinja"
+    assert {one.resource_name for one in gepa.lineage()[1:]} == {"prompt", "greeting"}
+
+
+async def test_several_candidates_are_made_in_one_iteration() -> None:
+    gepa = await evolved(Writer(), proposals=3)
+
+    made = [one.round for one in gepa.candidates]
+    assert made.count(1) >= 2
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+# ---------------------------------------------------------------------- the reflecting model
+
+
+async def test_an_async_function_can_reflect() -> None:
+    write = Writer()
+
+    async def reflect(question: str) -> str:
+        await asyncio.sleep(0)
+        return write(question)
+
+    gepa = await evolved(reflect)
+
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_a_client_is_asked_for_the_named_model_with_the_traces_and_the_placeholders() -> None:
+    write, asked = Writer(), []
+
+    async def create(**request: Any) -> Any:
+        asked.append(request)
+        said = SimpleNamespace(content=write(request["messages"][0]["content"]))
+        return SimpleNamespace(choices=[SimpleNamespace(message=said)], usage=None)
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    gepa = await evolved(client, reflection_model="thinker", temperature=0.5, minibatch_size=3)
+
+    assert gepa.result is not None
+    assert gepa.result.spent["model_calls"] == len(asked)
+    assert {(one["model"], one["temperature"]) for one in asked} == {("thinker", 0.5)}
+    question = asked[0]["messages"][0]["content"]
+    assert question.count("# Example") == 3
+    assert "Reward: 0 (from 0 to 1)" in question
+    assert "add no others: {question}" in question
+
+
+async def test_without_a_model_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
+        await evolved(None)
+
+
+async def test_prompt_that_drops_a_placeholder_is_rejected_with_the_reason_and_asked_for_again() -> None:
+    broken = iter(["", "Answer {question", "Answer.", "Answer {question} to {whom}."])
+    write = Writer(lambda prompt, word: next(broken, f"{prompt} Do it {word}."))
+
+    gepa = await evolved(write)
+
+    rejected = [one.reason for one in gepa.candidates if one.fate == "rejected"]
+    assert rejected[0] == "it is empty"
+    assert "does not parse" in str(rejected[1])
+    assert rejected[2:] == ["it drops the placeholders question", "it has new placeholders 'whom'"]
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_prompt_that_changes_nothing_costs_no_rollouts() -> None:
+    gepa = await evolved(Writer(lambda prompt, word: prompt), patience=3, minibatch_size=4)
+
+    assert gepa.result is not None
+    assert {one.reason for one in gepa.candidates if one.fate == "rejected"} == {"it changes nothing"}
+    assert gepa.result.spent["rollouts"] == 30 + 3 * 4  # the seed on the front, and on a minibatch each time
+    assert gepa.result.stopped == "no candidate was added in 3 iterations"
+
+
+async def test_a_model_that_never_answers_ends_the_run_with_its_error() -> None:
+    def fail(question: str) -> str:
+        raise OSError("the line is dead")
+
+    with pytest.raises(TrainingError, match="the line is dead"):
+        await evolved(fail)
+
+
+async def test_a_model_that_dies_later_leaves_what_was_found() -> None:
+    write = Writer()
+
+    def reflect(question: str) -> str:
+        if len(write.asked) == 3:
+            raise OSError("the line is dead")
+        return write(question)
+
+    gepa = await evolved(reflect)
+
+    assert gepa.result is not None
+    assert "the line is dead" in str(gepa.result.stopped)
+    assert gepa.result.counts["calls that failed"] == 3
+    assert gepa.result.is_improved
+
+
+# ---------------------------------------------------------------------- honest gain
+
+
+async def test_a_candidate_that_is_only_lucky_does_not_replace_the_seed() -> None:
+    def noise(prompts: dict[str, str], task: Any) -> float:
+        """A coin for each prompt and task, whatever the prompt says."""
+        return float(zlib.crc32(f"{prompts['prompt']} {task}".encode()) % 2)
+
+    promoted = 0
+    for seed in range(10):
+        gepa = await evolved(
+            Writer(lambda prompt, word: f"{prompt} Again."), judge=noise, seed=seed, iterations=8, n_val=40
+        )
+        assert gepa.result is not None
+        promoted += gepa.result.is_improved
+        if gepa.result.challenges:
+            refused = gepa.candidates[gepa.result.challenges[0].candidate]
+            assert gepa.result.is_improved or refused.fate == "refused"
+
+    assert promoted == 0
+
+
+async def test_candidates_are_compared_on_tasks_that_did_not_choose_them() -> None:
+    store = InMemoryLightningStore()
+    gepa = await evolved(Writer(), store=store, front_size=25)
+
+    assert gepa.result is not None
+    by_resources: dict[str, list[int]] = {}
+    for rollout in await store.query_rollouts():
+        if rollout.mode == "val":
+            by_resources.setdefault(str(rollout.resources_id), []).append(rollout.input)
+    seed, *_, best = by_resources.values()
+    front = set(seed[:25])
+    assert set(best[:25]) == front
+    assert seed[25:] == best[25:]
+    assert front.isdisjoint(seed[25:])
+    assert gepa.result.challenges[0].gain.n <= len(seed[25:])
+
+
+async def test_without_alpha_the_higher_mean_is_promoted() -> None:
+    gepa = await evolved(Writer(), alpha=None, n_val=6)
+
+    assert gepa.result is not None
+    assert gepa.result.is_improved
+    assert gepa.result.challenges[0].gain.n == 3
+
+
+# ---------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize("rollouts", [84, 101, 150, 207])
+async def test_a_budget_of_rollouts_is_respected_to_the_last(rollouts: int) -> None:
+    store = InMemoryLightningStore()
+    gepa = await evolved(Writer(), store=store, budget=OptimisationBudget(rollouts=rollouts))
+
+    sent = await store.query_rollouts()
+    assert gepa.result is not None
+    assert len(sent) == gepa.result.spent["rollouts"] <= rollouts
+    assert "budget" in str(gepa.result.stopped)
+    assert gepa.result.challenges, "enough is kept for the comparison"
+
+
+async def test_a_budget_of_model_calls_is_respected() -> None:
+    write = Writer()
+    gepa = await evolved(write, budget=OptimisationBudget(model_calls=2))
+
+    assert gepa.result is not None
+    assert len(write.asked) == gepa.result.spent["model_calls"] == 2
+    assert "all 2 model calls are spent" in str(gepa.result.stopped)
+    assert gepa.result.is_improved
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": OptimisationBudget(rollouts=83)}, "comparison, take 84"),
+        ({"n_val": 8}, "4 validation tasks are left .* at least 6 to decide"),
+        ({"n_val": 1}, "Of 1 validation tasks"),
+        ({"front_size": 60}, "Of 60 validation tasks"),
+        ({"n_train": 0}, "train_dataset"),
+        ({"prompts": {}}, "PromptTemplate"),
+    ],
+    ids=["budget", "judges", "one task", "front", "no tasks", "no prompt"],
+)
+async def test_what_cannot_work_is_told_before_anything_is_spent(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    store = InMemoryLightningStore()
+
+    with pytest.raises(ConfigurationError, match=message):
+        await evolved(Writer(), store=store, state_file=tmp_path / "state", **options)
+
+    assert len(await store.query_rollouts()) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"iterations": 0}, {"patience": 0}, {"minibatch_size": 0}, {"proposals": 0}, {"front_size": 0}, {"alpha": 2.0}],
+    ids=str,
+)
+def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        GEPA(**wrong)
+
+
+def test_a_model_is_a_client_or_a_function() -> None:
+    model: Any = "gpt-5"
+    with pytest.raises(ConfigurationError, match="a client or a function; this is a str"):
+        GEPA(model)
+
+
+async def test_money_is_counted_and_limited() -> None:
+    write = Writer()
+
+    async def create(**request: Any) -> Any:
+        said = SimpleNamespace(content=write(request["messages"][0]["content"]))
+        usage = SimpleNamespace(prompt_tokens=100, completion_tokens=10)
+        return SimpleNamespace(choices=[SimpleNamespace(message=said)], usage=usage)
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    budget = OptimisationBudget(cost=0.25, prices={"thinker": Prices(read=0.001, written=0.0)})
+    gepa = await evolved(client, reflection_model="thinker", budget=budget)
+
+    assert gepa.result is not None
+    assert gepa.result.spent["cost"] == pytest.approx(0.2)
+
+
+# ---------------------------------------------------------------------- rollouts that go wrong
+
+
+async def test_when_all_rollouts_fail_the_first_traceback_is_told() -> None:
+    store = InMemoryLightningStore()
+
+    def fail(prompts: dict[str, str], task: Any) -> float:
+        raise ValueError("no such room")
+
+    with pytest.raises(TrainingError, match=r"(?s)All 30 rollouts failed.*Traceback: no such room"):
+        await evolved(Writer(), judge=fail, store=store)
+
+    (run,) = await store.query_runs(name="gepa")
+    assert run.status == "failed"
+    assert "no such room" in run.summary["error"]
+
+
+async def test_a_prompt_that_makes_rollouts_fail_scores_nothing_and_the_run_goes_on() -> None:
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        if "please" in prompts["prompt"] and "exactly" not in prompts["prompt"]:
+            raise ValueError("too polite")
+        return share_of_words(prompts, task)
+
+    words = iter(["please", "exactly"])
+    write = Writer(lambda prompt, word: f"{prompt} Do it {next(words, word)}.")
+    gepa = await evolved(write, judge=judge, minibatch_size=8)
+
+    assert gepa.candidates["v1"].fate == "dropped"
+    assert gepa.result is not None
+    assert gepa.result.is_improved
+
+
+async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None:
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        if task % 2:
+            raise ValueError("odd one out")
+        return share_of_words(prompts, task)
+
+    write = Writer()
+    await evolved(write, judge=judge, minibatch_size=8, iterations=3)
+
+    assert "The rollout failed; rollout 'ro-" in write.asked[0]
+    assert "Traceback: odd one out" in write.asked[0]
+
+
+async def test_rollouts_that_nobody_runs_end_the_run() -> None:
+    store = InMemoryLightningStore()
+    gepa = gepa_in(store, Writer(), rollout_batch_timeout=0.05)
+
+    with pytest.raises(TrainingError, match="No rollout was finished"):
+        await gepa.run(range(40), range(60))
+
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
+
+
+async def test_rewards_outside_their_range_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"A reward of 5.0 lies outside"):
+        await evolved(Writer(), judge=lambda prompts, task: 5.0)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def test_a_run_that_is_cancelled_ends_its_engine_and_takes_its_rollouts_back() -> None:
+    store = InMemoryLightningStore()
+    gepa = gepa_in(store, Writer())
+    before = threading.active_count()
+    task = asyncio.create_task(gepa.run(range(40), range(60)))  # no agents: it waits
+    await asyncio.wait_for(store.dequeue_rollout("somebody", wait=30), 30)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await asyncio.wait_for(until(lambda: threading.active_count() <= before), 30)
+    (run,) = await store.query_runs(name="gepa")
+    assert run.status == "stopped"
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
+
+
+# ---------------------------------------------------------------------- the package
+
+
+def test_importing_algorithms_does_not_import_gepa() -> None:
+    told = "import sys, agentlightning.algorithm, agentlightning.algorithm.gepa; assert 'gepa' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", told], check=True, timeout=120)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gepa", None)
+
+    with pytest.raises(ConfigurationError, match=r"agentlightning\[gepa\]"):
+        GEPA()

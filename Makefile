@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup test test-frameworks check format demo first-loop bench docs clean tiny-model
+.PHONY: help setup test test-frameworks check format demo first-loop bench bench-learning docs clean tiny-model
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -69,6 +69,9 @@ first-loop: $(READY) ## Run the smallest complete loop: an agent, a store, rewar
 
 tiny-model: $(READY) ## Make the weights of the tiny model anew (about four minutes)
 	$(BIN)/python scripts/make_tiny_model.py
+
+bench-learning: $(READY) ## Train the demo with ten seeds and write the table of docs/benchmarks/learning.md
+	$(BIN)/python bench/workloads/learning.py --output docs/benchmarks/learning.md
 
 bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release (QUICK=1 for a short run)
 	$(BIN)/python bench/run.py $(if $(QUICK),--quick)

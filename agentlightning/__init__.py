@@ -29,7 +29,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("LlmProxyTraceToTriplet", "TraceToMessages", "TraceToTriplet", "TraceToTrajectory", "Trajectory"),
         "TraceReport",
     ),
-    "agentlightning.algorithm": ("Algorithm", "algo", "FastAlgorithm", "Baseline", "GRPO", "SFT", "VERL"),
+    "agentlightning.algorithm": (
+        *("Algorithm", "algo", "FastAlgorithm", "Baseline"),
+        *("APO", "GEPA", "GRPO", "SFT", "VERL"),
+    ),
     "agentlightning.client": ("AgentLightningClient", "DevTaskLoader"),
     "agentlightning.config": ("lightning_cli",),
     "agentlightning.execution": (

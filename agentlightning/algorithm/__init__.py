@@ -8,13 +8,26 @@ from agentlightning.algorithm.decorator import FunctionalAlgorithm, algo
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 
 if TYPE_CHECKING:
+    from agentlightning.algorithm.apo import APO
+    from agentlightning.algorithm.gepa import GEPA
     from agentlightning.algorithm.grpo import GRPO
     from agentlightning.algorithm.sft import SFT
     from agentlightning.algorithm.verl import VERL
 
-__all__ = ["Algorithm", "algo", "FunctionalAlgorithm", "FastAlgorithm", "Baseline", "GRPO", "SFT", "VERL"]
+__all__ = [
+    "APO",
+    "Algorithm",
+    "Baseline",
+    "FastAlgorithm",
+    "FunctionalAlgorithm",
+    "GEPA",
+    "GRPO",
+    "SFT",
+    "VERL",
+    "algo",
+]
 
-_HOME_OF = {"GRPO": "grpo.grpo", "SFT": "sft.sft", "VERL": "verl.interface"}
+_HOME_OF = {"APO": "apo.apo", "GEPA": "gepa.gepa", "GRPO": "grpo.grpo", "SFT": "sft.sft", "VERL": "verl.interface"}
 
 
 def __getattr__(name: str) -> object:

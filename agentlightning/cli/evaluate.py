@@ -20,7 +20,7 @@ from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout
 from agentlightning.algorithm.intervals import Estimate, estimate
 from agentlightning.cli.export_model import Choice, export, is_checkpoints
-from agentlightning.cli.runner import _loaded_agent
+from agentlightning.cli.runner import loaded_agent
 from agentlightning.cli.store_address import is_remote, path_of
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.n is not None and arguments.n < 1:
         raise ConfigurationError(f"--n is {arguments.n}; it must be at least 1.")
     tasks = _tasks(arguments.data)[: arguments.n]
-    agent = _loaded_agent(arguments.agent)
+    agent = loaded_agent(arguments.agent)
     evaluation = Evaluation(_resources(arguments.prompt), arguments.temperature, arguments.timeout)
     began = time.monotonic()
     with _served(arguments) as model:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until stopped; returns the exit code."""
     arguments = _parser().parse_args(argv)
     setup(arguments.log_level.upper())
-    agent = _loaded_agent(arguments.agent)
+    agent = loaded_agent(arguments.agent)
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     store = LightningStoreClient(arguments.store, token=token)
     runner: LitAgentRunner[object] = LitAgentRunner(
@@ -98,7 +98,7 @@ async def _no_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
     raise AssertionError("A runner has no algorithm.")
 
 
-def _loaded_agent(address: str) -> LitAgent[object]:
+def loaded_agent(address: str) -> LitAgent[object]:
     """The agent at `module:name`; modules of the working directory are found too."""
     sys.path.insert(0, os.getcwd())
     if ":" not in address:
@@ -113,7 +113,6 @@ def _loaded_agent(address: str) -> LitAgent[object]:
         agent.check_parameters()
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(
-            f"'{address}' is a {type(agent).__name__}, not an agent; name a function, or derive a "
-            "class from LitAgent."
+            f"'{address}' is a {type(agent).__name__}, not an agent; name a function, or derive a class from LitAgent."
         )
     return agent

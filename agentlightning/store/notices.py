@@ -46,8 +46,12 @@ class Listener:
 
     async def wait(self, timeout: float | None) -> None:
         """Return when woken, or after `timeout` seconds."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._event.wait(), timeout)
+        # Not wait_for, which before Python 3.12 could lose a cancellation that comes together with the event.
+        waiting = asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait([waiting], timeout=timeout)
+        finally:
+            waiting.cancel()
         if self._event.is_set():
             self._event.clear()
             self.is_woken = False

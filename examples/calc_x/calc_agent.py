@@ -43,8 +43,10 @@ def answer(question: str) -> str:
         if not message.tool_calls:
             return message.content or ""
         messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculated(call.function.arguments)})
+        messages.extend(
+            {"role": "tool", "tool_call_id": call.id, "content": calculated(call.function.arguments)}
+            for call in message.tool_calls
+        )
     return ""
 
 

@@ -125,7 +125,7 @@ class Policy:
     async def publish(self) -> dict[str, float]:
         """Give the engine the weights of this moment."""
         began = time.perf_counter()
-        await asyncio.to_thread(self.engine.publish, self.version, self.model.state())
+        await asyncio.to_thread(lambda: self.engine.publish(self.version, self.model.state()))
         return {"seconds/publishing": time.perf_counter() - began}
 
     # ------------------------------------------------------------------ files
@@ -138,7 +138,7 @@ class Policy:
 
     def learner_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the model's state: the learner's, and the adapters where there are some."""
-        published = self.model.state().keys()
+        published = self.model.state_shapes()
         weights = {name: weight for name, weight in self.model.trainable().items() if name not in published}
         adapters = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
         return {**self.learner.state(), **({_ADAPTERS: adapters} if adapters else {})}

@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= auto
+# Twice the cores, because many tests wait more than they compute.
+WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
 .PHONY: help setup test test-frameworks check format demo first-loop bench bench-learning docs clean tiny-model
 .DEFAULT_GOAL := help

@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 setup: $(READY) ## Create .venv with everything the other verbs need
 
 test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # OpenAI's client for Node, with which the LLM proxy is tested.
 NODE_CLIENTS := .node-clients

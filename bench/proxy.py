@@ -27,7 +27,7 @@ def measure(bench: Bench) -> Outcome:
     runs = bench.alternate(cases, 1 if bench.is_quick else ROUNDS)
     imports = [bench.run(bench.ours, "import_proxy.py") for _ in range(IMPORTS)]
     memory = bench.run(bench.ours, "proxy_memory.py", "--calls", "20000" if bench.is_quick else "100000")
-    figures = [*times(runs), *rates(runs), *accounted(runs), *sizes(memory)]
+    figures = [*times(runs), *rates(runs), *accounted(runs), *memory_figures(memory)]
     figures.append(Figure("import", min(run["import_s"] for run in imports), "s", Target("below", 1)))
     return Outcome(figures, {**runs, "memory": [memory]})
 
@@ -71,7 +71,7 @@ def accounted(runs: Mapping[str, Sequence[Figures]]) -> list[Figure]:
     return [Figure("calls that the store does not have", missing, "", Target("below", 1))]
 
 
-def sizes(memory: Figures) -> list[Figure]:
+def memory_figures(memory: Figures) -> list[Figure]:
     grown = memory["late_mb"] / memory["early_mb"]
     return [
         Figure("RSS of a proxy alone", memory["late_mb"], "MB", Target("below", 150), f"{memory['calls']:,} calls"),

@@ -84,6 +84,8 @@ def test_settling_what_was_not_written_is_harmless(tmp_path: Path) -> None:
     journal.settle("0" * 16)
     journal.close()
 
+    assert list(tmp_path.iterdir()) == []
+
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

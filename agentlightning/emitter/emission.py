@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.tracer.base import Tracer, get_active_tracer
+from agentlightning.tracer.conversion import events_behind
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.synthetic import readable_span
 from agentlightning.tracer.writing import core_fields_of
@@ -40,7 +41,7 @@ class EmittedSpan(ReadableSpan):
             parent=span.parent,
             resource=span.resource,
             attributes=span.attributes,
-            events=span.events,
+            events=events_behind(span),
             kind=span.kind,
             status=span.status,
             start_time=span.start_time,

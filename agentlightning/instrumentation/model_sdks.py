@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal
 
+from pydantic import BaseModel
+
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
 from agentlightning.instrumentation.bodies import read_along, read_whole
@@ -234,6 +236,9 @@ def _body_of(options: Any) -> dict[str, Any]:
 def _follow(call: ModelCall, answer: Any) -> None:
     """Finish a call with its answer: now, or when that has been read."""
     try:
+        if isinstance(answer, BaseModel):  # as most; to ask it for what it has not takes long
+            call.finish(answer)
+            return
         response = getattr(answer, "http_response", None)  # of a raw response
         if response is None and hasattr(answer, "__stream__"):
             response = answer.response

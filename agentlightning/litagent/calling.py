@@ -5,6 +5,7 @@ While it runs, model calls it makes with clients of its own go to the models of 
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentlightning.litagent.litagent import LitAgent
@@ -12,30 +13,45 @@ from agentlightning.litagent.redirection import redirecting, router_for
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, TaskInput
 from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["RolloutMethod", "call_agent"]
+__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "method_of"]
 
 RolloutMethod = Literal["rollout", "training_rollout", "validation_rollout"]
 
 
+@dataclass(frozen=True)
+class AgentMethod:
+    """What to call for a purpose, and how."""
+
+    call: Callable[..., Any]
+    is_coroutine: bool
+    agent_name: str | None = None
+    """Whose resources are meant, where they are scoped."""
+
+
+def method_of(agent: LitAgent[Any], method: RolloutMethod) -> AgentMethod:
+    """The method of that name, or the coroutine it is written as."""
+    name = _name_of(agent, method)
+    call: Callable[..., Any] = getattr(agent, name)
+    leads_to_coroutine = not _is_own(agent, name) and inspect.iscoroutinefunction(type(agent).rollout)
+    is_coroutine = inspect.iscoroutinefunction(call) or leads_to_coroutine
+    return AgentMethod(call, is_coroutine, getattr(agent, "__name__", None))
+
+
 async def call_agent(
-    agent: LitAgent[Any],
-    method: RolloutMethod,
+    method: AgentMethod,
     *,
     task: TaskInput,
     resources: NamedResources,
     rollout: Rollout,
     threads: DaemonThreads,
 ) -> RolloutRawResult:
-    """Have an agent do a task, by the method of that name or by the coroutine it is written as."""
-    name = _name_of(agent, method)
-    call: Callable[..., Any] = getattr(agent, name)
-    leads_to_coroutine = not _is_own(agent, name) and inspect.iscoroutinefunction(type(agent).rollout)
+    """Have an agent do a task."""
     result: RolloutRawResult
-    with redirecting(router_for(rollout, resources, agent_name=getattr(agent, "__name__", None))):
-        if inspect.iscoroutinefunction(call) or leads_to_coroutine:
-            result = await call(task, resources=resources, rollout=rollout)
+    with redirecting(router_for(rollout, resources, agent_name=method.agent_name)):
+        if method.is_coroutine:
+            result = await method.call(task, resources=resources, rollout=rollout)
         else:
-            result = await threads.run(lambda: call(task, resources=resources, rollout=rollout))
+            result = await threads.run(lambda: method.call(task, resources=resources, rollout=rollout))
     return result
 
 

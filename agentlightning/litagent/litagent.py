@@ -29,14 +29,17 @@ _PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
 _RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
 
 
-@contextmanager
-def working_for(runner: Any) -> Iterator[None]:
+class working_for:  # noqa: N801 # read as a verb; a class, because a generator takes longer
     """What agents do inside is done for this runner; several may share an agent."""
-    token = _RUNNER.set(runner)
-    try:
-        yield
-    finally:
-        _RUNNER.reset(token)
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def __enter__(self) -> None:
+        self._token = _RUNNER.set(self._runner)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _RUNNER.reset(self._token)
 
 
 def is_v0_1_rollout_api(func: Any) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, RolloutFailed
-from agentlightning.litagent.calling import RolloutMethod, call_agent
+from agentlightning.litagent.calling import RolloutMethod, call_agent, method_of
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
 from agentlightning.tracer import get_active_tracer
@@ -105,9 +105,8 @@ class AgentRouter(LitAgent[T]):
         route = await self.choose(task)
         own = await self._resources(route, resources, rollout)
         with _tagged(route.name):
-            return await call_agent(
-                route.agent, method, task=task, resources=own, rollout=rollout, threads=self._threads
-            )
+            chosen = method_of(route.agent, method)
+            return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=self._threads)
 
     async def _resources(self, route: Route, resources: NamedResources, rollout: Rollout) -> NamedResources:
         pinned_to = pinned_id(route.name, rollout) or route.resources_id

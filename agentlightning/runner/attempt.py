@@ -18,7 +18,7 @@ from typing import Any, Final
 from agentlightning.emitter import emit_exception
 from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.calling import call_agent
+from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
 from agentlightning.litagent.litagent import working_for
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
@@ -69,6 +69,14 @@ class Surroundings:
     def running_attempts(self) -> list[tuple[str, str]]:
         """Ids of rollout and attempt of all that runs now; may be asked in any thread."""
         return [(rollout_id, attempt_id) for attempt_id, rollout_id in tuple(self.running.items())]
+
+    @functools.cached_property
+    def training_method(self) -> AgentMethod:
+        return method_of(self.agent, "training_rollout")
+
+    @functools.cached_property
+    def validation_method(self) -> AgentMethod:
+        return method_of(self.agent, "validation_rollout")
 
     @functools.cached_property
     def looks_at_nothing(self) -> bool:
@@ -213,13 +221,19 @@ class AttemptRun:
 
     async def _call_agent(self, resources: NamedResources) -> RolloutRawResult:
         """Run the agent for as long as the rollout allows."""
-        work = asyncio.ensure_future(self._work(resources))
-        limit = self.rollout.config.timeout_seconds
+        loop, limit = asyncio.get_running_loop(), self.rollout.config.timeout_seconds
+        # Settled by the agent's task itself, or by the clock: to wait for the task takes the loop another round.
+        is_over = loop.create_future()
+        work = loop.create_task(self._work(resources, is_over))
+        timer = None if limit is None else loop.call_later(limit, _settle, is_over)
         try:
-            await asyncio.wait([work], timeout=limit)
+            await is_over
         except asyncio.CancelledError:
             await _end(work)
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
         if not work.done():
             await _end(work)
             raise AttemptTimedOut(f"The agent did not finish within {limit:g} s.")
@@ -227,20 +241,21 @@ class AttemptRun:
             raise RolloutFailed("The agent was cancelled from within: something it awaited raised CancelledError.")
         return work.result()
 
-    async def _work(self, resources: NamedResources) -> RolloutRawResult:
-        rollout = self.rollout
+    async def _work(self, resources: NamedResources, is_over: "asyncio.Future[None]") -> RolloutRawResult:
+        rollout, around = self.rollout, self.around
         try:
             return await call_agent(
-                self.around.agent,
-                "training_rollout" if rollout.mode == "train" else "validation_rollout",
+                around.training_method if rollout.mode == "train" else around.validation_method,
                 task=rollout.input,
                 resources=resources,
                 rollout=rollout,
-                threads=self.around.threads,
+                threads=around.threads,
             )
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
+        finally:
+            _settle(is_over)
 
     # ------------------------------------------------------------------ telling others
 
@@ -343,6 +358,11 @@ class AttemptRun:
         if self._lost_calls:
             notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
         return notes
+
+
+def _settle(is_over: "asyncio.Future[None]") -> None:
+    if not is_over.done():
+        is_over.set_result(None)
 
 
 async def _end(work: "asyncio.Future[Any]") -> None:

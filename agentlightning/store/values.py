@@ -305,6 +305,8 @@ def _weigh_attributes(attributes: Mapping[str, Any], span_name: str) -> int:
         kind = type(value)
         if kind is str and value.isascii():
             size += len(value)
+        elif kind is float and math.isfinite(value):
+            size += _BYTES_OF_A_NUMBER
         elif kind is list and _are_storable_numbers(value):
             size += _BYTES_OF_A_SEQUENCE + len(value) * _BYTES_OF_A_NUMBER
         elif kind is not int or not _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:

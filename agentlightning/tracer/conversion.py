@@ -16,7 +16,7 @@ from agentlightning.types import Span
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp
 
-__all__ = ["SpanConverter", "attributes_behind"]
+__all__ = ["SpanConverter", "attributes_behind", "events_behind"]
 
 _SCALARS = frozenset({str, bool, int, float})
 
@@ -25,6 +25,17 @@ def attributes_behind(span: ReadableSpan) -> Mapping[str, Any]:
     """The attributes, straight from the SDK's dictionary where there is one: its own view is ten times slower."""
     behind: Mapping[str, Any] | None = getattr(getattr(span, "_attributes", None), "_dict", None)
     return behind if behind is not None else (span.attributes or {})
+
+
+def events_behind(span: ReadableSpan) -> Sequence[Any]:
+    """The events, not to be changed: the SDK's own view is a copy, which costs more than to look that there are none."""
+    behind: Sequence[Any] | None = getattr(span, "_events", None)
+    return behind if behind is not None else span.events
+
+
+def _has_links(span: ReadableSpan) -> bool:
+    behind: Sequence[Any] | None = getattr(span, "_links", None)
+    return len(behind if behind is not None else span.links) > 0
 
 
 class SpanConverter:
@@ -84,7 +95,7 @@ def _is_plain(span: ReadableSpan) -> bool:
     return (
         type(span) is ReadableSpan
         and context is not None
-        and not (context.is_remote or context.trace_state or span.events or span.links)
+        and not (context.is_remote or context.trace_state or len(events_behind(span)) or _has_links(span))
         and (
             parent is None or (parent.trace_id == context.trace_id and not parent.is_remote and not parent.trace_state)
         )

@@ -8,7 +8,7 @@ from agentlightning.errors import InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.tracer.binding import Binding
-from agentlightning.tracer.conversion import SpanConverter, attributes_behind
+from agentlightning.tracer.conversion import SpanConverter, attributes_behind, events_behind
 from agentlightning.types import Span
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Parcel:
 def _weigh(span: "ReadableSpan") -> int:
     """Bytes, roughly: enough to keep long prompts from filling the memory."""
     values = tuple(attributes_behind(span).values())
-    weight = BARE_SPAN_BYTES * (1 + len(span.events)) + ITEM_BYTES * len(values)
+    weight = BARE_SPAN_BYTES * (1 + len(events_behind(span))) + ITEM_BYTES * len(values)
     weight += sum([len(value) for value in values if type(value) is str])
     for value in values:
         if type(value) is tuple or type(value) is list:

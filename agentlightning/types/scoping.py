@@ -32,7 +32,7 @@ _SEPARATOR: Final = "/"
 def resources_for(agent_name: str | None, resources: NamedResources) -> NamedResources:
     """What an agent sees, its own entries first; None, an agent without a name, sees the defaults alone."""
     defaults = {name: resource for name, resource in resources.items() if _SEPARATOR not in name}
-    if agent_name is None:
+    if agent_name is None or len(defaults) == len(resources):
         return defaults
     scope = agent_name + _SEPARATOR
     own = {name.removeprefix(scope): resource for name, resource in resources.items() if name.startswith(scope)}

@@ -18,7 +18,7 @@ from agentlightning.litagent import (
     exclude_from_redirect,
     not_redirected,
 )
-from agentlightning.litagent.calling import call_agent
+from agentlightning.litagent.calling import call_agent, method_of
 from agentlightning.litagent.redirection import _warn_of_several, redirecting, router_for
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
@@ -267,9 +267,8 @@ async def run(agent: Any, resources: NamedResources, threads: DaemonThreads, *, 
     with OtelTracer().lifespan() as tracer:
         async with tracer.trace_context():
             rollout = rollout_of(number)
-            return await call_agent(
-                agent, "rollout", task="task", resources=resources, rollout=rollout, threads=threads
-            )
+            method = method_of(agent, "rollout")
+            return await call_agent(method, task="task", resources=resources, rollout=rollout, threads=threads)
 
 
 CALLS: dict[str, Any] = {
@@ -438,8 +437,7 @@ async def test_calls_are_redirected_also_where_no_tracer_instruments(
 
     before = openai.OpenAI.request
     await call_agent(
-        FunctionalLitAgent(agent),
-        "rollout",
+        method_of(FunctionalLitAgent(agent), "rollout"),
         task="task",
         resources={"llm": proxied(endpoint=proxy.url)},
         rollout=rollout_of(),
@@ -526,8 +524,7 @@ async def work_all(agent: LitAgent[Any], proxies: list[StubProxy], threads: Daem
     async def work(number: int) -> None:
         async with tracer.trace_context():
             await call_agent(
-                agent,
-                "rollout",
+                method_of(agent, "rollout"),
                 task=f"I am {number}",
                 resources=resources_of(proxies, number),
                 rollout=rollout_of(number),

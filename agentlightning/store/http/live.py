@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 MOST_CALLS = 256
 """Calls of one connection at work at a time, not counting those that wait; further ones are read when some are done."""
+BEGUN_AT_ONCE = 8
+"""Calls of a frame that are begun in one round of the loop: the first are answered while the next are at work."""
 MOST_UNSENT_BYTES = 4 * 1024 * 1024
 """Above this, the client must read before more is read from it, or told to it."""
 _BAD_FRAME = 1007
@@ -144,21 +146,24 @@ class _Connection:
 
     async def _read(self) -> None:
         while (message := await self._receive())["type"] == "websocket.receive":
-            self._take(message.get("bytes") or message.get("text") or b"")
-            await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
-            while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
-                self._has_room.clear()
-                await self._has_room.wait()
+            taken, is_checked = self._taken(message.get("bytes") or message.get("text") or b"")
+            for first in range(0, len(taken), BEGUN_AT_ONCE):
+                for part in taken[first : first + BEGUN_AT_ONCE]:
+                    self._begin(part, is_checked=is_checked)
+                await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
+                while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
+                    self._has_room.clear()
+                    await self._has_room.wait()
 
-    def _take(self, frame: bytes | str) -> None:
+    def _taken(self, frame: bytes | str) -> tuple[list[Any], bool]:
+        """The messages of a frame, and whether none of them can be too large."""
         if self._expires_at is not None and time.time() >= self._expires_at:
             raise InvalidToken("The token has expired.")
         limit = self._service.max_request_bytes
         if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
             frame = decompressed(frame, limit + MOST_FRAME_BYTES)
         content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
-        for message in content if isinstance(content, list) else [content]:
-            self._begin(message, is_checked=len(frame) <= limit)
+        return content if isinstance(content, list) else [content], len(frame) <= limit
 
     def _begin(self, message: Any, *, is_checked: bool) -> None:
         if not isinstance(message, dict):

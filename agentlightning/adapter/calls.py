@@ -1,4 +1,4 @@
-"""What the span of a model call says: token ids, log-probabilities, ids and texts.
+"""What the span of a model call says: token ids, log-probabilities, ids, texts and how the answer ended.
 
 Tracers and proxies write the same facts under different names and in different forms: token ids as lists or as JSON
 text (`"[1,2,3]"`), the ids of a response under its first choice. Everything that knows these names is here. Reading
@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
+from agentlightning.adapter.sequences import FinishReason
 from agentlightning.types.attributes import sum_of_numbers
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "UNREADABLE",
     "WEIGHTS_VERSION",
     "Unreadable",
+    "finish_reason_of",
     "genai_sections",
     "group_genai_dict",
     "image_urls_in",
@@ -64,6 +66,32 @@ RESPONSE_ID = ("gen_ai.response.id", "llm.hosted_vllm.id", "agentlightning.opera
 LOGPROBS = "logprobs.content"
 WEIGHTS_VERSION: Final = "agentlightning.weights_version"
 """Attribute of a model call: which version of the weights answered, a number or a text."""
+_FINISH_REASON: Final = (
+    "gen_ai.completion.0.finish_reason",
+    "gen_ai.response.finish_reasons",
+    "gen_ai.response.finish_reason",
+    "agentlightning.operation.output.choices.0.finish_reason",
+)
+_FIRST_TOOL_CALL: Final = "gen_ai.completion.0.tool_calls.0.name"
+_IS_CUT: Final = "agentlightning.response.is_cut"
+_WORDS: Final[Mapping[FinishReason, tuple[str, ...]]] = {
+    "stop": ("stop", "completed", "complete", "end_turn", "stop_sequence", "eos", "eos_token"),
+    "length": (
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "incomplete",
+        "model_length",
+        "model_context_window_exceeded",
+    ),
+    "tool_calls": ("tool_calls", "tool_call", "tool_use", "function_call"),
+    "content_filter": ("content_filter", "content_filtered", "refusal", "safety", "guardrail_intervened"),
+    "cancelled": ("cancelled", "abort"),
+}
+"""What the APIs of models call the ends of answers, in small letters."""
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    word: reason for reason, words in _WORDS.items() for word in words
+}
 
 
 class Unreadable(Enum):
@@ -175,6 +203,35 @@ def weights_version_of(attributes: SpanAttributes) -> str | None:
     """Which version of the weights answered, as text."""
     version = attributes.get(WEIGHTS_VERSION)
     return None if version is None else str(version)
+
+
+def finish_reason_of(attributes: SpanAttributes) -> FinishReason | None:
+    """Why the answer ended; of several choices, the first. None if it is not told, or in a word we do not know."""
+    told = (_first_of(attributes[name]) for name in _FINISH_REASON if name in attributes)
+    word = next((reason for reason in told if reason), None) or _raw_finish_reason(attributes)
+    reason = _FINISH_REASONS.get(word.lower()) if isinstance(word, str) else None
+    if reason is None and attributes.get(_IS_CUT) is True:
+        return "cancelled"
+    if reason == "stop" and _FIRST_TOOL_CALL in attributes:  # not all APIs have a word of its own for that
+        return "tool_calls"
+    return reason
+
+
+def _first_of(reasons: object) -> object:
+    """Of a list, which may be text, the first; anything else as it is."""
+    if isinstance(reasons, str) and reasons.startswith("["):
+        reasons = parsed(reasons)
+    if isinstance(reasons, (list, tuple)):
+        return reasons[0] if reasons else None
+    return reasons
+
+
+def _raw_finish_reason(attributes: SpanAttributes) -> object:
+    for name in _names_of_providers(attributes, "choices"):
+        choice = _first_of(parsed(attributes[name]))
+        if isinstance(choice, Mapping) and choice.get("finish_reason"):
+            return choice["finish_reason"]
+    return None
 
 
 def group_genai_dict(data: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:

@@ -54,6 +54,7 @@ class TraceReport:
             f"{_count(n_sampled, 'token')} will be trained, {n_tokens - n_sampled} are context.",
             *self._about_rewards(),
             *self._about_logprobs(n_sampled),
+            *self._about_endings(),
         ]
         breaks = Counter(b.reason for trajectory in self.trajectories for b in trajectory.breaks)
         lines += _listed("New sequences were begun:", [(n, _BREAKS[reason]) for reason, n in breaks.most_common()])
@@ -75,6 +76,13 @@ class TraceReport:
         )
         if known < n_sampled:
             yield f"{n_sampled - known} of the trained tokens have no log-probability."
+
+    def _about_endings(self) -> Iterable[str]:
+        """How many answers were cut off; of those whose end was not recorded nobody knows."""
+        calls = [call for one in self.trajectories for sequence in one.sequences for call in sequence.calls]
+        truncated = sum(call.is_truncated for call in calls)
+        if truncated:
+            yield f"{truncated} of {_count(len(calls), 'answer')} {'was' if truncated == 1 else 'were'} cut off."
 
     def table(self) -> str:
         """One line for each sequence and each dropped call, in columns."""

@@ -4,11 +4,24 @@ Plain data that never changes once made, and goes to JSON and back without loss.
 """
 
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-__all__ = ["Break", "BreakReason", "DropReason", "DroppedCall", "SampledCall", "TokenSequence", "Trajectory"]
+__all__ = [
+    "Break",
+    "BreakReason",
+    "DropReason",
+    "DroppedCall",
+    "FinishReason",
+    "SampledCall",
+    "TokenSequence",
+    "Trajectory",
+]
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled"]
+"""Why an answer ended, in one word for all APIs. `length`: it was cut off, for it had all the tokens it was allowed, or
+the context was full. `cancelled`: the caller stopped reading."""
 
 
 class BreakReason(str, Enum):
@@ -70,6 +83,13 @@ class SampledCall(_Value):
     """The place after its last sampled token."""
     reward: float | None = None
     weights_version: str | None = None
+    finish_reason: FinishReason | None = None
+    """Why the answer ended; None if it was not recorded."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the answer is known to have been cut off before the model ended it."""
+        return self.finish_reason == "length"
 
 
 class TokenSequence(_Value):
@@ -98,6 +118,11 @@ class TokenSequence(_Value):
     def sampled_ids(self) -> tuple[int, ...]:
         """The tokens the model chose."""
         return tuple(token for token, is_sampled in zip(self.token_ids, self.loss_mask, strict=True) if is_sampled)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether one of its answers, at the end or before, is known to have been cut off."""
+        return any(call.is_truncated for call in self.calls)
 
 
 class Break(_Value):

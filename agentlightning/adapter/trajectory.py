@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.calls import (
     Unreadable,
+    finish_reason_of,
     logprobs_of,
     prompt_ids_of,
     response_id_of,
@@ -27,6 +28,7 @@ from agentlightning.adapter.sequences import (
     BreakReason,
     DroppedCall,
     DropReason,
+    FinishReason,
     SampledCall,
     TokenSequence,
     Trajectory,
@@ -42,6 +44,7 @@ __all__ = [
     "BreakReason",
     "DropReason",
     "DroppedCall",
+    "FinishReason",
     "SampledCall",
     "TokenSequence",
     "TraceReport",
@@ -119,7 +122,7 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         rewards = tree.match_rewards(self.reward_match, [taken.place for taken in calls.taken])
         weaver = Weaver()
         for taken in sorted(calls.taken, key=lambda taken: _chronological(taken.place.span)):
-            weaver.add(_model_call(taken.candidate, taken.tokens, rewards.get(taken.place.id)))
+            weaver.add(_model_call(taken, rewards.get(taken.place.id)))
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
@@ -186,8 +189,12 @@ def _dropped(candidate: CallCandidate, read: _Tokens | DropReason) -> DroppedCal
     )
 
 
-def _model_call(candidate: CallCandidate, tokens: _Tokens, reward: float | None) -> ModelCall:
+def _model_call(taken: _Taken, reward: float | None) -> ModelCall:
+    candidate, tokens = taken.candidate, taken.tokens
     span = candidate.node.span
+    reason = finish_reason_of(span.attributes)
+    if reason is None:  # the other span of the call may know
+        reason = finish_reason_of(taken.place.span.attributes)
     return ModelCall(
         span=span,
         agent_name=candidate.agent_name or ANY_AGENT,
@@ -197,4 +204,5 @@ def _model_call(candidate: CallCandidate, tokens: _Tokens, reward: float | None)
         logprobs=logprobs_of(span.attributes, len(tokens.response_ids)),
         weights_version=weights_version_of(span.attributes),
         reward=reward,
+        finish_reason=reason,
     )

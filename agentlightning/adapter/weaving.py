@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapter.divergence import divergence
-from agentlightning.adapter.sequences import Break, BreakReason, SampledCall, TokenSequence
+from agentlightning.adapter.sequences import Break, BreakReason, FinishReason, SampledCall, TokenSequence
 from agentlightning.types.tracer import Span
 
 __all__ = ["ModelCall", "OpenSequence", "Weaver"]
@@ -31,6 +31,7 @@ class ModelCall:
     """One for each token of the response; None if they were not recorded."""
     weights_version: str | None = None
     reward: float | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(eq=False)
@@ -72,6 +73,7 @@ class OpenSequence:
                 end=end,
                 reward=call.reward,
                 weights_version=call.weights_version,
+                finish_reason=call.finish_reason,
             )
         )
 

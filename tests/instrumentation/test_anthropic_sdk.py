@@ -66,6 +66,15 @@ def test_a_message_is_one_span_however_it_is_asked(ask_anthropic: Asking, way: t
 
 
 @each_way
+def test_a_message_that_was_cut_off_says_so(ask_anthropic: Asking, way: tuple[str, dict[str, Any]]) -> None:
+    method, options = way
+
+    attributes = call_of(ask_anthropic(method, **{**ASK, "max_tokens": 1}, **options))
+
+    assert attributes["gen_ai.completion.0.finish_reason"] == "max_tokens"
+
+
+@each_way
 def test_the_use_of_tools_is_told(ask_anthropic: Asking, way: tuple[str, dict[str, Any]]) -> None:
     method, options = way
     ask_anthropic.model.script = Script([Answer("I look.", (WEATHER, ToolCall.of("clock")))])

@@ -244,6 +244,21 @@ def test_a_response_is_one_span(ask: Asking, method: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_was_cut_off_says_why(ask: Asking, stream: bool) -> None:
+    trace = ask("responses.create", model="stub-model", input="Hello there", max_output_tokens=1, stream=stream)
+
+    told = call_of(trace, "openai.responses")
+    assert told["gen_ai.completion.0.finish_reason"] == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_that_was_cut_off_says_so(ask: Asking, stream: bool) -> None:
+    trace = ask("chat.completions.create", **CHAT, max_tokens=1, stream=stream)
+
+    assert call_of(trace)["gen_ai.completion.0.finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_items_of_a_response_are_told(ask: Asking, stream: bool) -> None:
     ask.model.script = Script([Answer("I look.", (WEATHER,))])
     items = [

@@ -4,6 +4,11 @@ A rollout is judged as a whole. All its sequences get its advantage, which comes
 the other rollouts of its group; every rollout that succeeded and has a reward takes part in that comparison, also where
 its tokens cannot be learned from. Whatever is left out is counted with its reason, so that a step that teaches nothing
 can say why. A failure of the infrastructure is no lesson: such a rollout has no reward, not a reward of zero.
+
+An answer that was cut off is no lesson either: the reward judges an end that the model did not choose. One such answer,
+wherever it stands, makes its sequence truncated, and the sequence is left out whole, for what follows builds on that
+answer. Other sequences of the rollout stay. Whether an answer was cut off is told by the finish reason of its call; one
+that has none counts as whole, unless it is to be guessed from its last token.
 """
 
 from collections import Counter
@@ -14,7 +19,7 @@ from enum import Enum
 from statistics import fmean
 from typing import Literal, get_args
 
-from agentlightning.adapter.trajectory import TokenSequence, Trajectory
+from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages, is_finite
 from agentlightning.errors import ConfigurationError
 
@@ -79,7 +84,7 @@ class Skipped(str, Enum):
     NO_TOKENS = "no_tokens"
     """A rollout whose calls were recorded without tokens, or are not to be trained."""
     TRUNCATED = "truncated"
-    """A sequence with an answer that was cut off."""
+    """A sequence with an answer that was cut off, at its end or before."""
     TOO_LONG = "too_long"
     """A sequence of more tokens than allowed."""
     TOO_STALE = "too_stale"
@@ -96,8 +101,11 @@ class SampleSettings:
     advantage: AdvantageKind = "grpo"
     min_group_size: int = 2
     """Rewards that a group needs; with "reinforce_plus_plus", that the batch needs."""
-    skip_truncated: bool = False
-    """Leave out sequences with an answer that does not end with an end token."""
+    skip_truncated: bool = True
+    """Leave out sequences with an answer that was cut off; False learns from them as from any other."""
+    guess_truncated: bool = False
+    """Where the finish reason of a call was not recorded, an answer that does not end with an end token counts as cut
+    off; that is wrong for those that a stop text ended."""
     max_tokens: int | None = None
     """Longer sequences are left out."""
     max_staleness: int | None = None
@@ -133,7 +141,10 @@ class BatchReport:
     """Samples whose old log-probabilities the learner has to compute itself."""
     without_version: int = 0
     """Samples of which it is not known which weights chose them."""
+    without_finish_reason: int = 0
+    """Samples with an answer of which it was not recorded why it ended; where that is guessed, they are counted too."""
     truncated_calls: int = 0
+    """Answers that were cut off, in sequences that were used or skipped."""
     staleness: list[int] = field(default_factory=list)
     """Of each sample whose version is known: how many versions old."""
     rewards: list[float] = field(default_factory=list)
@@ -153,6 +164,7 @@ class BatchReport:
             "samples/tokens": self.sampled_tokens,
             "samples/without_logprobs": self.without_logprobs,
             "samples/without_version": self.without_version,
+            "samples/without_finish_reason": self.without_finish_reason,
             "samples/truncated_calls": self.truncated_calls,
         }
         if self.rewards:
@@ -198,10 +210,10 @@ def batch_of(
         outcomes: Rollouts of any number of groups.
         settings: Which of them count, and how.
         current_version: Of the weights that will learn; needed to know how stale a sample is.
-        end_ids: Tokens with which an answer ends, without which it was cut off; needed for `skip_truncated`.
+        end_ids: Tokens with which the model ends an answer; needed for `guess_truncated`.
     """
-    if settings.skip_truncated and not end_ids:
-        raise ConfigurationError("skip_truncated needs end_ids, the tokens with which the model ends an answer.")
+    if settings.guess_truncated and not end_ids:
+        raise ConfigurationError("guess_truncated needs end_ids, the tokens with which the model ends an answer.")
     if settings.max_staleness is not None and current_version is None:
         raise ConfigurationError("max_staleness needs current_version, the version of the weights that will learn.")
     report = BatchReport(rollouts=len(outcomes), groups=len({outcome.group for outcome in outcomes}))
@@ -282,6 +294,9 @@ class _Sieve:
                 kept.append(sequence)
             else:
                 self.report.skipped[reason] += 1
+        self.report.without_finish_reason += sum(
+            any(call.finish_reason is None for call in sequence.calls) for sequence in kept
+        )
         weight = 1.0 if self.settings.rollout_weighting == "sequence" else 1.0 / max(1, len(kept))
         return [
             Sample(
@@ -300,9 +315,8 @@ class _Sieve:
 
     def _reason(self, sequence: TokenSequence) -> Skipped | None:
         settings = self.settings
-        truncated = sum(sequence.token_ids[call.end - 1] not in self.end_ids for call in sequence.calls)
-        if self.end_ids:
-            self.report.truncated_calls += truncated
+        truncated = sum(self._is_truncated(sequence, call) for call in sequence.calls)
+        self.report.truncated_calls += truncated
         if truncated and settings.skip_truncated:
             return Skipped.TRUNCATED
         if settings.max_tokens is not None and len(sequence.token_ids) > settings.max_tokens:
@@ -311,6 +325,11 @@ class _Sieve:
         if settings.max_staleness is None or self.current_version is None or version is None:
             return None
         return Skipped.TOO_STALE if self.current_version - version > settings.max_staleness else None
+
+    def _is_truncated(self, sequence: TokenSequence, call: SampledCall) -> bool:
+        if call.finish_reason is None and self.settings.guess_truncated:
+            return sequence.token_ids[call.end - 1] not in self.end_ids
+        return call.is_truncated
 
 
 def _oldest(versions: Iterable[str | None]) -> int | None:

@@ -97,6 +97,8 @@ class Rejected(str, Enum):
     """A rollout whose reward is below the least."""
     NOT_BEST = "not_best"
     """A rollout of a task of which enough others were better."""
+    TRUNCATED = "truncated"
+    """A sequence with an answer that was cut off, at its end or before: to imitate it is to learn not to end."""
     TOO_LONG = "too_long"
     """A sequence of more tokens than the model takes."""
     FOREIGN_TOKENS = "foreign_tokens"
@@ -111,6 +113,8 @@ class Acceptance:
     """The least; None accepts every reward, and rollouts without one."""
     keep_per_task: int | None = None
     """The best so many of each task, of equal ones the first; None keeps all."""
+    skip_truncated: bool = True
+    """Leave out sequences with an answer that was cut off, as far as the finish reasons of the calls tell."""
 
     def __post_init__(self) -> None:
         if self.keep_per_task is not None and self.keep_per_task < 1:
@@ -184,7 +188,8 @@ def examples_of(
         assert outcome.trajectory is not None
         kept: list[TokenSequence] = []
         for sequence in outcome.trajectory.sequences:
-            unfit = _unfit(sequence, max_length, vocab_size)
+            is_cut = acceptance.skip_truncated and sequence.is_truncated
+            unfit = Rejected.TRUNCATED if is_cut else _unfit(sequence, max_length, vocab_size)
             if unfit is not None:
                 rejected[unfit] += 1
             elif any(sequence.loss_mask[1:]):

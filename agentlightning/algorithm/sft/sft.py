@@ -65,7 +65,7 @@ class SFT(Algorithm):
             and test. Their tokens must be those of this model.
         best_of: Have agents try each training task so many times now, and learn from that instead.
         acceptance: Which of the rollouts are good enough; by default all recorded ones, and the best one of each task
-            that was sampled.
+            that was sampled, less sequences with an answer that was cut off.
         fitting: Epochs, batches, early end; see `FittingSettings`.
         learning: How the model learns; see `LearnerSettings`. Its objective, epochs and minibatches are set by this
             algorithm.
@@ -243,7 +243,8 @@ class SFT(Algorithm):
         if latest is not None:
             names = list(latest.progress["rollout_ids"])
             everything = RecordedRollouts(rollout_ids=names, modes=("train", "val", "test", None))
-            sent, acceptance = await find(self.get_store(), everything), Acceptance()
+            sent = await find(self.get_store(), everything)
+            acceptance = Acceptance(skip_truncated=acceptance.skip_truncated)  # they were good enough then
         elif self.best_of is not None and train_dataset is not None:
             tasks = [train_dataset[number] for number in range(len(train_dataset))]
             resources_id = await self._resources("sft-train", self.temperature)

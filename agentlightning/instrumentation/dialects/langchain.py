@@ -14,6 +14,8 @@ __all__ = ["request_attributes", "response_attributes"]
 _ROLES: Final = {"human": "user", "ai": "assistant", "function": "tool"}
 """By the type of a message; other types are roles themselves."""
 _KNOWN_ROLES: Final = ("developer", "system", "user", "assistant", "tool")
+_FINISH_REASON: Final = ("finish_reason", "stop_reason", "done_reason", "stopReason")
+"""How the integrations of providers call the reason for which an answer ended."""
 _MADE_UP_ID: Final = "lc_run-"
 """How ids begin that LangChain gives to messages whose model gave none."""
 
@@ -84,7 +86,7 @@ def response_attributes(result: Any) -> Attributes:
         fields.write_message(attributes, prefix, role="assistant", content=content)
         fields.write_tool_calls(attributes, prefix, _tool_calls(message))
         told = {**(field(generation, "generation_info") or {}), **(field(message, "response_metadata") or {})}
-        reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
+        reason = next((told[name] for name in _FINISH_REASON if told.get(name)), None)
         if reason is not None:
             attributes[f"{prefix}.finish_reason"] = str(reason)
         if number == 0:

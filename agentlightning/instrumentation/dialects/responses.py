@@ -69,8 +69,9 @@ def response_attributes(response: Any) -> Attributes:
     fields.write_message(attributes, prefix, role="assistant", content=content or None)
     calls = [_call(item) for item in output if field(item, "type") in ("function_call", "custom_tool_call")]
     fields.write_tool_calls(attributes, prefix, calls)
-    if field(response, "status"):
-        attributes[f"{prefix}.finish_reason"] = str(field(response, "status"))
+    reason = field(field(response, "incomplete_details"), "reason") or field(response, "status")
+    if reason:
+        attributes[f"{prefix}.finish_reason"] = str(reason)
     refusals = [field(part, "refusal") for part in parts if field(part, "type") == "refusal"]
     if refusals:
         attributes[f"{prefix}.refusal"] = "".join(str(refusal) for refusal in refusals)

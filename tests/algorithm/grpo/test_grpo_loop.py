@@ -117,6 +117,21 @@ def test_failed_rollouts_are_left_out_and_counted(engine: SharedEngine) -> None:
     assert figures == {"rollouts/failed": 2, "skipped/failed": 2, "learner/samples": 4, "reward/mean": 0.5}
 
 
+@pytest.mark.parametrize(("skip", "learned"), [(True, 4), (False, 6)], ids=["left out", "learned from"])
+def test_answers_that_were_cut_off_are_counted(engine: SharedEngine, skip: bool, learned: int) -> None:
+    class Hurried(Asking):
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+            self.seen[f"{rollout.mode}/{task}"] += 1
+            limit = 1 if self.seen[f"{rollout.mode}/{task}"] == 3 else 12
+            said = await ask(resources["main_llm"], rollout, "say 7", seed=1, max_tokens=limit)
+            return self.judge(self, task, rollout, said)
+
+    made = fit(grpo(group_size=3, steps=1, sampling=SampleSettings(skip_truncated=skip)), Hurried(every_second))
+
+    (figures,) = curve(made, "samples/truncated_calls", "skipped/truncated", "learner/samples")
+    assert figures == {"samples/truncated_calls": 2, "skipped/truncated": 6 - learned, "learner/samples": learned}
+
+
 def test_step_without_variance_says_why_and_goes_on(engine: SharedEngine, caplog: pytest.LogCaptureFixture) -> None:
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         return 1.0 if rollout.metadata["step"] == 0 else every_second(agent, task, rollout, said)

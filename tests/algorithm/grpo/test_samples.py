@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from agentlightning.adapter.trajectory import DroppedCall, DropReason, SampledCall, TokenSequence, Trajectory
+from agentlightning.adapter.trajectory import (
+    DroppedCall,
+    DropReason,
+    FinishReason,
+    SampledCall,
+    TokenSequence,
+    Trajectory,
+)
 from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, SampleSettings, Skipped, batch_of
 from agentlightning.errors import ConfigurationError
 
@@ -12,7 +19,11 @@ END = 9
 
 
 def sequence(
-    sampled: tuple[int, ...] = (4, 5, END), *, version: str | None = "3", logprob: float | None = -0.5
+    sampled: tuple[int, ...] = (4, 5, END),
+    *,
+    version: str | None = "3",
+    logprob: float | None = -0.5,
+    ended: FinishReason | None = "stop",
 ) -> TokenSequence:
     """A prompt of two tokens and one answer."""
     n = len(sampled)
@@ -22,7 +33,23 @@ def sequence(
         loss_mask=(0, 0, *[1] * n),
         logprobs=(None, None, *[logprob] * n),
         weights_versions=(None, None, *[version] * n),
-        calls=(SampledCall(span_id="s", start=2, end=2 + n),),
+        calls=(SampledCall(span_id="s", start=2, end=2 + n, finish_reason=ended),),
+    )
+
+
+def conversation(*ends: FinishReason | None) -> TokenSequence:
+    """A sequence in which given and sampled tokens take turns; each answer is one token, none of them an end token."""
+    n = len(ends)
+    return TokenSequence(
+        agent_name="solver",
+        token_ids=(1, 4) * n,
+        loss_mask=(0, 1) * n,
+        logprobs=(None, -0.5) * n,
+        weights_versions=(None, "3") * n,
+        calls=tuple(
+            SampledCall(span_id=f"s{number}", start=2 * number + 1, end=2 * number + 2, finish_reason=end)
+            for number, end in enumerate(ends)
+        ),
     )
 
 
@@ -106,14 +133,14 @@ def test_a_failed_rollout_that_left_a_reward_is_not_compared_either() -> None:
             ),
             Skipped.NO_TOKENS,
         ),
-        (outcome(1.0, sequence((4, 5))), Skipped.TRUNCATED),
+        (outcome(1.0, sequence(ended="length")), Skipped.TRUNCATED),
         (outcome(1.0, sequence((4,) * 10 + (END,))), Skipped.TOO_LONG),
         (outcome(1.0, sequence(version="0")), Skipped.TOO_STALE),
     ],
     ids=lambda value: value.value if isinstance(value, Skipped) else "",
 )
 def test_what_cannot_be_learned_from_is_left_out_with_its_reason(odd: RolloutOutcome, reason: Skipped) -> None:
-    found = batch(outcome(0.0), outcome(1.0), odd, skip_truncated=True, max_tokens=10, max_staleness=2)
+    found = batch(outcome(0.0), outcome(1.0), odd, max_tokens=10, max_staleness=2)
 
     assert len(found.samples) == 2
     assert {skipped: count for skipped, count in found.report.skipped.items() if count} == {reason: 1}
@@ -131,7 +158,7 @@ def test_groups_without_variance_are_left_out_and_the_words_say_so() -> None:
 
 
 def test_a_rollout_whose_tokens_are_left_out_still_takes_part_in_the_comparison() -> None:
-    found = batch(outcome(0.0), outcome(0.0), outcome(1.0, sequence((4, 5))), skip_truncated=True)
+    found = batch(outcome(0.0), outcome(0.0), outcome(1.0, sequence(ended="length")))
 
     assert [sample.advantage < 0 for sample in found.samples] == [True, True]
 
@@ -154,11 +181,58 @@ def test_samples_without_logprobs_or_version_are_kept_and_counted() -> None:
     assert (metrics["samples/without_logprobs"], metrics["samples/without_version"]) == (1, 1)
 
 
-def test_truncated_answers_are_kept_and_counted_unless_they_are_to_be_skipped() -> None:
-    found = batch(outcome(0.0), outcome(1.0, sequence((4, 5))))
+# ---------------------------------------------------------------------- answers that were cut off
+
+
+def test_truncated_sequences_are_learned_from_where_that_is_wanted_and_counted_all_the_same() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(ended="length")), skip_truncated=False)
+
+    metrics = found.report.metrics()
+    assert len(found.samples) == 2
+    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "cut"),
+    [(("length", "stop"), 1), (("tool_calls", "length"), 1), (("length", "stop", "length"), 2)],
+    ids=["before", "at-the-end", "twice"],
+)
+def test_one_answer_that_was_cut_off_makes_the_whole_sequence_truncated(
+    ends: tuple[FinishReason, ...], cut: int
+) -> None:
+    found = batch(outcome(0.0), outcome(1.0, conversation(*ends), sequence((6, END))))
+
+    metrics = found.report.metrics()
+    assert [sample.token_ids for sample in found.samples] == [[1, 2, 4, 5, END], [1, 2, 6, END]]
+    assert (metrics["skipped/truncated"], metrics["samples/truncated_calls"]) == (1, cut)
+
+
+@pytest.mark.parametrize("ended", ["stop", "tool_calls", "content_filter", "cancelled"])
+def test_a_sequence_of_answers_that_ended_otherwise_is_whole_whatever_its_last_token(ended: FinishReason) -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence((4, 5), ended=ended)), guess_truncated=True)
 
     assert len(found.samples) == 2
-    assert found.report.metrics()["samples/truncated_calls"] == 1
+    assert found.report.metrics()["samples/without_finish_reason"] == 0
+
+
+def test_an_answer_whose_end_was_not_recorded_is_kept_and_counted() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence((4, 5), ended=None)))
+
+    metrics = found.report.metrics()
+    assert len(found.samples) == 2
+    assert (metrics["samples/without_finish_reason"], metrics["samples/truncated_calls"]) == (1, 0)
+
+
+def test_where_the_end_was_not_recorded_it_can_be_guessed_from_the_last_token() -> None:
+    unknown = outcome(0.0, sequence(ended=None)), outcome(1.0, sequence((4, 5), ended=None))
+
+    found = batch(*unknown, guess_truncated=True)
+
+    assert [sample.token_ids for sample in found.samples] == [[1, 2, 4, 5, END]]
+    assert found.report.metrics()["skipped/truncated"] == 1
+
+
+# ---------------------------------------------------------------------- figures and settings
 
 
 def test_the_metrics_say_what_was_used() -> None:
@@ -196,6 +270,6 @@ def test_settings_that_cannot_be_used_are_named(wrong: dict[str, object]) -> Non
 
 def test_settings_that_need_something_known_say_what() -> None:
     with pytest.raises(ConfigurationError, match="end_ids"):
-        batch_of([], SampleSettings(skip_truncated=True))
+        batch_of([], SampleSettings(guess_truncated=True))
     with pytest.raises(ConfigurationError, match="current_version"):
         batch_of([], SampleSettings(max_staleness=1))

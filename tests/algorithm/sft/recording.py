@@ -25,6 +25,7 @@ async def record(
     reward: float | None = 1.0,
     *,
     status: Any = "succeeded",
+    ended: str = "stop",
     **rollout: Any,
 ) -> str:
     """A finished rollout with one model call, if there is an answer, and a reward, if there is one; its id."""
@@ -34,6 +35,7 @@ async def record(
     if answer is not None:
         ids = response_of(answer) if isinstance(answer, str) else answer
         attributes = {"prompt_token_ids": prompt_of(task), "response_token_ids": ids, "gen_ai.request.model": "tiny"}
+        attributes["gen_ai.completion.0.finish_reason"] = ended
         spans.append(span("call", "root", name=CHAT, start=1.0, end=2.0, attributes=attributes, sequence_id=1, **owner))
     if reward is not None:
         found = {"reward": reward}

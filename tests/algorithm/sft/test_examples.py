@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.adapter.sequences import SampledCall, TokenSequence, Trajectory
+from agentlightning.adapter.sequences import FinishReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.algorithm.sft import Acceptance, RecordedRollouts, Rejected
 from agentlightning.algorithm.sft.examples import Examples, examples_of, find, split, task_key
@@ -15,7 +15,7 @@ from agentlightning.store import InMemoryLightningStore
 from tests.algorithm.sft.recording import record
 
 
-def sequence(prompt: list[int], response: list[int]) -> TokenSequence:
+def sequence(prompt: list[int], response: list[int], ended: FinishReason | None = "stop") -> TokenSequence:
     total = len(prompt) + len(response)
     return TokenSequence(
         agent_name="*",
@@ -23,7 +23,7 @@ def sequence(prompt: list[int], response: list[int]) -> TokenSequence:
         loss_mask=(0,) * len(prompt) + (1,) * len(response),
         logprobs=(None,) * total,
         weights_versions=(None,) * total,
-        calls=(SampledCall(span_id="s", start=len(prompt), end=total),),
+        calls=(SampledCall(span_id="s", start=len(prompt), end=total, finish_reason=ended),),
     )
 
 
@@ -124,6 +124,24 @@ class TestAcceptance:
 
         assert found.rollout_ids == ["b"]
         assert found.rejected[Rejected.TOO_LONG] == 1
+
+    def test_answers_that_were_cut_off_are_not_imitated(self) -> None:
+        outcomes = [
+            outcome("a", 1.0, sequence([1], [2], "length")),
+            outcome("b", 1.0, sequence([1], [3], "length"), sequence([1], [4])),
+            outcome("c", 1.0, sequence([1], [5], None)),
+        ]
+
+        found = examples(outcomes)
+
+        assert [one.token_ids for one in found.samples] == [[1, 4], [1, 5]]
+        assert found.metrics()["rejected/truncated"] == 2
+        assert found.words() == "2 of 3 rollouts are used; left out: 2 truncated."
+
+    def test_answers_that_were_cut_off_are_imitated_where_that_is_wanted(self) -> None:
+        found = examples([outcome("a", 1.0, sequence([1], [2], "length"))], skip_truncated=False)
+
+        assert found.rollout_ids == ["a"]
 
     def test_failures_empty_traces_and_foreign_tokens_are_counted(self) -> None:
         empty = Trajectory(rollout_id="b", attempt_id="at", sequences=())

@@ -101,6 +101,24 @@ async def test_a_run_that_is_resumed_ends_with_the_same_weights(store: InMemoryL
         assert torch.equal(resumed.model.state()[name], weight)
 
 
+@pytest.mark.parametrize("skip_truncated", [True, False])
+async def test_a_run_that_is_resumed_has_the_sequences_it_began_with(
+    store: InMemoryLightningStore, tmp_path: Path, skip_truncated: bool
+) -> None:
+    await record(store, "sea", "blueblueblue", ended="length")
+    chosen: dict[str, Any] = {"acceptance": Acceptance(skip_truncated=skip_truncated), "checkpoints": tmp_path}
+    first = sft(store, **chosen, fitting=FittingSettings(epochs=1))
+    await first.run()
+
+    resumed = sft(store, **chosen, fitting=FittingSettings(epochs=2), resume=True)
+    await resumed.run()
+
+    assert first.examples is not None
+    assert resumed.examples is not None
+    assert resumed.examples.samples == first.examples.samples
+    assert len(first.examples.samples) == (8 if skip_truncated else 9)
+
+
 async def test_nothing_to_learn_from_says_why(store: InMemoryLightningStore) -> None:
     with pytest.raises(TrainingError, match=r"0 of 8 rollouts are used; left out: 8 low_reward"):
         await sft(store, acceptance=Acceptance(min_reward=5.0)).run()

@@ -6,8 +6,6 @@ returns is its result: None if its spans say it all, a number as the reward, or 
 
 import inspect
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 

@@ -28,7 +28,7 @@ def attributes_behind(span: ReadableSpan) -> Mapping[str, Any]:
 
 
 def events_behind(span: ReadableSpan) -> Sequence[Any]:
-    """The events, not to be changed: the SDK's own view is a copy, which costs more than to look that there are none."""
+    """The events, not to be changed: the SDK's own view is a copy, and most spans have none."""
     behind: Sequence[Any] | None = getattr(span, "_events", None)
     return behind if behind is not None else span.events
 

@@ -114,7 +114,7 @@ class Delivery:
         self._queued_bytes += parcel.weight
         self._queue.append(parcel)
         if self._thread is None:
-            self._start()
+            self.start()
         if len(self._queue) == self._limits.queued_spans // 2:
             self._hurry()
         elif not self._is_awake:
@@ -253,7 +253,8 @@ class Delivery:
 
     # ------------------------------------------------------------------ the loop's side
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Be ready for the first span, which otherwise waits until the thread has started; harmless the second time."""
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("agl-span-delivery")

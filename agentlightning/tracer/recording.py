@@ -46,6 +46,8 @@ class RecordingTracer(Tracer):
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, store)
         self._is_ready = True
+        if store is not None:
+            self._delivery_to(store).start()
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Let go of the stores; spans that end from now on are lost, and counted."""

@@ -1,8 +1,10 @@
 """What tracing adds to a chat call with 2,000 prompt ids, on the calling thread. Prints one JSON line.
 
 The call is made with the real SDK; the server is an httpx transport that answers from memory. Bursts with and without
-a trace that is bound to an attempt of a SQLite store take turns, and the medians of all calls are compared. Timed is
-the calling thread's own processor time: what the delivery does meanwhile, in a thread of its own, is another figure.
+a trace that is bound to an attempt of a SQLite store take turns. The medians of two bursts that follow each other are
+compared, and the median of these differences is told: a neighbour's work, which comes and goes, then weighs on both.
+Timed is the calling thread's own processor time: what the delivery does meanwhile, in a thread of its own, is another
+figure.
 """
 
 import argparse
@@ -52,8 +54,8 @@ def answer(_request: httpx2.Request) -> httpx2.Response:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--calls", type=int, default=100, help="in each round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=50, help="in each round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteLightningStore(Path(folder) / "store.db")
@@ -72,14 +74,15 @@ async def measure(store: SqliteLightningStore, rounds: int, calls: int) -> dict[
     traced: list[float] = []
     burst(client, WARM_UP_CALLS)
     for _ in range(rounds):
-        plain += burst(client, calls)
+        plain.append(statistics.median(burst(client, calls)))
         with OtelTracer().lifespan() as tracer:
             async with tracer.trace_context(**bound) as recorder:
-                traced += burst(client, calls)
+                traced.append(statistics.median(burst(client, calls)))
         assert len(recorder.spans()) == calls
         assert not recorder.losses.count
-    medians = {"plain_us": statistics.median(plain), "traced_us": statistics.median(traced)}
-    return {**medians, "added_us": medians["traced_us"] - medians["plain_us"], "calls": len(traced)}
+    added = [with_trace - without for without, with_trace in zip(plain, traced, strict=True)]
+    figures = {"plain_us": plain, "traced_us": traced, "added_us": added}
+    return {**{name: statistics.median(of_rounds) for name, of_rounds in figures.items()}, "calls": rounds * calls}
 
 
 def burst(client: openai.OpenAI, calls: int) -> list[float]:

@@ -147,7 +147,8 @@ class HfModel:
     def save(self, folder: Path) -> None:
         """Write a folder that transformers loads; adapters are merged into the weights."""
         state = {name: tensor.contiguous() for name, tensor in self.state().items()}
-        self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        with _without_progress_bars(importlib.import_module("transformers")):
+            self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
 
     # ------------------------------------------------------------------ parts
 
@@ -173,25 +174,40 @@ def load_hf(
     """The model and the tokenizer of a folder; nothing is downloaded, and no code of the folder is run."""
     transformers: Any = importlib.import_module("transformers")
     where: dict[str, Any] = {"local_files_only": True}
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
     if gguf_file is not None:
         where["gguf_file"] = gguf_file
+        how |= _unpacking(transformers)
     try:
         with _without_progress_bars(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
-            network = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="sdpa", **where
-            )
+            network = transformers.AutoModelForCausalLM.from_pretrained(folder, **how, **where)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise EngineError(f"The folder '{folder}' holds no model that transformers can load: {error}") from error
+    if gguf_file is not None:
+        _forget_packing(network)
     network = network.to(device)
     shown = Path(name).name or name
     model = HfModel(network, name=shown, end_ids=_end_ids(network, tokenizer), lora=lora)
     return model, HfChatCodec(tokenizer, end_ids=model.end_ids)
 
 
+def _unpacking(transformers: Any) -> dict[str, Any]:
+    """Ask for the plain weights of a GGUF file, which can be trained; some versions would leave them packed."""
+    packing = getattr(transformers, "GgufConfig", None)
+    return {} if packing is None else {"quantization_config": packing(dequantize=True)}
+
+
+def _forget_packing(network: Any) -> None:
+    """The weights are plain now, and are saved as such; transformers would refuse to."""
+    quantizer = getattr(network, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(network)
+
+
 @contextmanager
 def _without_progress_bars(transformers: Any) -> Iterator[None]:
-    """They would fill the log of a server."""
+    """They would fill the log of a server, and break the view of a training."""
     logging = transformers.utils.logging
     were_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

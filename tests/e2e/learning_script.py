@@ -54,8 +54,8 @@ def main() -> None:
     )
     assert algorithm.baseline is not None
     assert algorithm.result is not None
-    told = {"base": algorithm.baseline.mean, "after": algorithm.result.mean, "steps": algorithm.progress.step}
-    (folder / "result.json").write_text(json.dumps({**told, "rewards": algorithm.progress.rewards}))
+    told = {"base": vars(algorithm.baseline), "after": vars(algorithm.result), "rewards": algorithm.progress.rewards}
+    (folder / "result.json").write_text(json.dumps({**told, "steps": algorithm.progress.step}))
 
 
 if __name__ == "__main__":

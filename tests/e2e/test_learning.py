@@ -1,8 +1,11 @@
 """The calculator agent learns from reward alone, whatever happens to the process that trains it."""
 
 import asyncio
+import fcntl
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -25,10 +28,14 @@ SCRIPT = Path(__file__).parent / "learning_script.py"
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "calc_x"
 PATIENCE_SECONDS = 240.0
 ENOUGH_STEPS = 12
-KILLED_AFTER = 4
-"""Steps; the moment within the next one is chance."""
+KILLS = 2
+LONGEST_DELAY_SECONDS = 1.5
+"""After a step, until the process is killed: it may be learning, saving, or waiting for the rollouts of the next."""
+SEED_NOISE = 0.25
+"""The most by which the mean rewards of the last steps may differ of two trainings that are equal but for chance."""
+LAST_STEPS = 3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @contextmanager
@@ -64,8 +71,10 @@ def finished(process: "subprocess.Popen[bytes]", folder: Path) -> dict[str, Any]
 
 
 def steps_in(folder: Path) -> int:
+    """The last step that was logged; one that a killed run did not save is logged twice."""
     log = folder / "log"
-    return log.read_text().count("mean reward") if log.exists() else 0
+    found = re.findall(r"Step (\d+): mean reward", log.read_text()) if log.exists() else []
+    return max(map(int, found), default=0)
 
 
 def latest(folder: Path) -> Any:
@@ -74,24 +83,63 @@ def latest(folder: Path) -> Any:
     return found
 
 
-def test_run_that_is_killed_in_the_middle_goes_on_and_learns_as_well(tmp_path: Path) -> None:
-    with training(tmp_path, steps=ENOUGH_STEPS) as process:
-        until(lambda: steps_in(tmp_path) >= KILLED_AFTER, process, tmp_path)
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, Any]:
+    """What a training leads to that nothing happened to; made once, by the first worker that needs it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "straight-training"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "result.json").exists():
+            with training(folder, steps=ENOUGH_STEPS) as process:
+                return finished(process, folder)
+    told: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return told
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
     _, alive = psutil.wait_procs(family, timeout=30)
-    assert alive == [], f"left behind by a run that was killed after step {KILLED_AFTER}"
-    kept = latest(tmp_path).step
+    assert alive == [], "left behind by a run that was killed"
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids="seed-{}".format)
+def test_run_that_is_killed_at_random_steps_goes_on_and_learns_as_well(
+    tmp_path: Path, straight: dict[str, Any], seed: int
+) -> None:
+    chance, kept = random.Random(seed), list[Any]()
+    for step in sorted(chance.sample(range(1, ENOUGH_STEPS - 1), KILLS)):
+        delay = chance.uniform(0, LONGEST_DELAY_SECONDS)
+        print(f"seed {seed}: killed {delay:.2f} s after step {step}")
+        with training(tmp_path, steps=ENOUGH_STEPS) as process:
+            until(lambda step=step: steps_in(tmp_path) >= step, process, tmp_path)
+            time.sleep(delay)  # not for anything to happen: any moment is a good one
+            kill(process)
+        kept.append(latest(tmp_path))
+        assert step - 1 <= kept[-1].step <= ENOUGH_STEPS
 
     with training(tmp_path, steps=ENOUGH_STEPS) as process:
         told = finished(process, tmp_path)
 
-    assert KILLED_AFTER - 1 <= kept <= ENOUGH_STEPS
+    print(f"curve {told['rewards']}, straight {straight['rewards']}")
     assert (told["steps"], len(told["rewards"])) == (ENOUGH_STEPS, ENOUGH_STEPS)
-    assert told["base"] <= 0.05
-    assert told["after"] >= 0.9
+    assert all(told["rewards"][: one.step] == one.progress["rewards"] for one in kept)
     assert asyncio.run(tasks_by_step(tmp_path)) == expected_tasks()
+    check_same_reward(told, straight)
+
+
+def check_same_reward(told: dict[str, Any], straight: dict[str, Any]) -> None:
+    """Both learned, and differ by no more than chance: on held-out tasks, and at the end of their curves."""
+    for one in (told, straight):
+        assert one["base"]["mean"] <= 0.05
+        assert one["after"]["mean"] >= 0.9
+    assert told["after"]["low"] <= straight["after"]["high"]
+    assert straight["after"]["low"] <= told["after"]["high"]
+    ends = [sum(one["rewards"][-LAST_STEPS:]) / LAST_STEPS for one in (told, straight)]
+    assert abs(ends[0] - ends[1]) <= SEED_NOISE
 
 
 def expected_tasks() -> dict[int, set[str]]:

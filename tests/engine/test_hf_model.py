@@ -21,58 +21,17 @@ from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
+from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 PATIENCE_SECONDS = 60.0
 HELLO: Any = [{"role": "user", "content": "What is 37+58?"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
-TEMPLATE = (
-    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def a_tokenizer() -> Any:
-    tokenizers = importlib.import_module("tokenizers")
-    bpe = tokenizers.ByteLevelBPETokenizer()
-    words = ["the calculator says what is the answer to this question", "tool_call name arguments expression", "1 2 3"]
-    bpe.train_from_iterator(words * 20, vocab_size=400, min_frequency=2)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
-    )
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama, with fewer heads for keys than for queries."""
-    path = tmp_path_factory.mktemp("hf") / "small-llama"
-    tokenizer = a_tokenizer()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return save_small_llama(tmp_path_factory.mktemp("hf") / "small-llama", subword_tokenizer())
 
 
 @pytest.fixture

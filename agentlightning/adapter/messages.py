@@ -1,7 +1,8 @@
 """Spans become chat messages, in the shape OpenAI takes for fine-tuning.
 
-What instrumentation flattens into `gen_ai.prompt.0.role` and the like is put together again. The message shapes are
-checked by rules of our own that say what OpenAI's types say, so that its package is not needed.
+What instrumentation flattens into `gen_ai.prompt.0.role` and the like is put together again, whichever API was called:
+chat completions, responses or Anthropic's messages. The message shapes are checked by rules of our own that say what
+OpenAI's types say, so that its package is not needed.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
 from agentlightning.adapter.calls import group_genai_dict
+from agentlightning.adapter.messages_parts import content_in_parts, is_content
 from agentlightning.adapter.proxied import ProxiedCalls
 from agentlightning.types.tracer import Span, SpanLike
 
@@ -45,7 +47,7 @@ class RawCall(TypedDict):
 def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Iterator[OpenAIMessages]:
     """One conversation for each call: its prompt, then what the model answered."""
     for call in prompt_completion_list:
-        messages = [_prompt_message(message) for message in call["prompt"]]
+        messages = _joined(_prompt_message(message) for message in call["prompt"])
         messages += [_completion_message(c, call["tools"]) for c in call["completion"] if c.get("role") == "assistant"]
         functions = call["request"].get("functions")
         tools = None if functions is None else [_tool_definition(function) for function in functions]
@@ -114,11 +116,12 @@ def _prompt_message(message: Mapping[str, Any]) -> ChatMessage:
     role = message.get("role")
     if role == "assistant" and "tool_calls" in message:
         calls = [_tool_call(call, call.get("arguments")) for call in message["tool_calls"]]
-        return {"role": "assistant", "content": None, "tool_calls": calls}
+        said = content_in_parts(message.get("content"))
+        return {"role": "assistant", "content": said if said and is_content(said) else None, "tool_calls": calls}
     if role not in _ROLES:
         raise ValueError(f"Message {message!r:.80} has the role {role!r}; OpenAI knows {', '.join(_ROLES)}.")
-    content = message.get("content", "")
-    if not _is_content(content) and not (content is None and role == "assistant"):
+    content = content_in_parts(message.get("content", ""))
+    if not is_content(content) and not (content is None and role == "assistant"):
         raise ValueError(f"Content of a {role} message must be text or a list of typed parts, not {content!r:.80}.")
     checked: ChatMessage = {"role": role, "content": content}
     if role == "tool":
@@ -126,10 +129,21 @@ def _prompt_message(message: Mapping[str, Any]) -> ChatMessage:
     return checked
 
 
-def _is_content(content: object) -> bool:
-    if isinstance(content, list):
-        return all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
-    return isinstance(content, str)
+def _joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """The messages, with calls of tools added to what the assistant said just before them.
+
+    The responses API has what was said and each of the calls as items of their own. In a chat they are one message,
+    after which all results must come.
+    """
+    joined: list[ChatMessage] = []
+    for message in messages:
+        before = joined[-1] if joined else {}
+        if "tool_calls" in message and message["content"] is None and before.get("role") == "assistant":
+            calls = [*before.get("tool_calls", []), *message["tool_calls"]]
+            joined[-1] = {**before, "content": before["content"] or None, "tool_calls": calls}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _completion_message(completion: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatMessage:

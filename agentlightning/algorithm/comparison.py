@@ -235,6 +235,8 @@ class Gate:
         self.comparisons = comparisons
         self.begun = 0
         """How many comparisons were handed out."""
+        self.skipped = 0
+        """How many planned ones did not take place."""
         self._left = alpha_total
         self._lent: list[PairedComparison] = []
 
@@ -253,12 +255,9 @@ class Gate:
         reward_range: tuple[float, float] = (0.0, 1.0),
     ) -> PairedComparison:
         """A comparison for the next candidate; several may be under way at once. TrainingError beyond `comparisons`."""
-        if self.comparisons is not None and self.begun >= self.comparisons:
-            raise TrainingError(
-                f"All {self.comparisons} comparisons were handed out; plan more of them in `comparisons`."
-            )
+        self._check_plan()
         self._settle()
-        share = SHARE_WITHOUT_PLAN if self.comparisons is None else 1 / (self.comparisons - self.begun)
+        share = SHARE_WITHOUT_PLAN if self.comparisons is None else 1 / (self.comparisons - self._used)
         alpha = self._left * share
         comparison = PairedComparison(
             alpha, max_pairs=max_pairs, min_pairs=min_pairs, min_effect=min_effect, reward_range=reward_range
@@ -267,6 +266,21 @@ class Gate:
         self._left -= alpha
         self._lent.append(comparison)
         return comparison
+
+    def skip(self) -> None:
+        """A planned comparison does not take place; those after it share what it would have had."""
+        self._check_plan()
+        self.skipped += 1
+
+    @property
+    def _used(self) -> int:
+        return self.begun + self.skipped
+
+    def _check_plan(self) -> None:
+        if self.comparisons is not None and self._used >= self.comparisons:
+            raise TrainingError(
+                f"All {self.comparisons} comparisons were handed out; plan more of them in `comparisons`."
+            )
 
     def _settle(self) -> None:
         """Take back what promotions did not use, and forget what is spent."""

@@ -1,30 +1,50 @@
 """How often a run promotes a candidate that is no better, and how many pairs a comparison saves.
 
-usage: honest_gain.py [--runs N] [--comparisons N] [--pairs N] [--seed N] [--json]
+usage: honest_gain.py [--runs N] [--comparisons N] [--pairs N] [--apo-runs N] [--seed N] [--json]
 
-First table: whole optimisation runs in which no candidate is better than the incumbent, with rewards of many kinds. A
-run is wrong if it promotes any of its candidates. Beside it stands the habit of promoting whoever has the higher mean.
+First table: the comparisons of optimisation runs in which no candidate is better than the incumbent, with rewards of
+many kinds. A run is wrong if it promotes any of its candidates. Beside it stands the habit of promoting whoever has the
+higher mean.
 
 Second table: candidates with a true gain, against tests of a fixed size. "Known gain" is the smallest fixed test that
 finds this gain as often, planned by somebody who knew it. "Planned" is one test for all rows, which finds a gain of
 PLANNED_GAIN as often as the comparison does; its size is spent whatever the gain is.
+
+Third table: whole runs of APO, from the seed to the published prompt, over a store in memory. Every candidate is as
+good as the seed, and the rewards are noisy. "Higher mean" is APO with `alpha=None`, which promotes whoever has the
+higher mean on all validation tasks, in a quarter as many runs. "Saved" is against a test of each challenger on all
+tasks that did not choose it.
 """
 
 import argparse
+import asyncio
+import itertools
 import json
 import math
 import random
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import NormalDist, fmean
+from typing import Any
+from unittest.mock import patch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from agentlightning.algorithm.apo import OptimisationResult
 from agentlightning.algorithm.comparison import Gate, PairedComparison
 from agentlightning.algorithm.intervals import estimate
+from tests.algorithm.apo.world import Optimiser, optimised, rendered
 
 ALPHA_TOTAL = 0.05
 INCUMBENT_MEAN = 0.3
 TRUE_GAINS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)
 PLANNED_GAIN = 0.2
+APO_SETTINGS: dict[str, Any] = {"beam_width": 2, "branch_factor": 2, "beam_rounds": 4, "val_batch_size": 12}
+APO_TASKS = 100
+"""Validation tasks of a whole run."""
 SKEWED_GRADES = ((0.0, 0.25, 0.5, 0.75, 1.0), (0.9, 0.04, 0.03, 0.02, 0.01))
 
 Draw = Callable[[int], tuple[float, float]]
@@ -106,6 +126,8 @@ class Plan:
     comparisons: int
     pairs: int
     seed: int
+    apo_runs: int = 0
+    """Whole runs of APO for each kind of rewards."""
 
 
 def keeping_the_incumbent(rng: random.Random) -> Scene:
@@ -208,6 +230,79 @@ def measure(gain: float, alpha: float, plan: Plan) -> tuple[float, float]:
     return fmean(each.verdict == "better" for each in ended), fmean(each.pairs for each in ended)
 
 
+# ---------------------------------------------------------------------- whole runs of APO
+
+
+@dataclass(frozen=True)
+class WholeRuns:
+    """How runs of APO ended in which every candidate is as good as the seed."""
+
+    rewards: str
+    runs: int
+    rate: float
+    low: float
+    high: float
+    naive_rate: float
+    comparisons_per_run: float
+    pairs_per_comparison: float
+    saved: float
+    """Share of the pairs that a test on all tasks would have taken that did not choose the challenger."""
+
+
+REWARDS: dict[str, Callable[[random.Random, float], float]] = {
+    "0 or 1, mean 0.5": lambda rng, ease: won(rng, 0.5),
+    "0 or 1, easy and hard tasks": lambda rng, ease: won(rng, ease),
+}
+
+
+async def whole_run(name: str, seed: str, alpha: float | None) -> OptimisationResult:
+    """One run, whose optimiser writes a new prompt each time, and whose agents do not care."""
+    rng, numbers = random.Random(seed), itertools.count(1)
+    eases = [rng.betavariate(0.5, 0.5) for _ in range(APO_TASKS)]
+    client = Optimiser(edit=lambda prompt, word: f"{prompt} Hint {next(numbers)}.")
+    asked: Counter[tuple[str, Any]] = Counter()
+
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        asked[prompts["prompt"], task] += 1  # so that it does not matter which rollout runs first
+        chance = random.Random(f"{seed} {prompts['prompt']} {task} {asked[prompts['prompt'], task]}")
+        return REWARDS[name](chance, eases[task])
+
+    apo = await optimised(
+        client,
+        judge=judge,
+        tasks=APO_TASKS,
+        alpha=alpha,
+        search_seed=rng.getrandbits(32),
+        **APO_SETTINGS,
+    )
+    result: OptimisationResult = apo.result
+    return result
+
+
+async def whole_runs(name: str, runs: int, seed: int) -> WholeRuns:
+    ends = [await whole_run(name, f"{seed} {name} {number}", ALPHA_TOTAL) for number in range(runs)]
+    naive = [await whole_run(name, f"{seed} {name} {number}", None) for number in range(math.ceil(runs / 4))]
+    challenges = [challenge for end in ends for challenge in end.challenges]
+    rate = estimate([float(end.is_improved) for end in ends])
+    pairs = fmean(challenge.gain.n for challenge in challenges)
+    return WholeRuns(
+        name,
+        runs,
+        rate.mean,
+        rate.low,
+        rate.high,
+        naive_rate=fmean(end.is_improved for end in naive),
+        comparisons_per_run=len(challenges) / runs,
+        pairs_per_comparison=pairs,
+        saved=1 - pairs / (APO_TASKS - APO_SETTINGS["val_batch_size"]),
+    )
+
+
+def all_whole_runs(plan: Plan) -> list[WholeRuns]:
+    with patch("agentlightning.algorithm.apo.apo.poml.poml", rendered):  # it starts a process for each prompt
+        return [asyncio.run(whole_runs(name, plan.apo_runs, plan.seed)) for name in REWARDS if plan.apo_runs]
+
+
 # ---------------------------------------------------------------------- telling
 
 
@@ -227,22 +322,34 @@ def print_tables(plan: Plan, promotions: Sequence[FalsePromotions], saved: Seque
         print(f"{gain.gain:<20}{gain.found:>8.1%}{gain.pairs:>8.1f}{told}{planned}")
 
 
+def print_whole_runs(plan: Plan, whole: Sequence[WholeRuns]) -> None:
+    print(f"\n{plan.apo_runs} runs of APO on {APO_TASKS} validation tasks, every candidate as good as the seed\n")
+    taken = f"{'compared':>10}{'pairs':>8}{'saved':>8}"
+    print(f"{'rewards':33}{'wrong runs':>11}  {'interval':16}{'higher mean':>11}{taken}")
+    for row in whole:
+        interval, naive = f"[{row.low:.3f}, {row.high:.3f}]", f"{row.naive_rate:.1%}"
+        taken = f"{row.comparisons_per_run:>10.1f}{row.pairs_per_comparison:>8.1f}{row.saved:>8.0%}"
+        print(f"{row.rewards:33}{row.rate:>11.1%}  {interval:16}{naive:>11}{taken}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--comparisons", type=int, default=12)
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--apo-runs", type=int, default=400, help="whole runs of APO for each kind of rewards")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     options = parser.parse_args()
-    plan = Plan(options.runs, options.comparisons, options.pairs, options.seed)
+    plan = Plan(options.runs, options.comparisons, options.pairs, options.seed, options.apo_runs)
     promotions = [false_promotions(name, plan) for name in (*SCENES, KEPT)]
-    saved = savings(plan)
+    saved, whole = savings(plan), all_whole_runs(plan)
     if options.json:
-        figures = {"false_promotions": [asdict(row) for row in promotions], "savings": [asdict(row) for row in saved]}
-        print(json.dumps(figures))
+        tables = {"false_promotions": promotions, "savings": saved, "whole_runs": whole}
+        print(json.dumps({name: [asdict(row) for row in rows] for name, rows in tables.items()}))
     else:
         print_tables(plan, promotions, saved)
+        print_whole_runs(plan, whole)
 
 
 if __name__ == "__main__":

@@ -147,3 +147,40 @@ def test_conversations_come_in_the_order_of_the_spans() -> None:
     spans = [span(name, attributes={"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": name}) for name in "ba"]
 
     assert [one["messages"][0]["content"] for one in TraceToMessages().adapt(spans)] == ["b", "a"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        pytest.param('[{"type": "input_text", "text": "hi"}]', [{"type": "text", "text": "hi"}], id="text"),
+        pytest.param('[{"type": "input_image", "image_url": "https://x/y.png"}]', [IMAGE], id="url"),
+        pytest.param(
+            '[{"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}]', [IMAGE], id="source by url"
+        ),
+        pytest.param(
+            '[{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}]',
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}],
+            id="detail",
+        ),
+        pytest.param(
+            '[{"type": "input_image", "image_url": "u", "detail": "low"}]',
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "low"}}],
+            id="detail of a response",
+        ),
+        pytest.param(
+            '[{"type": "image", "source": {"type": "file", "file_id": "f"}}]',
+            [{"type": "image", "source": {"type": "file", "file_id": "f"}}],
+            id="image that only its API can find",
+        ),
+        pytest.param('[{"type": "room", "text": "Oak"}]', '[{"type": "room", "text": "Oak"}]', id="unknown kind"),
+        pytest.param('[{"type": "text"}]', '[{"type": "text"}]', id="no field"),
+        pytest.param('[{"type": "text", "text": "hi"', '[{"type": "text", "text": "hi"', id="no JSON"),
+    ],
+)
+def test_content_is_in_parts_only_if_all_are_known(said: str, content: object) -> None:
+    attributes = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": said}
+
+    assert adapted(span("c", attributes=attributes))["messages"] == [{"role": "user", "content": content}]

@@ -23,7 +23,8 @@ critique says, and reflects as GEPA asks. Of its answers as an optimiser the sha
 its placeholder or with a broken one, a rambling prompt, nonsense, an empty answer, or status 429.
 
 All chance is drawn from the seed, the text of the request and how often that text came before. So concurrent callers
-get the same answers in any order, and somebody who asks again may get another.
+get the same answers in any order, and somebody who asks again may get another. A steady model draws from what it is
+asked alone: ids and times of traces, and how often a question came before, make no difference to it.
 """
 
 import json
@@ -44,6 +45,7 @@ from tests.simulated_model.optimiser import (
     criticise,
     edit,
     kind_of,
+    prompt_in,
     reflect,
     spoilt,
 )
@@ -71,6 +73,7 @@ class SimulatedModel:
         seed: Another seed is another row of chances.
         noise: How often a wrong room is named although the rules are known.
         faults: How often the optimiser's answers go wrong.
+        is_steady: Whether the same question always has the same answer.
         models: The names it answers to.
     """
 
@@ -80,11 +83,13 @@ class SimulatedModel:
         *,
         noise: float = 0.02,
         faults: float = 0.0,
+        is_steady: bool = False,
         models: tuple[str, ...] = (MODEL, *OPTIMISER_MODELS),
     ) -> None:
         self.seed = seed
         self.noise = noise
         self.faults = faults
+        self.is_steady = is_steady
         self.models = models
         self.url = ""
         """Base URL for OpenAI's client, once it is served."""
@@ -127,6 +132,8 @@ class SimulatedModel:
         return spoilt(written, fault)
 
     def _chance(self, prompt: str) -> random.Random:
+        if self.is_steady:
+            return random.Random(f"{self.seed} {_question(prompt)}")
         self._asked[prompt] += 1
         return random.Random(f"{self.seed} {self._asked[prompt]} {prompt}")
 
@@ -150,6 +157,15 @@ class SimulatedModel:
             return str(right)
         others = [room.name for room in case.rooms if room.name != right.room]
         return str(replace(right, room=rng.choice(others or ["none"])))
+
+
+def _question(prompt: str) -> str:
+    """What a text asks, without what differs from one trace to the next."""
+    kind = kind_of(prompt)
+    if kind not in ("critique", "reflect"):
+        return prompt
+    cases = [(str(case.request), None if case.answer is None else str(case.answer)) for case in cases_of(prompt)]
+    return f"{kind} {prompt_in(prompt)} {cases}"
 
 
 def _call(tool: dict[str, Any], wanted: Request) -> ToolCall:

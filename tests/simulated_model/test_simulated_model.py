@@ -212,6 +212,16 @@ def test_reflection_is_a_new_prompt_between_fences() -> None:
     assert "{request}" in said
 
 
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_steady_model_says_the_same_whatever_ids_stand_around_and_however_often(is_steady: bool) -> None:
+    with SimulatedModel(is_steady=is_steady) as model, Asker(model) as asker:
+        experiments = asker.experiments(SEED_PROMPT, TASKS[:12])
+        asked = REFLECTION_REQUEST.format(prompt=SEED_PROMPT, experiments=experiments)
+        said = {asker.say(f"{asked}\nTrace {number % 5}") for number in range(10)}
+
+    assert (len(said) == 1) == is_steady
+
+
 def test_plain_conversation_is_not_taken_for_optimising() -> None:
     assert {kind_of(SEED_PROMPT.format(request=task.text)) for task in TASKS} == {"answer"}
     assert kind_of("How do you do?") == "answer"

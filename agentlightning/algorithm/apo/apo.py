@@ -2,8 +2,8 @@
 
 In each round the prompts of the beam run on tasks; a model criticises them by what happened, and another rewrites them
 as the critique says. The new prompts and the old ones are tried on the same batch of validation tasks, and the best
-stay in the beam. The first of them then challenges the best prompt so far, which it replaces only if a paired
-comparison on tasks that did not choose it says that it is better.
+stay in the beam. The first of them that was not refused before challenges the best prompt so far, which it replaces
+only if a paired comparison on tasks that did not choose it says that it is better.
 
 Whoever runs the agents is met through the store alone. What a run does is told there (`record`), and with a state file
 it goes on after a kill (`journal`).
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.apo.bounded import gathered
@@ -27,13 +27,11 @@ from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.optimiser import Optimiser, OptimiserFailed
 from agentlightning.algorithm.apo.placeholders import unwrapped
+from agentlightning.algorithm.apo.prompt_files import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.algorithm.apo.report import OptimisationResult
 from agentlightning.algorithm.apo.search import FAILED_CALLS, NOT_PAYABLE, Search
-from agentlightning.algorithm.apo.tasks import (
-    TaskBatches,
-    finished_rollouts,
-    send,
-)
+from agentlightning.algorithm.apo.seeds import seed_prompts
+from agentlightning.algorithm.apo.tasks import TaskBatches, finished_rollouts, found_in, send
 from agentlightning.algorithm.apo.versions import RolloutResultForAPO, VersionedPromptTemplate, remembered
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.utils import batch_iter_over_dataset
@@ -62,14 +60,6 @@ logger = logging.getLogger(__name__)
 
 _TaskT = TypeVar("_TaskT")
 
-_PROMPTS: Final = Path(__file__).parent / "prompts"
-GRADIENT_PROMPT_FILES: Final = [
-    _PROMPTS / "gradient_conversations.poml",
-    _PROMPTS / "gradient_spans.poml",
-    _PROMPTS / "gradient_review.poml",
-]
-APPLY_EDIT_PROMPT_FILES: Final = [_PROMPTS / "edit_rewrite.poml", _PROMPTS / "edit_one_point.poml"]
-
 
 class APO(Algorithm, Generic[_TaskT]):
     """Optimises the prompt templates among the initial resources; `APO[Task](client)` names the type of tasks.
@@ -92,6 +82,8 @@ class APO(Algorithm, Generic[_TaskT]):
         reward_range: Lowest and highest reward there can be; the comparison rests on it.
         budget: What may be spent; see `OptimisationBudget`.
         concurrency: How many candidates are made, or tried, at the same time.
+        seed: Of all that is drawn: a model and agents that answer the same get the same search. None draws from the
+            `random` module.
         state_file: Where the run keeps what it did, to go on from there after a kill; None keeps nothing.
         output: A JSON file for the best prompts, written whenever there is a better one.
         _poml_trace: Have poml write what it renders to the folder `pomltrace`.
@@ -115,6 +107,7 @@ class APO(Algorithm, Generic[_TaskT]):
         reward_range: tuple[float, float] = (0.0, 1.0),
         budget: OptimisationBudget | None = None,
         concurrency: int = 8,
+        seed: int | None = None,
         state_file: str | Path | None = None,
         output: str | Path | None = None,
         _poml_trace: bool = False,
@@ -133,11 +126,13 @@ class APO(Algorithm, Generic[_TaskT]):
         self.reward_range = reward_range
         self.budget = budget or OptimisationBudget()
         self.concurrency = concurrency
+        self.seed = seed
         self.state_file = None if state_file is None else Path(state_file)
         self.output = None if output is None else Path(output)
         for name in ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "concurrency"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1; it is {getattr(self, name)}.")
+        self.budget.check_models(gradient_model, apply_edit_model)
         self.result: OptimisationResult | None = None
         """How the last run ended."""
         self._optimiser = Optimiser(async_openai_client)
@@ -161,28 +156,22 @@ class APO(Algorithm, Generic[_TaskT]):
         self._rendering = asyncio.Semaphore(min(self.concurrency, os.cpu_count() or 1))  # poml starts a process each
         self._counts: Counter[str] = Counter()
         self._critiques: dict[str, str | None] = {}
+        self._unanswered: list[str] = []  # candidates of this round without an answer
         self._rewards: dict[str, list[float | None]] = {}
         self._version_counter = 0
+
+    def _chance(self, purpose: str | None) -> Any:
+        """What draws for a purpose: a generator of its own, so that it does not matter what is drawn meanwhile.
+
+        Without a seed, or outside a run, it is the `random` module.
+        """
+        return random if self.seed is None or purpose is None else random.Random(f"{self.seed} {purpose}")
 
     # ------------------------------------------------------------------ what it is given, and what it gives
 
     def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
         """The first prompt template among the initial resources; ValueError if there is none."""
-        return next(iter(self._seed_prompts().items()))
-
-    def _seed_prompts(self) -> dict[str, PromptTemplate]:
-        resources = self.get_initial_resources()
-        if resources is None:
-            raise ConfigurationError(
-                "APO starts from a prompt: give the Trainer initial_resources with a PromptTemplate, or call "
-                "set_initial_resources."
-            )
-        prompts = {name: one for name, one in resources.items() if isinstance(one, PromptTemplate)}
-        if not prompts:
-            raise ConfigurationError(
-                f"There is no prompt template among the initial resources {list(resources)}; add a PromptTemplate."
-            )
-        return prompts
+        return next(iter(seed_prompts(self.get_initial_resources(), "APO").items()))
 
     def get_adapter(self) -> TraceToMessages:
         """The adapter, which must be a TraceToMessages."""
@@ -228,13 +217,13 @@ class APO(Algorithm, Generic[_TaskT]):
         prefix: str | None = None,
     ) -> str | None:
         """A critique of a prompt by what its rollouts show; None if the model said nothing."""
-        template = random.choice(GRADIENT_PROMPT_FILES)
+        chance = self._chance(None if prefix is None else f"{prefix}critique")
+        template = chance.choice(GRADIENT_PROMPT_FILES)
         if len(rollout_results) < self.gradient_batch_size:
-            told = (prefix or "", self.gradient_batch_size, len(rollout_results))
-            logger.warning("%sA critique should look at %d rollouts; there are %d.", *told)
-            shown = list(rollout_results)
+            shown, wanted = list(rollout_results), self.gradient_batch_size
+            logger.warning("%sA critique should look at %d rollouts; there are %d.", prefix or "", wanted, len(shown))
         else:
-            shown = random.sample(list(rollout_results), self.gradient_batch_size)
+            shown = chance.sample(list(rollout_results), self.gradient_batch_size)
         context = {"experiments": shown, "prompt_template": current_prompt.prompt_template.template}
         messages = await self._rendered(template, context)
         return await self._optimiser.ask(self.gradient_model, messages, self.diversity_temperature)
@@ -259,7 +248,8 @@ class APO(Algorithm, Generic[_TaskT]):
             self._keep_edit(prefix, None, text)
             return text
         context = {"prompt_template": text, "critique": critique}
-        messages = await self._rendered(random.choice(APPLY_EDIT_PROMPT_FILES), context)
+        chance = self._chance(None if prefix is None else step)
+        messages = await self._rendered(chance.choice(APPLY_EDIT_PROMPT_FILES), context)
         edited = await self._optimiser.ask(self.apply_edit_model, messages, self.diversity_temperature)
         self._keep_edit(prefix, critique, edited)
         return edited
@@ -310,34 +300,40 @@ class APO(Algorithm, Generic[_TaskT]):
         """
         tasks = [dataset[number] for number in range(len(dataset))]
         step = f"{prefix or ''}{mode} {prompt.version}"
-        kept = None if prefix is None or mode == "train" else self._journal.get(f"{step} rewards")
-        if kept is not None:
-            self._rewards[step] = kept
-            finished_before = [reward for reward in kept if reward is not None]
-            return [remembered(reward) for reward in kept], fmean(finished_before or [0.0])
-        ledger, is_new = self._optimiser.ledger, f"{step} sent" not in self._journal
-        if is_new:
-            ledger.take_rollouts(len(tasks))
-            if prefix is not None:
-                self._journal.put(f"{step} sent", len(tasks))
-        store = self.get_store()
-        update = await store.update_resources(prompt.version, self._resources(prompt, resource_name))
+        if prefix is not None and f"{step} done" in self._journal:
+            return self._remembered(step, mode)
+        store, ledger = self.get_store(), self._optimiser.ledger
         ids = self._journal.rollout_ids(step if prefix is not None else None, len(tasks))
+        is_new = f"{step} sent" not in self._journal
+        found = 0 if is_new or ids is None else await found_in(store, ids)
+        hold = await ledger.take_rollouts(len(tasks), is_new=is_new, found=found)
+        if is_new and prefix is not None:
+            self._journal.put(f"{step} sent", len(tasks))
+        update = await store.update_resources(prompt.version, self._resources(prompt, resource_name))
         sent = await send(store, tasks, mode, update.resources_id, rollout_ids=ids)
         finished = await finished_rollouts(store, sent, self.rollout_batch_timeout)
         results = await self.get_rollout_results(finished, prefix=prefix)
         traces = ([span.get("attributes", {}) for span in result["spans"]] for result in results)
-        ledger.end_rollouts(len(tasks) if is_new else 0, traces)
-        rewards = [result["final_reward"] or 0.0 for result in results]
-        by_id = {rollout.rollout_id: reward for rollout, reward in zip(finished, rewards, strict=False)}
+        ledger.end_rollouts(hold, traces, unfinished=len(sent) - len(finished))
+        average = fmean([result["final_reward"] or 0.0 for result in results] or [0.0])
+        by_id = {one.rollout_id: result["final_reward"] for one, result in zip(finished, results, strict=False)}
         self._rewards[step] = [by_id.get(rollout_id) for rollout_id in sent]
         if self._search is not None:
             await self._search.look_after(sent, finished)
-        if prefix is not None and mode != "train":
-            self._journal.put(f"{step} rewards", self._rewards[step])
-        average = fmean(rewards) if rewards else 0.0
-        logger.info("%sPrompt %s scores %.3f on %d tasks.", prefix or "", prompt.version, average, len(rewards))
+        if prefix is not None:  # a critique needs to see more than rewards
+            self._journal.put(f"{step} done", [results if mode == "train" else self._rewards[step], average])
+        logger.info("%sPrompt %s scores %.3f on %d tasks.", prefix or "", prompt.version, average, len(results))
         return results, average
+
+    def _remembered(self, step: str, mode: RolloutMode) -> tuple[list[RolloutResultForAPO], float]:
+        """An evaluation that was finished before the run was broken off."""
+        kept, average = self._journal.get(f"{step} done")
+        if self._search is not None:
+            self._search.has_succeeded = True
+        if mode == "train":
+            return kept, average
+        self._rewards[step] = kept
+        return [remembered(reward) for reward in kept], average
 
     def _resources(self, prompt: VersionedPromptTemplate, resource_name: str) -> NamedResources:
         """What a rollout is given: the prompts, and whatever else the user put beside them."""
@@ -364,8 +360,10 @@ class APO(Algorithm, Generic[_TaskT]):
         self._history_best_prompt = seed
         self._history_best_score = -math.inf
         self._history_best_version = None
-        train = TaskBatches(train_dataset, self.gradient_batch_size, self._journal, "train")
-        return resource_name, seed, train, TaskBatches(val_dataset, self.val_batch_size, self._journal, "val")
+        shuffle = {name: self._chance(f"{name} batches").shuffle for name in ("train", "val")}
+        train = TaskBatches(train_dataset, self.gradient_batch_size, self._journal, "train", shuffle["train"])
+        val = TaskBatches(val_dataset, self.val_batch_size, self._journal, "val", shuffle["val"])
+        return resource_name, seed, train, val
 
     def _sample_parent_prompts(
         self, beam: Sequence[VersionedPromptTemplate], round_num: int
@@ -373,9 +371,8 @@ class APO(Algorithm, Generic[_TaskT]):
         """As many parents as the beam is wide, with their places; a beam with fewer prompts gives them in turn."""
         if len(beam) < self.beam_width:
             return [(number % len(beam), beam[number % len(beam)]) for number in range(self.beam_width)]
-        chosen = self._journal.remember(
-            f"round {round_num} parents", lambda: random.sample(range(len(beam)), self.beam_width)
-        )
+        step, places = f"round {round_num} parents", range(len(beam))
+        chosen = self._journal.remember(step, lambda: self._chance(step).sample(places, self.beam_width))
         return [(number, beam[number]) for number in chosen]
 
     async def _generate_candidate_prompts(
@@ -400,6 +397,9 @@ class APO(Algorithm, Generic[_TaskT]):
             for (place, number, parent), batch in zip(branches, batches, strict=True)
         ]
         edits = await gathered(works, limit=self.concurrency)
+        for prefix in self._unanswered if any(edits) else ():  # a run that ends for want of them asks again
+            self._keep_edit(prefix, None, None)
+        self._unanswered.clear()
         candidates = []
         for (_, _, parent), edited in zip(branches, edits, strict=True):
             if edited is None:
@@ -425,13 +425,13 @@ class APO(Algorithm, Generic[_TaskT]):
         except BudgetSpent as spent:
             logger.info("%sNo candidate: %s.", prefix, spent)
             self._counts[NOT_PAYABLE] += 1
-            self._keep_edit(prefix, None, None)
+            self._unanswered.append(prefix)
             return None
         except OptimiserFailed as failed:
             logger.warning("%sNo candidate: %s", prefix, failed)
             self._counts[FAILED_CALLS] += 1
             self._last_failure = failed
-            self._keep_edit(prefix, None, None)
+            self._unanswered.append(prefix)
             return None
         if not text:
             self._counts["empty edits"] += 1

@@ -52,13 +52,16 @@ async def challenged(
 
 
 def overall_gain(
-    pairs: Sequence[tuple[float, float]], *, alpha: float, reward_range: tuple[float, float]
+    pairs: Sequence[tuple[float, float]], *, planned: int, alpha: float, reward_range: tuple[float, float]
 ) -> Estimate | None:
-    """The gain from the first of each pair to the second, with an interval that holds however many there are."""
+    """The gain from the first of each pair to the second, with an interval that holds however many there are.
+
+    Args:
+        planned: How many there could have been. The interval must not be made for the number at which it was stopped.
+    """
     if not pairs:
         return None
-    size = len(pairs)
-    comparison = PairedComparison(alpha, max_pairs=size, min_pairs=size, reward_range=reward_range)
+    comparison = PairedComparison(alpha, max_pairs=planned, min_pairs=planned, reward_range=reward_range)
     for before, after in pairs:
         comparison.add(before, after)
     return comparison.estimate

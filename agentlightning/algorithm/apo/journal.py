@@ -31,24 +31,28 @@ class Journal:
 
     Args:
         identity: What makes the run what it is; a file of another run is refused.
+        algorithm: Whose run it is.
     """
 
-    def __init__(self, path: Path | None = None, identity: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, identity: Mapping[str, Any] | None = None, *, algorithm: str = "APO"
+    ) -> None:
         self._path = path
         self._steps: dict[str, Any] = {}
         self._key = ""
+        self._algorithm = algorithm
         if path is None:
             return
         told = json.loads(json.dumps(dict(identity or {}), default=str))
-        lines = _lines_of(path)
+        lines = _lines_of(path, algorithm)
         if not lines:
             self._key = uuid.uuid4().hex
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write({"apo": FORMAT, "key": self._key, "identity": told})
+            self._write({"format": FORMAT, "algorithm": algorithm, "key": self._key, "identity": told})
             return
         head, *steps = lines
-        if not isinstance(head, dict) or head.get("apo") != FORMAT:
-            raise ConfigurationError(f"'{path}' is not the state of an APO run; name another state_file.")
+        if not isinstance(head, dict) or (head.get("format"), head.get("algorithm")) != (FORMAT, algorithm):
+            raise _not_a_state(path, algorithm)
         if head["identity"] != told:
             others = sorted(name for name in told if head["identity"].get(name) != told[name])
             raise ConfigurationError(
@@ -89,7 +93,7 @@ class Journal:
     @property
     def run_id(self) -> str | None:
         """An id for the run in the store, the same each time; None where nothing is kept."""
-        return f"run-apo-{self._key[:ID_DIGITS]}" if self._path is not None else None
+        return f"run-{self._algorithm.lower()}-{self._key[:ID_DIGITS]}" if self._path is not None else None
 
     def rollout_ids(self, step: str | None, count: int) -> list[str] | None:
         """Ids for the rollouts of a step, the same each time; None where nothing is kept."""
@@ -101,12 +105,16 @@ class Journal:
     def _write(self, line: Any) -> None:
         assert self._path is not None
         with self._path.open("ab") as file:
-            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(line, ensure_ascii=False, default=str).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def _lines_of(path: Path) -> list[Any]:
+def _not_a_state(path: Path, algorithm: str) -> ConfigurationError:
+    return ConfigurationError(f"'{path}' is not the state of a run of {algorithm}; name another state_file.")
+
+
+def _lines_of(path: Path, algorithm: str) -> list[Any]:
     """The whole lines of a file; what stands behind the last line end is cut off."""
     if not path.exists():
         return []
@@ -117,4 +125,4 @@ def _lines_of(path: Path) -> list[Any]:
     try:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as error:
-        raise ConfigurationError(f"'{path}' is not the state of an APO run; name another state_file.") from error
+        raise _not_a_state(path, algorithm) from error

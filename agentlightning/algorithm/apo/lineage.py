@@ -76,14 +76,14 @@ class Lineage:
         return line[::-1]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As it stands in the store, under `candidates` in the summary of the run "apo"."""
+        """As it stands in the store, under `candidates` in the summary of the algorithm's run."""
         return [{**asdict(one), "scores": {str(n): score for n, score in one.scores.items()}} for one in self]
 
     @classmethod
     def of_run(cls, run: Run) -> "Lineage":
         """The lineage that a run left in the store."""
         if "candidates" not in run.summary:
-            raise ConfigurationError(f"Run '{run.run_id}' has no candidates; take a run with the name 'apo'.")
+            raise ConfigurationError(f"Run '{run.run_id}' has no candidates; take one with the name 'apo' or 'gepa'.")
         rows = [dict(row) for row in run.summary["candidates"]]
         return cls(
             Candidate(**{**row, "scores": {int(number): score for number, score in row["scores"].items()}})

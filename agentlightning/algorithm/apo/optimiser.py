@@ -1,17 +1,19 @@
 """The optimiser's model: any OpenAI-compatible endpoint, asked with patience and within a budget.
 
 Answers that say "later" (rate limits, overload, lost connections) are tried again after as long as the server asks for,
-or else after a time that doubles. Every request counts.
+or else after a time that doubles. Every request counts. Where money is limited, each is sent with a limit on what the
+model may write.
 """
 
 import asyncio
+import json
 import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.apo.budget import Ledger
+from agentlightning.algorithm.apo.budget import Hold, Ledger, most_tokens_read
 from agentlightning.errors import ConfigurationError, TrainingError
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ MOST_PATIENCE_SECONDS: Final = 600.0
 """A server that asks for more is not waited for."""
 _LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
 _WITHOUT_STATUS: Final = ("APIConnectionError", "APITimeoutError")
+_REFUSED: Final = range(400, 500)
+_TIMED_OUT: Final = 408
+LIMIT_NAMES: Final = ("max_completion_tokens", "max_tokens")
+"""Of what a model may write: the name of today's models, and that of servers that know no other."""
 
 
 class OptimiserFailed(TrainingError):
@@ -35,19 +41,31 @@ class OptimiserFailed(TrainingError):
 
 
 class Optimiser:
-    """Asks the model. The client is made from the environment when it is first needed, unless one is given."""
+    """Asks the model. The client is made from the environment when it is first needed, unless one is given.
 
-    def __init__(self, client: "AsyncOpenAI | None", sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    Args:
+        algorithm: Whose optimiser it is, for those who read its errors.
+    """
+
+    def __init__(
+        self,
+        client: "AsyncOpenAI | None",
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        algorithm: str = "APO",
+    ) -> None:
         self._client = client
         self._sleep = sleep
+        self._algorithm = algorithm
         self._is_ours = client is None
+        self._limit_names = list(LIMIT_NAMES)  # those that the server may take
         self.ledger = Ledger()
 
     @property
     def client(self) -> "AsyncOpenAI":
         """The client; ConfigurationError if there is none and the environment describes none."""
         if self._client is None:
-            self._client = _client_of_environment()
+            self._client = _client_of_environment(self._algorithm)
         return self._client
 
     async def close(self) -> None:
@@ -59,34 +77,56 @@ class Optimiser:
     async def ask(self, model: str, messages: Any, temperature: float) -> str | None:
         """What the model says; None if it says nothing. OptimiserFailed if it cannot be asked."""
         client = _without_retries(self.client)
+        most_read = most_tokens_read(messages) if self.ledger.budget.cost is not None else 0
         for number in range(1, TRIES + 1):
-            self.ledger.take_call()
-            usage = None
+            hold = await self.ledger.take_call(model, most_read)
+            asked = {"model": model, "messages": messages, "temperature": temperature, **self._limit()}
             try:
-                answer = await client.chat.completions.create(model=model, messages=messages, temperature=temperature)
-                usage = getattr(answer, "usage", None)
-                return answer.choices[0].message.content if answer.choices else None
+                return _said(model, await self._answered(client, asked, hold))
             except Exception as error:
                 if not _is_of_the_api(error):
                     raise
-                delay = _delay(error, number)
+                delay = 0.0 if self._takes_other_limit(error) else _delay(error, number)
                 if delay is None or number == TRIES:
                     raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
                 logger.info("Model %s asks to come later (%s); next try in %.1f s.", model, _described(error), delay)
-            finally:
-                self.ledger.end_call(model, usage)
             await self._sleep(delay)
         raise AssertionError("the last try returns or raises")
 
+    async def _answered(self, client: Any, asked: dict[str, Any], hold: Hold) -> Any:
+        """One request, of which the books are kept."""
+        try:
+            answer = await client.chat.completions.create(**asked)
+        except BaseException as error:
+            status = getattr(error, "status_code", None)
+            self.ledger.drop_call(hold, is_free=status in _REFUSED and status != _TIMED_OUT)
+            raise
+        self.ledger.end_call(hold, getattr(answer, "usage", None))
+        return answer
 
-def _client_of_environment() -> "AsyncOpenAI":
+    def _limit(self) -> dict[str, int]:
+        """How much the model may write, where that must be known."""
+        budget = self.ledger.budget
+        return {} if budget.cost is None or budget.call_tokens is None else {self._limit_names[0]: budget.call_tokens}
+
+    def _takes_other_limit(self, error: Exception) -> bool:
+        """Whether a request was refused for the name of its limit; the next one has another, if there is one."""
+        if not self._limit() or len(self._limit_names) < 2 or getattr(error, "status_code", None) not in _REFUSED:
+            return False
+        if self._limit_names[0] not in str(error):
+            return False
+        del self._limit_names[0]
+        return True
+
+
+def _client_of_environment(algorithm: str) -> "AsyncOpenAI":
     try:
         from openai import AsyncOpenAI
     except ImportError as error:
-        raise ImportError('APO asks its models with openai: pip install "agentlightning[openai]"') from error
+        raise ImportError(f'{algorithm} asks its models with openai: pip install "agentlightning[openai]"') from error
     if not os.environ.get("OPENAI_API_KEY"):
         raise ConfigurationError(
-            "APO has no model to ask: pass an AsyncOpenAI client, or set OPENAI_API_KEY (and OPENAI_BASE_URL)."
+            f"{algorithm} has no model to ask: pass an AsyncOpenAI client, or set OPENAI_API_KEY (and OPENAI_BASE_URL)."
         )
     return AsyncOpenAI(max_retries=0)
 
@@ -100,7 +140,18 @@ def _without_retries(client: Any) -> Any:
     return client.with_options(max_retries=0) if isinstance(client, AsyncOpenAI) else client
 
 
+def _said(model: str, answer: Any) -> str | None:
+    """The text of an answer; OptimiserFailed if it is nothing that a chat completion can be."""
+    try:
+        said = answer.choices[0].message.content if answer.choices else None
+    except (AttributeError, IndexError, TypeError) as error:
+        raise OptimiserFailed(f"Model '{model}' answered what is no chat completion: {answer!r:.200}") from error
+    return None if said is None else str(said)
+
+
 def _is_of_the_api(error: Exception) -> bool:
+    if isinstance(error, json.JSONDecodeError):  # of a server that says it is JSON
+        return True
     return isinstance(getattr(error, "status_code", None), int) or type(error).__name__ in _WITHOUT_STATUS
 
 

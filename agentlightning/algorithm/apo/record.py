@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RunStatus
 
-__all__ = ["RUN_NAME", "RunRecord"]
-
-RUN_NAME: Final = "apo"
+__all__ = ["RunRecord"]
 
 
 class RunRecord:
-    """Writes to a run of its own, and its curves also to the trainer's. A store that keeps no runs is left alone."""
+    """Writes to a run of its own, and its curves also to the trainer's. A store that keeps no runs is left alone.
 
-    def __init__(self, store: LightningStore, trainer_run_id: str | None) -> None:
+    Args:
+        name: Of the run: that of the algorithm.
+    """
+
+    def __init__(self, store: LightningStore, trainer_run_id: str | None, *, name: str) -> None:
         self._store = store
+        self._name = name
         self._trainer_run_id = trainer_run_id
         self.run_id: str | None = None
 
@@ -24,7 +27,7 @@ class RunRecord:
         """Begin the run, or go on with the one of this id."""
         metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
         try:
-            run = await self._store.start_run(RUN_NAME, config=config, metadata=metadata, run_id=run_id)
+            run = await self._store.start_run(self._name, config=config, metadata=metadata, run_id=run_id)
         except NotImplementedError:  # a store of the 0.2 release
             return
         self.run_id = run.run_id

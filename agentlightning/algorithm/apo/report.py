@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import logging
 import os
 import tempfile
 from collections import Counter
@@ -17,7 +18,9 @@ from agentlightning.types import PromptTemplate
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["OptimisationResult", "write_prompts"]
+__all__ = ["OptimisationResult", "counted", "tell", "write_prompts"]
+
+logger = logging.getLogger(__name__)
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -70,13 +73,14 @@ class OptimisationResult:
         if self.gain is not None:
             gain = self.gain
             interval = f"[{gain.low:+.3f}, {gain.high:+.3f}]"
-            lines.append(f"Gain {gain.mean:+.3f}, interval {interval}, from {gain.n} pairs of rollouts.")
+            lines.append(f"Gain {gain.mean:+.3f}, interval {interval}, from {counted(gain.n, 'pair')} of rollouts.")
         lines.extend(f"Round {one.round}: {one}" for one in self.challenges)
         if self.spent:
-            calls = f"{self.spent['rollouts']:.0f} rollouts, {self.spent['model_calls']:.0f} model calls"
+            rollouts, model_calls = int(self.spent["rollouts"]), int(self.spent["model_calls"])
+            calls = f"{counted(rollouts, 'rollout')}, {counted(model_calls, 'model call')}"
             cost = f", {self.spent['cost']:.4g} in money" if self.spent["cost"] else ""
             lines.append(f"Spent: {calls}{cost}.")
-        lines.extend(f"{count} {what}." for what, count in self.counts.items() if count)
+        lines.extend(f"{what[0].upper()}{what[1:]}: {count}." for what, count in self.counts.items() if count)
         if self.stopped is not None:
             lines.append(f"Ended early: {self.stopped}.")
         return lines
@@ -107,6 +111,22 @@ class OptimisationResult:
             "counts": dict(self.counts),
             "stopped": self.stopped,
         }
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something: `1 pair`, `2 pairs`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def tell(result: OptimisationResult, algorithm: str) -> None:
+    """Show how a run ended: in colours on a terminal, else in the log. Standard output is left to the events."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        result.show(console)
+    else:
+        logger.info("%s is done.\n%s", algorithm, result)
 
 
 def write_prompts(path: Path, result: OptimisationResult) -> None:

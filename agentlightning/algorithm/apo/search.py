@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.apo.lineage import Candidate
 from agentlightning.algorithm.apo.placeholders import why_unfit
 from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.apo.report import OptimisationResult, write_prompts
+from agentlightning.algorithm.apo.report import OptimisationResult, tell, write_prompts
+from agentlightning.algorithm.apo.seeds import seed_prompts
 from agentlightning.algorithm.apo.tasks import TaskBatch, cancel_unfinished, first_traceback
 from agentlightning.algorithm.apo.versions import VersionedPromptTemplate
 from agentlightning.algorithm.comparison import Gate
@@ -40,7 +40,7 @@ _Branch = tuple[int, int, VersionedPromptTemplate]
 """The place of the parent, the number of the branch, and the parent."""
 _SETTINGS: Final = (
     *("gradient_model", "apply_edit_model", "diversity_temperature", "gradient_batch_size", "val_batch_size"),
-    *("beam_width", "branch_factor", "beam_rounds", "run_initial_validation", "alpha", "reward_range"),
+    *("beam_width", "branch_factor", "beam_rounds", "run_initial_validation", "alpha", "reward_range", "seed"),
 )
 
 
@@ -59,12 +59,13 @@ class Search:
     def __init__(self, apo: "APO[Any]", train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         self._apo = apo
         self._train, self._val = train_dataset, val_dataset
-        self._seeds = apo._seed_prompts()
+        self._seeds = seed_prompts(apo.get_initial_resources(), "APO")
         self._rewards: dict[str, dict[int, float]] = defaultdict(dict)  # of versions, by number of the validation task
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
-        self._record = RunRecord(apo.get_store(), apo.get_run_id())
+        self._record = RunRecord(apo.get_store(), apo.get_run_id(), name="apo")
         self._stopped: str | None = None
-        self._has_succeeded = False
+        self.has_succeeded = False
+        """Whether any rollout has; a run in which none does is stopped."""
 
     @property
     def _ledger(self) -> Ledger:
@@ -92,7 +93,7 @@ class Search:
         result = self._result()
         await self._publish(result)
         await self._record.write("succeeded", self._summary())
-        _show(result)
+        tell(result, "APO")
         return result
 
     async def _search(self) -> None:
@@ -144,9 +145,9 @@ class Search:
         admitted = self._admitted(candidates, number)
         if admitted:
             await self._select(admitted, number)
-            await self._defend(number)
         else:
             logger.warning("Round %d made no candidate that could be tried.", number)
+        await self._defend(number, has_new=bool(admitted))
         figures = {"apo/candidates": len(candidates), "apo/rejected": len(candidates) - len(admitted)}
         await self._record.draw(number, {**figures, "apo/best_score": apo._history_best_score, **self._spent()})
         await self._record.write("running", self._summary())
@@ -173,8 +174,8 @@ class Search:
         if late:
             self._apo._counts["rollouts that were late"] += late
             logger.warning("%d rollouts were not finished in time and are cancelled.", late)
-        self._has_succeeded = self._has_succeeded or any(one.status == "succeeded" for one in finished)
-        if finished and not self._has_succeeded:
+        self.has_succeeded = self.has_succeeded or any(one.status == "succeeded" for one in finished)
+        if finished and not self.has_succeeded:
             told = await first_traceback(store, finished)
             raise TrainingError(f"All {len(finished)} rollouts failed, so there is nothing to learn from; {told}")
 
@@ -214,16 +215,16 @@ class Search:
 
     # ------------------------------------------------------------------ the best prompt
 
-    async def _defend(self, number: int) -> None:
-        """Let the first of the beam challenge the best prompt."""
-        apo, first = self._apo, self._beam[0]
-        assert self._val is not None
+    async def _defend(self, number: int, *, has_new: bool) -> None:
+        """Let a prompt of the beam challenge the best one."""
+        apo = self._apo
         if self._gate is None:
-            await apo._update_best_prompt(self._beam, self._name, self._val, number)
-            if apo._history_best_version == first.version != self._best.prompt.version:
-                await self._promote(first)
+            if has_new:
+                await self._promote_higher_mean(number)
             return
-        if first.version == self._best.prompt.version or first.version in self._best.refused:
+        first = self._challenger()
+        if first is None:
+            self._gate.skip()
             return
         challenge = await self._challenge(first, number)
         self._best.challenges.append(challenge)
@@ -237,6 +238,23 @@ class Search:
         else:
             self._best.refused.add(first.version)
             apo._lineage.settle(first.version, "refused", str(challenge))
+
+    def _challenger(self) -> VersionedPromptTemplate | None:
+        """The first of the beam that stands before the best prompt, and was not found wanting already."""
+        for one in self._beam:
+            if one.version == self._best.prompt.version:
+                return None
+            if one.version not in self._best.refused:
+                return one
+        return None
+
+    async def _promote_higher_mean(self, number: int) -> None:
+        """Let the first of the beam replace the best prompt if its mean on all validation tasks is higher."""
+        apo, first = self._apo, self._beam[0]
+        assert self._val is not None
+        await apo._update_best_prompt(self._beam, self._name, self._val, number)
+        if apo._history_best_version == first.version != self._best.prompt.version:
+            await self._promote(first)
 
     async def _challenge(self, candidate: VersionedPromptTemplate, number: int) -> Challenge:
         assert self._gate is not None
@@ -274,13 +292,15 @@ class Search:
         known = self._rewards[self._best.prompt.version]
         per_pair = 1 if all(task in known for task in fresh) else 2
         payable = int(min(len(fresh), self._ledger.rollouts_left() // per_pair))
-        chosen = apo._journal.remember(f"round {number} pairs", lambda: random.sample(fresh, payable))
+        step = f"round {number} pairs"
+        chosen: list[int] = apo._journal.remember(step, lambda: apo._chance(step).sample(fresh, payable))
         if not chosen:
             raise BudgetSpent("there are no rollouts left to compare with")
         return chosen
 
     async def _promote(self, prompt: VersionedPromptTemplate, reason: str | None = None) -> None:
         apo = self._apo
+        self._best.refused.add(self._best.prompt.version)  # it was the best, and is no more
         self._best.prompt = prompt
         apo._history_best_prompt = prompt.prompts(self._name)[self._name]
         apo._history_best_version = prompt.version
@@ -314,7 +334,8 @@ class Search:
         is_seed = best.version == "v0"
         gain = None
         if apo.alpha is not None and not is_seed:
-            gain = overall_gain(pairs, alpha=apo.alpha, reward_range=apo.reward_range)
+            planned = len(self._val or ())
+            gain = overall_gain(pairs, planned=planned, alpha=apo.alpha, reward_range=apo.reward_range)
         history = apo._history_best_score if apo._history_best_score > float("-inf") else None
         first = fmean(before for before, _ in pairs) if pairs else self._apo_seed_score()
         return OptimisationResult(
@@ -365,14 +386,3 @@ def _texts(prompt: VersionedPromptTemplate, name: str) -> tuple[tuple[str, str],
 
 def _in_order(prompts: dict[str, PromptTemplate], like: dict[str, PromptTemplate]) -> dict[str, PromptTemplate]:
     return {name: prompts[name] for name in like}
-
-
-def _show(result: OptimisationResult) -> None:
-    """In colours on a terminal, else in the log. Not on standard output, where others may write events."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        result.show(console)
-    else:
-        logger.info("APO is done.\n%s", result)

@@ -2,16 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from agentlightning.algorithm.apo.journal import Journal
-from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, Rollout, RolloutConfig, RolloutMode
 
-__all__ = ["TaskBatch", "TaskBatches", "cancel_unfinished", "first_traceback", "finished_rollouts", "send"]
+__all__ = [
+    "TaskBatch",
+    "TaskBatches",
+    "cancel_unfinished",
+    "finished_rollouts",
+    "first_traceback",
+    "found_in",
+    "send",
+    "shuffled_batches",
+]
 
 _T = TypeVar("_T")
 
@@ -33,11 +41,17 @@ class TaskBatch(list[_T]):
 
 
 class TaskBatches(Iterator[TaskBatch[_T]]):
-    """Batches without end, each drawn once: a run that goes on finds them in its journal."""
+    """Batches without end, each drawn once: a run that goes on finds them in its journal.
 
-    def __init__(self, dataset: Dataset[_T], size: int, journal: Journal, name: str) -> None:
+    Args:
+        shuffle: Puts numbers in random order.
+    """
+
+    def __init__(
+        self, dataset: Dataset[_T], size: int, journal: Journal, name: str, shuffle: Callable[[list[int]], object]
+    ) -> None:
         self._dataset = dataset
-        self._draws = batch_iter_over_dataset(range(len(dataset)), size)
+        self._draws = shuffled_batches(len(dataset), size, shuffle)
         self._journal = journal
         self._name = name
         self._drawn = 0
@@ -49,6 +63,26 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
         self._drawn += 1
         self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
         return TaskBatch(self._dataset, self.last)
+
+
+def shuffled_batches(count: int, size: int, shuffle: Callable[[list[int]], object]) -> Iterator[list[int]]:
+    """Numbers below `count` in batches, for ever, as `batch_iter_over_dataset` has them, by a shuffle of the caller's.
+
+    A batch that the last numbers of a pass cannot fill is filled from the next pass, with others than it has.
+    """
+    batch: list[int] = []
+    while True:
+        order = list(range(count))
+        shuffle(order)
+        if size >= count:
+            yield order
+            continue
+        for number in order:
+            if number not in batch:
+                batch.append(number)
+            if len(batch) == size:
+                yield batch
+                batch = []
 
 
 async def send(
@@ -73,7 +107,8 @@ async def send(
 
 
 async def finished_rollouts(store: LightningStore, rollout_ids: Sequence[str], timeout: float) -> list[Rollout]:
-    """Those that are finished when all are, or when the time is up. The store tells; it is not polled."""
+    """Those that are finished when all are, or when the time is up, in the order of the ids. The store tells that."""
+    order = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()
@@ -81,9 +116,14 @@ async def finished_rollouts(store: LightningStore, rollout_ids: Sequence[str], t
         finished = await store.wait_for_rollouts(rollout_ids=list(rollout_ids), timeout=patience)
         now = time.monotonic()
         if len(finished) >= len(rollout_ids) or now >= deadline:
-            return list(finished)
+            return sorted(finished, key=lambda rollout: order.get(rollout.rollout_id, len(order)))
         if now - began < patience:
             await asyncio.sleep(min(EARLY_SECONDS, deadline - now))
+
+
+async def found_in(store: LightningStore, rollout_ids: Sequence[str]) -> int:
+    """How many of these rollouts the store knows."""
+    return sum([await store.get_rollout_by_id(rollout_id) is not None for rollout_id in rollout_ids])
 
 
 async def cancel_unfinished(store: LightningStore, rollout_ids: Sequence[str], finished: Sequence[Rollout]) -> int:

@@ -16,6 +16,7 @@ from agentlightning.algorithm.apo.budget import OptimisationBudget
 from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.optimiser import Optimiser
 from agentlightning.algorithm.apo.report import OptimisationResult
+from agentlightning.algorithm.apo.seeds import seed_prompts
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.gepa.evolution import require_gepa
@@ -23,6 +24,7 @@ from agentlightning.algorithm.gepa.optimisation import Optimisation
 from agentlightning.algorithm.gepa.reflection import ReflectionModel, asking
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, Dataset, NamedResources, PromptTemplate
 
 if TYPE_CHECKING:
@@ -99,13 +101,25 @@ class GEPA(Algorithm):
         if front_size is not None and front_size < 1:
             raise ConfigurationError(f"front_size must be at least 1, or None; it is {front_size}.")
         PairedComparison(alpha or 0.5, reward_range=reward_range)  # tells what is wrong with them
+        self._check_money(model)
         client: Any = model if hasattr(model, "chat") else None
-        self.optimiser = Optimiser(client)
+        self.optimiser = Optimiser(client, algorithm="GEPA")
         """Asks the model, and keeps the books."""
         self.ask = asking(model, self.optimiser, reflection_model, temperature)
         self.result: OptimisationResult | None = None
         """How the last run ended."""
         self._lineage = Lineage()
+
+    def _check_money(self, model: object) -> None:
+        """ConfigurationError if money is limited, and what a call costs could not be known."""
+        self.budget.check_models(self.reflection_model)
+        is_function = model is not None and not hasattr(model, "chat")
+        prices = self.budget.prices.get(self.reflection_model, Prices())
+        if self.budget.cost is not None and is_function and (prices.read or prices.written):
+            raise ConfigurationError(
+                "A function does not tell how many tokens it read and wrote, so a budget of money cannot count them; "
+                f"pass a client, or give '{self.reflection_model}' the price of nothing, Prices()."
+            )
 
     def get_best_prompts(self) -> dict[str, PromptTemplate]:
         """The best prompts of the last run by name; ValueError if there was none."""
@@ -127,7 +141,7 @@ class GEPA(Algorithm):
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Evolve the prompts, and publish the best ones."""
-        prompts = self._seed_prompts()
+        prompts = seed_prompts(self.get_initial_resources(), "GEPA")
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             if dataset is None or len(dataset) == 0:
                 raise ConfigurationError(f"GEPA needs tasks in both data sets; give the Trainer a {label}.")
@@ -137,16 +151,6 @@ class GEPA(Algorithm):
             await self._run(prompts=prompts, train=train_dataset, val=val_dataset)
         finally:
             await self.optimiser.close()
-
-    def _seed_prompts(self) -> dict[str, PromptTemplate]:
-        resources = self.get_initial_resources() or {}
-        prompts = {name: one for name, one in resources.items() if isinstance(one, PromptTemplate)}
-        if not prompts:
-            raise ConfigurationError(
-                f"GEPA starts from prompts, and among the initial resources {list(resources)} there is none; give the "
-                "Trainer initial_resources with a PromptTemplate."
-            )
-        return prompts
 
     @with_llm_proxy()
     async def _run(

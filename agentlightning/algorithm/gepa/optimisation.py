@@ -1,7 +1,6 @@
 """One run of GEPA: the evolution, the comparison of its best candidate with the seed, and the account of both."""
 
 import asyncio
-import logging
 import random
 import uuid
 from collections import Counter
@@ -15,7 +14,7 @@ from agentlightning.algorithm.apo.gain import Challenge, challenged
 from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.apo.report import OptimisationResult, write_prompts
+from agentlightning.algorithm.apo.report import OptimisationResult, counted, tell, write_prompts
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.gepa.evolution import (
     Evolution,
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEST_RESOURCES_ID", "RUN_NAME", "Optimisation"]
 
-logger = logging.getLogger(__name__)
-
+NAME: Final = "GEPA"
 RUN_NAME: Final = "gepa"
 BEST_RESOURCES_ID: Final = "gepa-best"
 """Under which the best prompts are published; they are the latest resources then."""
@@ -75,13 +73,13 @@ class Optimisation:
             "algorithm": RUN_NAME,
             **{name: getattr(gepa, name) for name in _SETTINGS},
             # A larger one would lead to another best candidate, and to a second test on the same tasks.
-            "budget": [gepa.budget.rollouts, gepa.budget.model_calls, gepa.budget.cost],
+            "budget": [gepa.budget.rollouts, gepa.budget.model_calls, gepa.budget.cost, gepa.budget.rollout_cost],
             "n_train": len(train),
             "n_val": len(val),
             "seed_prompts": {name: prompt.model_dump() for name, prompt in prompts.items()},
         }
         reserve = self._reserve()  # tells what cannot work before a state file is begun
-        self._journal = Journal(gepa.state_file, self._identity)
+        self._journal = Journal(gepa.state_file, self._identity, algorithm=NAME)
         self._ledger = Ledger(gepa.budget, changed=lambda spent: self._journal.put("spent", spent))
         sent = sum(count for step, count in self._journal.items() if step.endswith(" sent"))
         self._ledger.restore(sent, self._journal.get("spent"))
@@ -90,7 +88,7 @@ class Optimisation:
         self.lineage = Lineage()
         self._challenge: Challenge | None = None
         self._evaluator = self._make_evaluator(gepa.get_store(), resources, train, val)
-        self._evaluator.reserve = reserve
+        self._ledger.kept_rollouts = reserve
         self._evolution = self._make_evolution(gepa)
 
     def _make_evaluator(
@@ -131,12 +129,12 @@ class Optimisation:
             perfect_score=gepa.reward_range[1],
             seed=gepa.seed,
         )
-        self._record = RunRecord(gepa.get_store(), gepa.get_run_id())
+        self._record = RunRecord(gepa.get_store(), gepa.get_run_id(), name=RUN_NAME)
         return Evolution(self._evaluator, proposer, self._record, settings)
 
     def _reserve(self) -> int:
         """Rollouts that are kept for the comparison; ConfigurationError if it could not decide anything."""
-        alpha, budget = self._gepa.alpha, self._gepa.budget.rollouts
+        alpha, budget = self._gepa.alpha, self._gepa.budget.most_rollouts
         most, fewest = len(self._judges), 1
         if alpha is not None:
             fewest = PairedComparison(alpha, max_pairs=most, reward_range=self._gepa.reward_range).fewest_pairs
@@ -151,8 +149,8 @@ class Optimisation:
         least = before + ROLLOUTS_A_PAIR * fewest
         if budget < least:
             raise ConfigurationError(
-                f"A budget of {budget} rollouts is too small: the scores of the seed and of one candidate, and their "
-                f"comparison, take {least}; raise it, or take a smaller front_size or minibatch_size."
+                f"A budget of {counted(budget, 'rollout')} is too small: the scores of the seed and of one candidate, "
+                f"and their comparison, take {least}; raise it, or take a smaller front_size or minibatch_size."
             )
         kept = min(budget - before, max(int(budget * RESERVED_SHARE), ROLLOUTS_A_PAIR * fewest))
         return ROLLOUTS_A_PAIR * min(most, kept // ROLLOUTS_A_PAIR)
@@ -161,7 +159,7 @@ class Optimisation:
 
     async def run(self) -> OptimisationResult:
         """Evolve, compare, publish."""
-        await self._open()
+        await self._record.open(self._identity, self._evaluator.key)
         try:
             await self._evolution.run(self._seed, range(self._n_train), self._front)
             result = await self._judged()
@@ -175,19 +173,8 @@ class Optimisation:
         if self._gepa.output is not None:
             write_prompts(self._gepa.output, result)
         await self._record.write("succeeded", {**result.to_json(), **self._account()})
-        logger.info("GEPA is done.\n%s", result)
+        tell(result, NAME)
         return result
-
-    async def _open(self) -> None:
-        trainer_run_id = self._gepa.get_run_id()
-        metadata = {} if trainer_run_id is None else {"trainer_run_id": trainer_run_id}
-        try:
-            run = await self._gepa.get_store().start_run(
-                RUN_NAME, config=self._identity, metadata=metadata, run_id=self._evaluator.key
-            )
-        except NotImplementedError:  # a store of the 0.2 release
-            return
-        self._record.run_id = run.run_id
 
     def _account(self) -> dict[str, Any]:
         """How things stand."""
@@ -229,7 +216,7 @@ class Optimisation:
 
     async def _challenge_seed(self, best: Member, pairs: list[tuple[float, float]]) -> None:
         """Run both on the tasks that chose nothing; the pairs are those that the verdict rests on."""
-        self._evaluator.reserve = 0
+        self._ledger.kept_rollouts = 0
         affordable = min(float(len(self._judges)), self._ledger.rollouts_left() // ROLLOUTS_A_PAIR)
         tasks = self._judges[: self._journal.remember("pairs", lambda: int(affordable))]
         if not tasks:

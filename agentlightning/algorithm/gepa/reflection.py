@@ -61,14 +61,14 @@ def asking(
     function: ReflectionModel = model
 
     async def ask(text: str) -> str | None:
-        optimiser.ledger.take_call()
+        hold = await optimiser.ledger.take_call(model_name)
         try:
             answer = await asyncio.to_thread(function, text)
             return await answer if inspect.isawaitable(answer) else answer
         except Exception as error:  # the user's code; it is recorded, and raised if it goes on
             raise OptimiserFailed(f"The reflecting model failed: {type(error).__name__}: {error}") from error
         finally:
-            optimiser.ledger.end_call(model_name, None)
+            optimiser.ledger.end_call(hold, None)
 
     return ask
 

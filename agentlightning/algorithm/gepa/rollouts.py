@@ -17,13 +17,13 @@ from statistics import fmean
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger
+from agentlightning.algorithm.apo.budget import BudgetSpent, Hold, Ledger
 from agentlightning.algorithm.apo.journal import Journal
-from agentlightning.algorithm.apo.tasks import cancel_unfinished, finished_rollouts, first_traceback, send
+from agentlightning.algorithm.apo.tasks import cancel_unfinished, finished_rollouts, first_traceback, found_in, send
 from agentlightning.algorithm.gepa.feedback import ReflectiveRecord, reflective_record
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode
+from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode, Span
 from agentlightning.types.rewards import final_reward_of
 
 __all__ = ["Evaluation", "Outcome", "PromptTexts", "RolloutEvaluator", "digest_of"]
@@ -79,8 +79,6 @@ class RolloutEvaluator:
     key: str
     """Sets the resources of this run apart from those of others."""
     counts: Counter[str] = field(default_factory=Counter)
-    reserve: int = 0
-    """Rollouts that may not be spent yet."""
     _published: set[str] = field(default_factory=set)
     _number: int = 0
     _failed_batches: int = 0
@@ -94,8 +92,11 @@ class RolloutEvaluator:
             self._number += 1
             tasks = ",".join(map(str, one.numbers))
             steps.append(f"evaluation {self._number} {digest_of(one.texts)} {one.mode} {tasks}")
-        self._take([(one, step) for one, step in zip(evaluations, steps, strict=True) if not self._is_sent(step)])
-        works = [asyncio.ensure_future(self._outcomes(*both)) for both in zip(evaluations, steps, strict=True)]
+        holds = await self._take(list(zip(evaluations, steps, strict=True)))
+        works = [
+            asyncio.ensure_future(self._outcomes(one, step, hold))
+            for one, step, hold in zip(evaluations, steps, holds, strict=True)
+        ]
         try:
             return list(await asyncio.gather(*works))
         finally:
@@ -103,20 +104,32 @@ class RolloutEvaluator:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
 
+    async def _take(self, evaluations: Sequence[tuple[Evaluation, str]]) -> list[Hold | None]:
+        """Count rollouts that are about to be sent: all of them, or none. None for what is known already."""
+        new = [one for one, step in evaluations if not self._is_sent(step)]
+        wanted = sum(len(one.numbers) for one in new)
+        if wanted and wanted > self.ledger.rollouts_left() - self.ledger.kept_rollouts:
+            kept = f", of which {self.ledger.kept_rollouts} are kept for the comparison"
+            told = f"{self.ledger.rollouts_left():.0f} rollouts are left{kept if self.ledger.kept_rollouts else ''}"
+            raise BudgetSpent(f"{told}, and the next are {wanted}")
+        holds: list[Hold | None] = []
+        for one, step in evaluations:
+            if step in self.journal:
+                holds.append(None)
+                continue
+            is_new = not self._is_sent(step)
+            ids = None if is_new else self.journal.rollout_ids(step, len(one.numbers))
+            found = 0 if ids is None else await found_in(self.store, ids)
+            count = len(one.numbers)
+            holds.append(await self.ledger.take_rollouts(count, is_new=is_new, found=found, can_wait=False))
+            if is_new:
+                self.journal.put(f"{step} sent", count)
+        return holds
+
     def _is_sent(self, step: str) -> bool:
         return step in self.journal or f"{step} sent" in self.journal
 
-    def _take(self, new: Sequence[tuple[Evaluation, str]]) -> None:
-        """Count rollouts that are about to be sent: all of them, or none."""
-        wanted = sum(len(one.numbers) for one, _ in new)
-        if wanted and wanted > self.ledger.rollouts_left() - self.reserve:
-            kept = f", of which {self.reserve} are kept for the comparison" if self.reserve else ""
-            raise BudgetSpent(f"{self.ledger.rollouts_left():.0f} rollouts are left{kept}, and the next are {wanted}")
-        self.ledger.take_rollouts(wanted)
-        for one, step in new:
-            self.journal.put(f"{step} sent", len(one.numbers))
-
-    async def _outcomes(self, one: Evaluation, step: str) -> list[Outcome]:
+    async def _outcomes(self, one: Evaluation, step: str, hold: Hold | None) -> list[Outcome]:
         kept = self.journal.get(step)
         if kept is not None:
             self._has_succeeded = self._has_reward = True
@@ -134,7 +147,8 @@ class RolloutEvaluator:
         if late:
             self.counts["rollouts that were late"] += late
             logger.warning("%d rollouts were not finished after %.0f s.", late, self.timeout_seconds)
-        outcomes = await self._read(one, tasks, sent, finished)
+        assert hold is not None
+        outcomes = await self._read(one, tasks, sent, finished, hold)
         self.journal.put(step, [asdict(outcome) for outcome in outcomes])
         mean = fmean(outcome.score for outcome in outcomes)
         logger.info("Prompts %s score %.3f on %d %s tasks.", digest_of(one.texts), mean, len(tasks), one.mode)
@@ -169,20 +183,22 @@ class RolloutEvaluator:
                     break
                 name = f"{rollout_id}-again-{again}"
             if name != rollout_id and known is None:
-                self.ledger.take_rollouts(1)
+                again_hold = await self.ledger.take_rollouts(1, can_wait=False)
+                self.ledger.end_rollouts(again_hold, [], unfinished=1)  # what the first one may have cost
                 self.journal.put(f"{name} sent", 1)
             usable.append(name)
         return usable
 
     async def _read(
-        self, one: Evaluation, tasks: Sequence[Any], sent: Sequence[str], finished: Sequence[Rollout]
+        self, one: Evaluation, tasks: Sequence[Any], sent: Sequence[str], finished: Sequence[Rollout], hold: Hold
     ) -> list[Outcome]:
         by_id = {rollout.rollout_id: rollout for rollout in finished}
         traces, outcomes = [], []
         for task, rollout_id in zip(tasks, sent, strict=True):
             rollout = by_id.get(rollout_id)
             spans = [] if rollout is None else list(await self.store.query_spans(rollout_id, "latest"))
-            traces.append([span.attributes for span in spans])
+            if rollout is not None:
+                traces.append(await self._attributes(rollout_id, spans))
             succeeded = rollout is not None and rollout.status == "succeeded"
             reward = final_reward_of(spans) if succeeded else None
             self._has_reward = self._has_reward or reward is not None
@@ -192,9 +208,15 @@ class RolloutEvaluator:
                 told = self._told(reward)
                 example = reflective_record(task, spans, reward=told, error=error, adapter=self.adapter)
             outcomes.append(Outcome(self._score(reward), example))
-        self.ledger.end_rollouts(len(tasks), traces)
+        self.ledger.end_rollouts(hold, traces, unfinished=len(tasks) - len(traces))
         await self._check(finished)
         return outcomes
+
+    async def _attributes(self, rollout_id: str, latest: Sequence[Span]) -> list[Mapping[str, Any]]:
+        """What the spans of a rollout say; earlier attempts cost money too."""
+        attempts = await self.store.query_attempts(rollout_id) if self.ledger.budget.prices else ()
+        spans = latest if len(attempts) < 2 else await self.store.query_spans(rollout_id)
+        return [span.attributes for span in spans]
 
     def _score(self, reward: float | None) -> float:
         low, high = self.reward_range

@@ -1,7 +1,6 @@
 """A whole optimisation on the simulated model: Trainer, store, LLM proxy, agents that call through it, and APO."""
 
 import os
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,13 +89,20 @@ def test_score(model: SimulatedModel, prompt: agl.PromptTemplate, seed: int) -> 
 test_score.__test__ = False  # type: ignore[attr-defined] # it is no test
 
 
-def climb(seed: int, *, faults: float = 0.0, validation_tasks: int = VALIDATION_TASKS, **settings: Any) -> Climb:
-    """Optimise the prompt of the booking agent."""
-    random.seed(seed)
+def climb(
+    seed: int,
+    *,
+    faults: float = 0.0,
+    is_steady: bool = False,
+    validation_tasks: int = VALIDATION_TASKS,
+    search_seed: int | None = None,
+    **settings: Any,
+) -> Climb:
+    """Optimise the prompt of the booking agent; the seed is that of model, tasks and, unless it has another, APO."""
     store = agl.InMemoryLightningStore()
     seed_prompt = agl.PromptTemplate(template=SEED_PROMPT, engine="f-string")
-    with SimulatedModel(seed, faults=faults) as model, proxied(model, store) as proxy:
-        apo: APO[Any] = APO(**{**SETTINGS, **settings})
+    with SimulatedModel(seed, faults=faults, is_steady=is_steady) as model, proxied(model, store) as proxy:
+        apo: APO[Any] = APO(**{**SETTINGS, "seed": seed if search_seed is None else search_seed, **settings})
         trainer = agl.Trainer(
             algorithm=apo,
             adapter=TraceToMessages(),

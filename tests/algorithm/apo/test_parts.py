@@ -1,4 +1,4 @@
-"""The optimiser's patience, the books, and what makes a prompt unfit."""
+"""The optimiser's patience, and what makes a prompt unfit."""
 
 import asyncio
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.optimiser import TRIES, Optimiser, OptimiserFailed, retry_after_seconds
 from agentlightning.algorithm.apo.placeholders import unwrapped, why_unfit
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import PromptTemplate
 
 
@@ -98,39 +97,6 @@ async def test_errors_that_are_not_of_the_api_are_raised_as_they_are() -> None:
 @pytest.mark.parametrize(("headers", "seconds"), [({}, None), ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None)])
 def test_headers_without_a_number_say_nothing(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_seconds(headers) == seconds
-
-
-# ---------------------------------------------------------------------- books
-
-
-def test_money_counts_calls_under_way_as_the_dearest_so_far() -> None:
-    ledger = Ledger(OptimisationBudget(cost=10.0, prices={"m": Prices(read=1.0)}))
-    ledger.take_call()
-    ledger.end_call("m", SimpleNamespace(prompt_tokens=4, completion_tokens=0))
-    ledger.take_call()
-
-    with pytest.raises(BudgetSpent):
-        ledger.take_call()
-
-    ledger.end_call("m", SimpleNamespace(prompt_tokens=1, completion_tokens=0))
-    ledger.take_call()
-    assert ledger.cost == 5.0
-
-
-def test_a_call_that_tracer_and_proxy_recorded_costs_once() -> None:
-    ledger = Ledger(OptimisationBudget(cost=100.0, prices={"m": Prices(read=1.0, written=2.0)}))
-    call = {"gen_ai.request.model": "m", "gen_ai.usage.prompt_tokens": 3, "gen_ai.usage.completion_tokens": 1}
-    ledger.take_rollouts(1)
-
-    ledger.end_rollouts(1, [[{**call, "gen_ai.response.id": "r"}, {**call, "gen_ai.response.id": "r"}, {"x": 1}]])
-
-    assert ledger.cost == 5.0
-
-
-@pytest.mark.parametrize("options", [{"rollouts": -1}, {"model_calls": -2}, {"cost": float("nan")}, {"cost": 1.0}])
-def test_budgets_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        OptimisationBudget(**options)
 
 
 # ---------------------------------------------------------------------- prompts

@@ -62,6 +62,25 @@ async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
     assert len(apo.candidates) == len(in_one_go.candidates)
 
 
+@pytest.mark.parametrize("lines", [5, 12, 20, 33, 50])
+async def test_no_finished_evaluation_is_repeated_though_the_store_is_lost(
+    lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, store = tmp_path / "state.jsonl", InMemoryLightningStore()
+    with monkeypatch.context() as patched:
+        patched.setattr(KillingJournal, "left", lines)
+        patched.setattr("agentlightning.algorithm.apo.search.Journal", KillingJournal)
+        with pytest.raises(Killed):
+            await run_once(path, InMemoryLightningStore(), Optimiser())
+    kept = dict(json.loads(line) for line in path.read_text().splitlines()[1:])
+    finished = sum(len(told[0]) for step, told in kept.items() if step.endswith(" done"))
+
+    apo = await run_once(path, store, Optimiser(), seed=99)
+
+    assert finished > 0
+    assert finished + len(await store.query_rollouts()) == apo.result.spent["rollouts"]
+
+
 async def test_a_finished_run_is_only_read_again(tmp_path: Path) -> None:
     path, client = tmp_path / "state.jsonl", Optimiser()
     first = await run_once(path, InMemoryLightningStore(), client)
@@ -144,7 +163,7 @@ def test_file_that_is_no_journal_is_refused_and_left_alone(content: str, tmp_pat
     path = tmp_path / "notes.txt"
     path.write_text(content)
 
-    with pytest.raises(ConfigurationError, match="not the state of an APO run"):
+    with pytest.raises(ConfigurationError, match="not the state of a run of APO"):
         Journal(path, {})
 
     assert path.read_text() == content

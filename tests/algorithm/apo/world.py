@@ -19,6 +19,8 @@ SEED = PromptTemplate(template="Answer {question}.", engine="f-string")
 WORDS = ("please", "exactly", "briefly", "kindly")
 """What makes the agents better, each by a quarter."""
 Judge = Callable[[dict[str, str], Any], float]
+Usage = Callable[[Any], dict[str, Any]]
+"""What the model call of an agent says of its tokens, by the task."""
 
 
 def share_of_words(prompts: dict[str, str], task: Any) -> float:
@@ -77,7 +79,9 @@ def rendered_here(template: Path, *, context: Any, format: str) -> dict[str, Any
 
 
 @asynccontextmanager
-async def agents(store: LightningStore, judge: Judge = share_of_words, count: int = 4) -> AsyncIterator[list[str]]:
+async def agents(
+    store: LightningStore, judge: Judge = share_of_words, count: int = 4, usage: Usage | None = None
+) -> AsyncIterator[list[str]]:
     """Workers that run every rollout of a store; yields the ids of those they ran."""
     done: list[str] = []
 
@@ -90,7 +94,11 @@ async def agents(store: LightningStore, judge: Judge = share_of_words, count: in
             update = await store.get_resources_by_id(claimed.resources_id or "")
             assert update is not None
             prompts = {name: one.template for name, one in update.resources.items() if isinstance(one, PromptTemplate)}
-            ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id, "sequence_id": 1}
+            ids: dict[str, Any] = {
+                "rollout_id": claimed.rollout_id,
+                "attempt_id": claimed.attempt.attempt_id,
+                "sequence_id": 1,
+            }
             try:
                 reward = judge(prompts, claimed.input)
             except ValueError as error:
@@ -99,6 +107,9 @@ async def agents(store: LightningStore, judge: Judge = share_of_words, count: in
                     claimed.rollout_id, claimed.attempt.attempt_id, status="failed", metadata=told
                 )
                 continue
+            if usage is not None:
+                call = {**ids, "sequence_id": 2}
+                await store.add_span(Span.from_attributes(attributes=usage(claimed.input), name="model call", **call))
             span = Span.from_attributes(attributes={"reward": reward}, name="agentlightning.reward", **ids)
             await store.add_span(span)
             await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
@@ -133,7 +144,8 @@ async def optimised(client: Any, *, judge: Judge = share_of_words, tasks: int = 
     """A run from its begin to its end, over a store of its own; the tasks are numbers."""
     store = options.pop("store", None) or InMemoryLightningStore()
     random.seed(options.pop("seed", 1))
-    apo = apo_in(store, client, **options)
-    async with agents(store, judge):
+    usage = options.pop("usage", None)
+    apo = apo_in(store, client, seed=options.pop("search_seed", None), **options)
+    async with agents(store, judge, usage=usage):
         await apo.run(list(range(40)), list(range(tasks)))
     return apo

@@ -28,12 +28,20 @@ class Evolved:
     store: agl.LightningStore
 
 
-def evolve(seed: int, *, faults: float = 0.0, store: Any = None, **settings: Any) -> Evolved:
+def evolve(
+    seed: int,
+    *,
+    faults: float = 0.0,
+    is_steady: bool = False,
+    store: Any = None,
+    search_seed: int | None = None,
+    **settings: Any,
+) -> Evolved:
     """Optimise the prompt of the booking agent. The proxy is the algorithm's to start, and to hand to the agents."""
     store = agl.InMemoryLightningStore() if store is None else store
     seed_prompt = agl.PromptTemplate(template=SEED_PROMPT, engine="f-string")
-    with SimulatedModel(seed, faults=faults) as model:
-        gepa = GEPA(**{**SETTINGS, "seed": seed, **settings})
+    with SimulatedModel(seed, faults=faults, is_steady=is_steady) as model:
+        gepa = GEPA(**{**SETTINGS, "seed": seed if search_seed is None else search_seed, **settings})
         served = {"model": f"hosted_vllm/{MODEL}", "api_base": model.url}
         trainer = agl.Trainer(
             algorithm=gepa,

@@ -14,11 +14,11 @@ import pytest
 
 from agentlightning.algorithm.gepa import GEPA, Lineage, OptimisationBudget
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import PromptTemplate
 from tests.algorithm.apo.world import SEED, WORDS, agents, share_of_words
 from tests.algorithm.gepa.world import Writer, evolved, gepa_in
+from tests.simulated_model.optimiser import NONSENSE
 
 
 async def test_the_best_prompt_says_all_that_helps() -> None:
@@ -145,6 +145,57 @@ async def test_prompt_that_drops_a_placeholder_is_rejected_with_the_reason_and_a
     assert "does not parse" in str(rejected[1])
     assert rejected[2:] == ["it drops the placeholders question", "it has new placeholders 'whom'"]
     assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_nonsense_of_the_model_is_rejected_and_the_run_goes_on() -> None:
+    said = iter([NONSENSE] * 4)
+
+    gepa = await evolved(Writer(edit=lambda prompt, word: next(said, f"{prompt} Do it {word}.")))
+
+    rejected = [one for one in gepa.candidates if one.fate == "rejected"]
+    assert [one.reason for one in rejected if one.template == NONSENSE] == ["it drops the placeholders question"] * 4
+    assert gepa.result is not None
+    assert gepa.result.is_improved
+
+
+async def test_rate_limits_are_waited_for() -> None:
+    class Limited(Exception):
+        status_code = 429
+        response = SimpleNamespace(headers={"retry-after-ms": "1"})
+
+    write, refused = Writer(), 0
+
+    async def create(**request: Any) -> Any:
+        nonlocal refused
+        if refused <= len(write.asked):
+            refused += 1
+            raise Limited("slow down")
+        said = SimpleNamespace(content=write(request["messages"][0]["content"]))
+        return SimpleNamespace(choices=[SimpleNamespace(message=said)], usage=None)
+
+    gepa = await evolved(SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create))))
+
+    assert gepa.result is not None
+    assert gepa.result.is_improved
+    assert gepa.result.spent["model_calls"] == len(write.asked) + refused
+    assert "calls that failed" not in gepa.result.counts
+
+
+async def test_its_messages_name_the_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "state").write_text('{"format": 1, "algorithm": "APO", "key": "k", "identity": {}}\n')
+
+    with pytest.raises(ConfigurationError, match="GEPA has no model to ask"):
+        await evolved(None)
+    with pytest.raises(ConfigurationError, match="not the state of a run of GEPA"):
+        await evolved(Writer(), state_file=tmp_path / "state")
+    with caplog.at_level("INFO"):
+        await evolved(Writer(), iterations=1)
+
+    assert "GEPA is done." in caplog.text
+    assert "APO" not in caplog.text
 
 
 async def test_prompt_that_changes_nothing_costs_no_rollouts() -> None:
@@ -290,22 +341,6 @@ def test_a_model_is_a_client_or_a_function() -> None:
     model: Any = "gpt-5"
     with pytest.raises(ConfigurationError, match="a client or a function; this is a str"):
         GEPA(model)
-
-
-async def test_money_is_counted_and_limited() -> None:
-    write = Writer()
-
-    async def create(**request: Any) -> Any:
-        said = SimpleNamespace(content=write(request["messages"][0]["content"]))
-        usage = SimpleNamespace(prompt_tokens=100, completion_tokens=10)
-        return SimpleNamespace(choices=[SimpleNamespace(message=said)], usage=usage)
-
-    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
-    budget = OptimisationBudget(cost=0.25, prices={"thinker": Prices(read=0.001, written=0.0)})
-    gepa = await evolved(client, reflection_model="thinker", budget=budget)
-
-    assert gepa.result is not None
-    assert gepa.result.spent["cost"] == pytest.approx(0.2)
 
 
 # ---------------------------------------------------------------------- rollouts that go wrong

@@ -46,7 +46,7 @@ def outcome(gepa: GEPA) -> tuple[Any, ...]:
 def finished_rollouts(state: Path) -> int:
     """Of the evaluations whose outcome the file holds; its first line tells what run it is."""
     identity = json.loads(state.read_text(encoding="utf-8").splitlines()[0])["identity"]
-    steps = Journal(state, identity).items()
+    steps = Journal(state, identity, algorithm="GEPA").items()
     return sum(len(kept) for step, kept in steps if step.startswith("evaluation ") and not step.endswith(" sent"))
 
 

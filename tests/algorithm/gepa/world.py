@@ -41,8 +41,8 @@ async def evolved(
     model: Any, *, judge: Judge = share_of_words, n_train: int = 40, n_val: int = 60, **options: Any
 ) -> GEPA:
     """A run from its begin to its end, over a store of its own; the tasks are numbers."""
-    store = options.pop("store", None) or InMemoryLightningStore()
+    store, usage = options.pop("store", None) or InMemoryLightningStore(), options.pop("usage", None)
     gepa = gepa_in(store, model, **options)
-    async with agents(store, judge):
+    async with agents(store, judge, usage=usage):
         await gepa.run(list(range(n_train)), list(range(n_val)))
     return gepa

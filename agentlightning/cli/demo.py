@@ -142,7 +142,7 @@ def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> Non
     console.print(f"Steps: {progress.step}. Rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")
     _show_conversations(console, algorithm.examples)
     console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
-    console.print(f"  look into it:    agl store status {escape(str(folder / 'runs.db'))}", soft_wrap=True)
+    console.print(f"  the dashboard:   agl dashboard {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
     console.print(f"  serve it:        agl serve {escape(str(folder / 'model'))}", soft_wrap=True)
     console.print("  score it:        agl eval --help", soft_wrap=True)

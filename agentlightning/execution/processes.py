@@ -1,6 +1,7 @@
 """Child processes: started, watched, and ended step by step, so that none is left behind."""
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -57,6 +58,9 @@ def started(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
 
 def run_quietly(work: Coroutine[Any, Any, None]) -> None:
     """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1."""
+    # What is loaded by now stays: the collector need not look at it again, which would stop all rollouts for as long as
+    # fifty of their steps take, and would copy memory that is shared with the parent.
+    gc.freeze()
     try:
         asyncio.run(work)
     except KeyboardInterrupt:

@@ -96,5 +96,5 @@ def _as_fields(figures: Figures) -> dict[str, Any]:
 
 
 def look_command(address: str) -> str:
-    """What to type to look into a store again."""
-    return f"agl store status {shlex.quote(address)}"
+    """What to type to open the dashboard of a store."""
+    return f"agl dashboard {shlex.quote(address)}"

@@ -382,7 +382,7 @@ async def test_json_events_are_one_object_a_line(capsys: pytest.CaptureFixture[s
     assert by_event["error"]["rollout_id"] == failed.rollout_id
     assert events[1] == events[1] | {"rollout_id": done.rollout_id, "status": "succeeded", "reward": 0.25, "tokens": 12}
     assert by_event["summary"]["rollouts"] == {"succeeded": 1, "failed": 1}
-    assert by_event["summary"]["command"] == "agl store status runs.db"
+    assert by_event["summary"]["command"] == "agl dashboard runs.db"
 
 
 def test_progress_events_come_at_most_once_a_second() -> None:
@@ -465,7 +465,7 @@ def test_the_rows_are_given_back_before_the_table_comes(screen: Terminal) -> Non
     assert "\x1b[1;25r" in given_back
     assert "150 queuing, 4 running, 44 succeeded, 2 failed" in table
     assert "store: /data/my runs.db\n" in table
-    assert "look at it again: agl store status '/data/my runs.db'\n" in table
+    assert "look at it again: agl dashboard '/data/my runs.db'\n" in table
 
 
 def test_without_a_terminal_only_the_table_comes() -> None:
@@ -502,7 +502,7 @@ async def test_a_training_on_a_terminal_is_shown_and_summed_up(screen: Terminal,
         await console.summary()
 
     assert "│ 1 succeeded" in text_of(screen)
-    assert text_of(screen).endswith("look at it again: agl store status runs.db\n")
+    assert text_of(screen).endswith("look at it again: agl dashboard runs.db\n")
 
 
 async def test_ctrl_c_gives_the_rows_back(screen: Terminal, quick: None) -> None:
@@ -529,7 +529,7 @@ def test_a_curve_lies_between_its_lowest_and_highest_point(points: tuple[float, 
 
 
 def test_the_command_quotes_what_a_shell_would_split() -> None:
-    assert look_command("my runs.db") == "agl store status 'my runs.db'"
+    assert look_command("my runs.db") == "agl dashboard 'my runs.db'"
 
 
 # ---------------------------------------------------------------------- the rows

@@ -1,4 +1,4 @@
-"""The web application around the store's routes: health, metrics, documentation."""
+"""The web application around the store's routes: health, metrics, documentation, the dashboard."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import fastapi
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 import agentlightning
+from agentlightning.dashboard import DASHBOARD_PATH, asset_at
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.dispatch import StoreRoutes
 from agentlightning.store.http.openapi import describe
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["StoreApp", "build_app"]
 
 NOT_SUPPORTED = ("/v1/metrics", "/v1/logs", "/v1/development/profiles")
+_NOT_MODIFIED = 304
 _NOT_IMPLEMENTED = 501
 _UNAVAILABLE = 503
 _PREFIX = "agl_store_"
@@ -67,6 +69,7 @@ def build_app(
             CORSMiddleware, allow_origins=list(cors_allow_origins), allow_methods=["*"], allow_headers=["*"]
         )
     app.include_router(_around(service, registry))
+    app.include_router(_dashboard())
     return app
 
 
@@ -117,6 +120,39 @@ def _around(service: StoreService, registry: "CollectorRegistry | None") -> fast
     for path in NOT_SUPPORTED:
         router.add_api_route(path, _not_supported, methods=["POST"], tags=["server"], status_code=_NOT_IMPLEMENTED)
     return router
+
+
+def _dashboard() -> fastapi.APIRouter:
+    """The page and its files. Addresses are relative, so that a server behind another one's path works too."""
+    router = fastapi.APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def root() -> Response:
+        return RedirectResponse(DASHBOARD_PATH.removeprefix("/"))
+
+    @router.api_route(f"{DASHBOARD_PATH}/", methods=["GET", "HEAD"])
+    async def below() -> Response:
+        return RedirectResponse(f"..{DASHBOARD_PATH}")
+
+    @router.api_route(DASHBOARD_PATH, methods=["GET", "HEAD"])
+    async def page(request: fastapi.Request) -> Response:
+        return _asset_response(request, "")
+
+    @router.api_route(f"{DASHBOARD_PATH}/{{name}}", methods=["GET", "HEAD"])
+    async def file(request: fastapi.Request, name: str) -> Response:
+        return _asset_response(request, name)
+
+    return router
+
+
+def _asset_response(request: fastapi.Request, name: str) -> Response:
+    asset = asset_at(name)
+    if asset is None:
+        detail = f"The dashboard has no file '{name}'; the page is at {DASHBOARD_PATH}."
+        return JSONResponse({"detail": detail, "error_type": "UnknownRoute"}, 404)
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=_NOT_MODIFIED, headers=asset.headers)
+    return Response(asset.body, headers=asset.headers)
 
 
 async def _not_supported() -> Response:

@@ -8,6 +8,7 @@ import logging
 import time
 from typing import Any
 
+from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.store.http.codec import parse_foreign_json
 from agentlightning.store.http.exchange import Disconnected, Receive, Request, Send, SlowRequest, answer
 from agentlightning.store.http.failures import Failure, failure_of
@@ -68,8 +69,8 @@ class StoreRoutes:
             self._log(request, status, began)
 
     def _admitted(self, request: Request) -> Scope:
-        """Who asks; the page that describes the routes is for everybody, for it holds nothing and asks for a token."""
-        if request.scope["path"] == DOCS_PATH:
+        """Who asks; the pages are for everybody, for they hold nothing and ask for a token."""
+        if request.scope["method"] in ("GET", "HEAD") and _is_page(request.scope["path"]):
             return Scope("admin")
         return self._service.admit(request.header(b"authorization"))
 
@@ -142,6 +143,10 @@ class StoreRoutes:
             milliseconds = (time.perf_counter() - began) * 1000
             method, path = request.scope["method"], request.scope["path"]
             logger.info("%s:%s %s %r %s %.1f ms", client[0], client[1], method, path, status, milliseconds)
+
+
+def _is_page(path: str) -> bool:
+    return path in ("/", DOCS_PATH, DASHBOARD_PATH) or path.startswith(DASHBOARD_PATH + "/")
 
 
 async def _refuse(request: Request, send: Send, failure: Failure) -> None:

@@ -1,0 +1,136 @@
+"""`agl dashboard`: look at a store in the browser, be it a file or a running server's.
+
+A file is opened as every process of a training opens it, so it can be looked at while a training writes to it, and is
+served to this machine alone until Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.markup import escape
+
+from agentlightning.cli.store_address import is_remote, path_of
+from agentlightning.dashboard import DASHBOARD_PATH
+from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+from agentlightning.logging import setup
+from agentlightning.store import LightningStoreServer, SqliteLightningStore
+
+__all__ = ["main"]
+
+LOOPBACK = "127.0.0.1"
+ANSWER_SECONDS = 10.0
+"""How long a server may take to show its page."""
+
+EXAMPLES = """\
+examples:
+  agl dashboard runs.db                      look at a file, also while a training writes to it
+  agl dashboard runs.db --port 8080          at an address of your choice
+  agl dashboard http://trainer:4747          look at the store of a running server
+
+If the server wants a token, the page asks for it.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agl dashboard",
+        description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server")
+    parser.add_argument("--port", type=int, default=0, help="for a file: where to serve it; a free one by default")
+    parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
+    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    setup(arguments.log_level.upper())
+    opens_browser = not arguments.no_browser and sys.stdout.isatty() and _has_screen()
+    if is_remote(arguments.store):
+        url = asyncio.run(_page_of(arguments.store))
+        _show(f"The dashboard: {url}")
+        if opens_browser:
+            webbrowser.open(url)
+        return 0
+    path = _checked_file(path_of(arguments.store))
+    try:
+        asyncio.run(_serve(path, arguments.port, opens_browser))
+    except RuntimeError as error:  # the port is taken
+        print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
+        return 1
+    return 0
+
+
+async def _page_of(address: str) -> str:
+    """Where the page of a server is, which must be there."""
+    url = address.rstrip("/") + DASHBOARD_PATH
+    patience = aiohttp.ClientTimeout(ANSWER_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=patience) as session, session.get(url) as response:
+            status, media_type = response.status, response.content_type
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise StoreUnavailable(
+            f"The store server at '{address}' does not answer ({reason}); start it, or check the address."
+        ) from error
+    if (status, media_type) != (200, "text/html"):
+        raise IncompatibleStore(
+            f"The server at '{address}' has no dashboard ({DASHBOARD_PATH} answers {status}); it is no store server, "
+            "or one of an earlier release."
+        )
+    return url
+
+
+def _checked_file(path: str) -> Path:
+    """The file, which must be there and hold something: to open a store would create it."""
+    file = Path(path)
+    if not file.exists():
+        raise ConfigurationError(f"There is no store '{path}'; give the path of a store file, or http://host:4747.")
+    if not file.is_file():
+        raise IncompatibleStore(f"'{path}' is not a store, but a folder or a device; give the path of a store file.")
+    if file.stat().st_size == 0:
+        raise IncompatibleStore(f"'{path}' is not a store: it is empty.")
+    return file
+
+
+async def _serve(path: Path, port: int, opens_browser: bool) -> None:
+    """Serve a file until Ctrl-C or SIGTERM."""
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave.set)
+    async with SqliteLightningStore(path) as store:
+        server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio")
+        await server.start()
+        try:
+            url = server.endpoint + DASHBOARD_PATH
+            _show(f"The dashboard of {path}: {url}\nCtrl-C stops it.")
+            if opens_browser:  # beside our work, for some browsers are waited for
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True, name="agl-browser").start()
+            await leave.wait()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)  # a second one ends the process at once
+            await server.stop()
+
+
+def _show(text: str) -> None:
+    Console().print(escape(text), soft_wrap=True, highlight=False)
+    sys.stdout.flush()
+
+
+def _has_screen() -> bool:
+    """Whether a browser has a window to open; one for the terminal would take ours."""
+    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))

@@ -1,0 +1,82 @@
+"""The dashboard: a web page that shows what a store holds, as files and as what a server must say about them.
+
+The page is plain HTML, CSS and JavaScript and needs no build. It asks the store server's own routes, so nothing here
+knows the store; the server only hands these files out.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["DASHBOARD_PATH", "Asset", "asset_at"]
+
+DASHBOARD_PATH: Final = "/dashboard"
+"""Where the page is; its files are below."""
+
+_PAGE: Final = "index.html"
+_MEDIA_TYPES: Final = MappingProxyType(
+    {
+        ".html": "text/html; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
+)
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+"""The page loads nothing from elsewhere, and no text out of a store can become a script."""
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file of the page."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def etag(self) -> str:
+        return self.headers["etag"]
+
+
+def asset_at(path: str) -> Asset | None:
+    """The file under a path below `DASHBOARD_PATH`, the page itself under an empty one; None if there is none."""
+    return _assets().get(path or _PAGE)
+
+
+@functools.cache
+def _assets() -> Mapping[str, Asset]:
+    """Every file by its name; they are few and small, and do not change while the package is in use."""
+    files = [file for file in resources.files(__name__).iterdir() if _suffix(file.name) in _MEDIA_TYPES]
+    return MappingProxyType({file.name: _asset(file.name, file.read_bytes()) for file in files})
+
+
+def _asset(name: str, body: bytes) -> Asset:
+    headers = {
+        "content-type": _MEDIA_TYPES[_suffix(name)],
+        "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        "cache-control": "no-cache",
+        "content-security-policy": _POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+    }
+    return Asset(body, MappingProxyType(headers))
+
+
+def _suffix(name: str) -> str:
+    return "." + name.rpartition(".")[2]

@@ -1,0 +1,141 @@
+// The store server's routes, read only: asking with a token where one is wanted, and following what changes.
+
+const BASE = new URL("v1/agl/", document.baseURI);
+const TOKEN = "agl-token";
+const WAIT_SECONDS = 25;
+const REST_MS = 800; // between two looks at a busy store
+const RETRY_MS = [300, 600, 1200, 2500, 5000];
+
+/** The server cannot be reached, or its store cannot be used. */
+export class Gone extends Error {}
+/** The server answered, and not with what was asked for. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let clockSkew = 0; // how far the server's clock is ahead, in milliseconds
+
+export function now() {
+  return (Date.now() + clockSkew) / 1000;
+}
+
+/** The answer to GET, as JSON. Lists in the parameters are repeated; null and "" are left out. */
+export async function get(path, parameters = {}, signal = undefined) {
+  const url = new URL(path, BASE);
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") url.searchParams.append(name, one);
+    }
+  }
+  for (;;) {
+    const token = sessionStorage.getItem(TOKEN);
+    const response = await reached(url, token, signal);
+    if (response.status !== 401) return read(response);
+    const { detail } = await response.json().catch(() => ({}));
+    // Another request may have got a new token meanwhile.
+    if (sessionStorage.getItem(TOKEN) === token) await askToken(token === null ? "" : detail);
+  }
+}
+
+async function reached(url, token, signal) {
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  try {
+    const response = await fetch(url, { headers, signal, cache: "no-store", credentials: "omit" });
+    const skew = Date.parse(response.headers.get("date")) - Date.now();
+    clockSkew = Math.abs(skew) > 2000 ? skew : 0;
+    return response;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Gone(error.message);
+  }
+}
+
+async function read(response) {
+  if (response.status >= 502 && response.status <= 504) throw new Gone(`It answers ${response.status}.`);
+  const body = await response.json().catch(() => {
+    throw new Gone("Its answer was cut off.");
+  });
+  if (!response.ok) throw new Refused(response.status, typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
+  return body;
+}
+
+// ------------------------------------------------------------------ the token
+
+let asking = null;
+
+/** Ask the reader for a token, once however many requests want it. */
+function askToken(complaint) {
+  asking ??= new Promise((resolve) => {
+    const form = document.getElementById("ask");
+    const input = document.getElementById("token");
+    document.getElementById("refused").textContent = complaint ?? "";
+    form.hidden = false;
+    input.value = "";
+    input.focus();
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(TOKEN, input.value.trim());
+      input.value = "";
+      form.hidden = true;
+      asking = null;
+      resolve();
+    };
+  });
+  return asking;
+}
+
+// ------------------------------------------------------------------ changes
+
+/**
+ * Refresh now and after every change, for ever: `refresh` is called again when a notice `concerns` the view, and after
+ * `mostSeconds` for what changes with time. While the server is gone `state` is told so, and the first thing it hears
+ * when it is back is a refresh.
+ */
+export async function follow({ kinds, concerns = () => true, mostSeconds = Infinity, refresh, state, signal }) {
+  let failures = 0;
+  while (!signal.aborted) {
+    try {
+      let { cursor } = await get("notices", {}, signal); // before looking, so that no change falls in between
+      const began = performance.now();
+      await refresh(signal);
+      failures = 0;
+      state("live");
+      await pause(Math.max(REST_MS, 3 * (performance.now() - began)), signal);
+      for (let isDue = false; !isDue; ) {
+        const heard = await get("notices", { kinds, after: cursor, wait: Math.min(WAIT_SECONDS, mostSeconds) }, signal);
+        const isLate = performance.now() - began >= 1000 * mostSeconds;
+        isDue = isLate || heard.notices.some((notice) => notice.kind === "gap" || concerns(notice));
+        cursor = heard.cursor;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof Gone)) throw error;
+      state("gone");
+      await pause(RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)], signal);
+    }
+  }
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}
+
+/** `work` on every item, a few at a time: a browser has six connections to a server, and one of them waits. */
+export async function inParallel(items, work, most = 4) {
+  const results = new Array(items.length);
+  let next = 0;
+  const worker = async () => {
+    while (next < items.length) {
+      const index = next++;
+      results[index] = await work(items[index]);
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(most, items.length) }, worker));
+  return results;
+}

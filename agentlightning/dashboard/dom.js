@@ -1,0 +1,101 @@
+// Elements and words. All that comes out of a store is written as text, never as HTML.
+
+/** An element with properties, attributes, listeners (`onclick`) and children; null and false children are left out. */
+export function h(tag, properties = {}, ...children) {
+  return filled(document.createElement(tag), properties, children);
+}
+
+/** The same for a picture. */
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function filled(element, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Show other children, and leave the reader where he was: the focus and what he had opened, known by `data-key`. */
+export function swap(parent, ...children) {
+  const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const turned = new Map([...parent.querySelectorAll("details[data-key]")].map((one) => [one.dataset.key, one.open]));
+  parent.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  for (const one of parent.querySelectorAll("details[data-key]")) {
+    if (turned.has(one.dataset.key)) one.open = turned.get(one.dataset.key);
+  }
+  if (focused) parent.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+/** A table whose cells are given row by row; a column may be named with a class: `["Reward", "number"]`. */
+export function table(columns, rows, { empty = "Nothing here.", caption } = {}) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  const named = columns.map((column) => (Array.isArray(column) ? column : [column, ""]));
+  const head = h("tr", {}, named.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: named[i][1] }, cell ?? "–"))));
+  return h("div", { class: "scroll" }, h("table", {}, caption && h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body)));
+}
+
+export function panel(title, ...children) {
+  return h("section", { class: "panel" }, h("h2", {}, title), children);
+}
+
+export function badge(status) {
+  return h("span", { class: `badge ${/^[a-z]+$/.test(status ?? "") ? status : ""}` }, status ?? "–");
+}
+
+// ------------------------------------------------------------------ words
+
+export function number(value, digits = 4) {
+  if (typeof value !== "number" || !Number.isFinite(value)) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+}
+
+export function duration(seconds) {
+  if (typeof seconds !== "number" || !Number.isFinite(seconds)) return "–";
+  if (seconds > 0 && seconds < 0.0995) return `${number(seconds * 1000, 2)} ms`;
+  if (seconds < 60) return `${number(seconds, 3)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Math.floor(seconds / 86400)} d`;
+}
+
+/** A moment as "5 s ago", which `tell` keeps true; the exact time shows on hovering. */
+export function ago(time, now) {
+  if (typeof time !== "number") return "–";
+  const moment = new Date(time * 1000);
+  return h("time", { datetime: moment.toISOString(), title: moment.toLocaleString(), "data-at": time }, since(time, now));
+}
+
+function since(time, now) {
+  const seconds = Math.max(0, now - time);
+  return seconds < 1 ? "now" : `${duration(Math.floor(seconds))} ago`;
+}
+
+export function tell(now) {
+  for (const one of document.querySelectorAll("time[data-at]")) {
+    const text = since(Number(one.dataset.at), now);
+    if (one.textContent !== text) one.textContent = text;
+  }
+}
+
+/** Any value as text; an object as indented JSON. */
+export function asText(value) {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "";
+}
+
+/** The first line of a value, and not too much of it. */
+export function firstLine(value, most = 120) {
+  const plain = value && typeof value === "object" && !Array.isArray(value) ? Object.values(value)[0] : value;
+  const text = (typeof plain === "string" ? plain : JSON.stringify(plain) ?? "").trim().split("\n", 1)[0];
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+export function block(value) {
+  const text = asText(value);
+  return h("pre", { tabindex: text.length > 600 ? 0 : null }, text);
+}

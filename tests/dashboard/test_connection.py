@@ -1,0 +1,128 @@
+"""The dashboard and its server: how it is handed out, tokens, and what happens when the server goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from agentlightning.dashboard import asset_at
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer
+from agentlightning.store.http.tokens import Scope, sign_token
+from tests.dashboard.browser import Page
+from tests.dashboard.conftest import Serve, finished
+
+SECRET = "a-master-token-of-some-length"
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def test_page_comes_with_a_strict_policy(serve: Serve, session: aiohttp.ClientSession) -> None:
+    server = await serve()
+
+    async with session.get(f"{server.endpoint}/dashboard") as response:
+        headers, text = response.headers, await response.text()
+
+    assert response.status == 200
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert headers["Cache-Control"] == "no-cache"
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard/"])
+async def test_other_addresses_lead_to_the_page(serve: Serve, session: aiohttp.ClientSession, path: str) -> None:
+    server = await serve(token=SECRET)
+
+    async with session.get(server.endpoint + path) as response:
+        assert (response.status, str(response.url)) == (200, f"{server.endpoint}/dashboard")
+
+
+async def test_what_is_known_is_not_sent_again(serve: Serve, session: aiohttp.ClientSession) -> None:
+    server = await serve()
+    address = f"{server.endpoint}/dashboard/main.js"
+    async with session.get(address) as response:
+        tag, media_type = response.headers["ETag"], response.content_type
+
+    async with session.get(address, headers={"If-None-Match": tag}) as again:
+        assert (again.status, await again.read(), media_type) == (304, b"", "text/javascript")
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "__init__.py", "..%2F__init__.py", "%2e%2e/errors.py"])
+async def test_nothing_else_is_handed_out(serve: Serve, session: aiohttp.ClientSession, name: str) -> None:
+    server = await serve()
+
+    async with session.get(f"{server.endpoint}/dashboard/{name}") as response:
+        assert response.status == 404
+
+
+async def test_token_is_wanted_for_everything_but_the_page(serve: Serve, session: aiohttp.ClientSession) -> None:
+    server = await serve(token=SECRET)
+    statuses = {}
+
+    for verb, path in (("GET", "/dashboard"), ("GET", "/v1/agl/rollouts"), ("POST", "/dashboard"), ("GET", "/metrics")):
+        async with session.request(verb, server.endpoint + path) as response:
+            statuses[verb, path] = response.status
+
+    assert list(statuses.values()) == [200, 401, 401, 401]
+
+
+def test_assets_load_nothing_from_elsewhere() -> None:
+    for name in ("", "style.css", "main.js", "api.js", "dom.js", "chart.js", "overview.js", "rollouts.js"):
+        asset = asset_at(name)
+        assert asset is not None
+        assert b"innerHTML" not in asset.body
+        assert b"https://" not in asset.body
+
+
+async def test_token_is_asked_for_once_and_kept(page: Page, serve: Serve) -> None:
+    server = await serve(token=SECRET)
+    token = sign_token(SECRET, Scope("runner"), expires_at=None)
+    await finished(server, "behind a token")
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await page.until("!document.querySelector('#ask').hidden")
+    assert "behind a token" not in await page.ask("document.body.innerText")
+
+    await page.fill("#token", "wrong")
+    await page.press("Enter")
+    await page.until_text("neither this server's master token", "#refused")
+    await page.fill("#token", token)
+    await page.press("Enter")
+
+    await page.until_text("behind a token")
+    assert await page.ask("document.querySelector('#ask').hidden")
+    await page.send("Page.reload")
+    await page.until_text("behind a token")
+    assert await page.ask("sessionStorage.getItem('agl-token')") == token
+
+
+async def test_page_says_that_the_server_is_gone_and_recovers(page: Page, serve: Serve) -> None:
+    store = InMemoryLightningStore()
+    server = await serve(store)
+    await finished(server, "before")
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await page.until_text("before")
+    assert await page.ask("document.querySelector('#gone').hidden")
+
+    await server.stop()
+    await page.until_text("The server does not answer.", "#gone")
+    assert "before" in await page.ask("document.querySelector('main').innerText")
+    await finished(store, "meanwhile")
+    await asyncio.wait_for(started_again(server), 10.0)
+
+    await page.until_text("meanwhile")
+    assert await page.ask("document.querySelector('#gone').hidden")
+
+
+async def started_again(server: LightningStoreServer) -> None:
+    """The same server on the same port, which somebody else may have for a moment."""
+    while True:
+        try:
+            return await server.start()
+        except RuntimeError:
+            await asyncio.sleep(0.05)

@@ -111,6 +111,8 @@ class OperationCodec:
         return isinstance(declared, type) and issubclass(declared, PaginatedResult)
 
     def encode_argument(self, name: str, value: Any) -> bytes:
+        if type(value) is str and value.isascii():  # as most; nothing in it could be refused
+            return orjson.dumps(value)
         hint = self.op.hints[name]
         if hint is Span:
             return _encoded_span(value)

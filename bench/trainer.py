@@ -22,6 +22,10 @@ def measure(bench: Bench) -> Outcome:
             *(bench.ours, "trainer.py", *CONCURRENT),
             *("--sleep", "0.05", "--concurrency", "64"),
         ),
+        "1 process, 64 at once, 25 to 75 ms each": (
+            *(bench.ours, "trainer.py", *CONCURRENT),
+            *("--sleep", "0.05", "--spread", "0.5", "--concurrency", "64"),
+        ),
     }
     if bench.baseline is not None:
         cases["release, 8 processes"] = (bench.baseline, "trainer.py", *processes)
@@ -49,6 +53,12 @@ def judged(runs: Mapping[str, Sequence[Figures]]) -> list[Figure]:
             ratio(runs, "1 process, 64 at once, 50 ms each", "1 process"),
             "x",
             Target("at least", 0.8),
+            "all end in step, 20 times a second",
+        ),
+        Figure(
+            "64 at once, not in step / without waiting",
+            ratio(runs, "1 process, 64 at once, 25 to 75 ms each", "1 process"),
+            "x",
         ),
         Figure("from fit to the first rollout, 8 processes", first, "s", Target("below", 1.5)),
     ]

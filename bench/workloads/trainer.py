@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import logging
+import random
 import socket
 import time
 from typing import Any
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=200)
     parser.add_argument("--runners", type=int, default=8)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds each rollout awaits")
+    parser.add_argument("--spread", type=float, default=0.0, help="share by which these seconds vary, up and down")
     parser.add_argument("--concurrency", type=int, default=0, help="of each runner, where the package has it")
     options = parser.parse_args()
     strategy: dict[str, Any] = {"type": options.strategy, "n_runners": options.runners}
@@ -40,7 +42,7 @@ def main() -> None:
         tracer=agl.OtelTracer(),
         runner=runner,
     )
-    trainer.fit(agent(options.sleep))
+    trainer.fit(agent(options.sleep, options.spread))
 
 
 def free_port() -> int:
@@ -49,11 +51,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def agent(sleep: float) -> Any:
+def agent(sleep: float, spread: float) -> Any:
     @agl.llm_rollout
     async def work(task: Any, llm: Any) -> float:
         if sleep:
-            await asyncio.sleep(sleep)
+            chance = random.Random(task["i"])
+            await asyncio.sleep(sleep * chance.uniform(1 - spread, 1 + spread))
         return float(task["i"] % 2)
 
     return work

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 FENCE = "```python"
 BLOCK = re.compile(r"(?P<skip>^<!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGE_TIMEOUT_SECONDS = 60
+ENDING_SECONDS = 5.0
 
 
 def pages() -> list[Path]:
@@ -86,7 +87,10 @@ def run_page(page: Path) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
-    left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    for thread in others:
+        thread.join(ENDING_SECONDS)  # those that were told to end may not have had their turn yet
+    left = [thread.name for thread in others if thread.is_alive()]
     assert not left, f"{page} leaves threads behind: {left}"
 
 

@@ -64,18 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if opens_browser:
             webbrowser.open(url)
         return 0
-    path = _checked_file(path_of(arguments.store))
     try:
-        asyncio.run(_serve(path, arguments.port, opens_browser))
-    except RuntimeError as error:  # the port is taken
+        asyncio.run(_serve(_checked_file(path_of(arguments.store)), arguments.port, opens_browser))
+    except (RuntimeError, PermissionError) as error:  # the port is taken, or the file is somebody else's
         print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
     return 0
 
 
 async def _page_of(address: str) -> str:
-    """Where the page of a server is, which must be there."""
-    url = address.rstrip("/") + DASHBOARD_PATH
+    """Where the page of a server is, which must be there; the address may be the page's own."""
+    url = address.rstrip("/").removesuffix(DASHBOARD_PATH) + DASHBOARD_PATH
     patience = aiohttp.ClientTimeout(ANSWER_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=patience) as session, session.get(url) as response:

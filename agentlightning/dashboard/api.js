@@ -4,6 +4,8 @@ const BASE = new URL("v1/agl/", document.baseURI);
 const TOKEN = "agl-token";
 const WAIT_SECONDS = 25;
 const REST_MS = 800; // between two looks at a busy store
+const LISTEN_MS = 250; // between two questions while others' changes come in a stream
+const QUICK_MS = 1000; // the time in an answer that took longer may be that of the question
 const RETRY_MS = [300, 600, 1200, 2500, 5000];
 
 /** The server cannot be reached, or its store cannot be used. */
@@ -33,7 +35,8 @@ export async function get(path, parameters = {}, signal = undefined) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);
     const response = await reached(url, token, signal);
-    if (response.status !== 401) return read(response);
+    const isKeptOut = response.status === 401 || (response.status === 403 && token !== null); // a token of too little
+    if (!isKeptOut) return read(response);
     const { detail } = await response.json().catch(() => ({}));
     // Another request may have got a new token meanwhile.
     if (sessionStorage.getItem(TOKEN) === token) await askToken(token === null ? "" : detail);
@@ -42,10 +45,11 @@ export async function get(path, parameters = {}, signal = undefined) {
 
 async function reached(url, token, signal) {
   const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  const began = Date.now();
   try {
-    const response = await fetch(url, { headers, signal, cache: "no-store", credentials: "omit" });
+    const response = await fetch(url, { headers, signal, cache: "no-store" });
     const skew = Date.parse(response.headers.get("date")) - Date.now();
-    clockSkew = Math.abs(skew) > 2000 ? skew : 0;
+    if (Date.now() - began < QUICK_MS) clockSkew = Math.abs(skew) > 2000 ? skew : 0;
     return response;
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -109,6 +113,7 @@ export async function follow({ kinds, concerns = () => true, mostSeconds = Infin
         const isLate = performance.now() - began >= 1000 * mostSeconds;
         isDue = isLate || heard.notices.some((notice) => notice.kind === "gap" || concerns(notice));
         cursor = heard.cursor;
+        if (!isDue) await pause(LISTEN_MS, signal);
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -121,8 +126,13 @@ export async function follow({ kinds, concerns = () => true, mostSeconds = Infin
 
 function pause(milliseconds, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+    const end = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", end);
+      resolve();
+    };
+    const timer = setTimeout(end, milliseconds);
+    signal.addEventListener("abort", end);
   });
 }
 

@@ -11,15 +11,16 @@ const TOP = 10;
 const BOTTOM = 24;
 const MOST_POINTS = 280; // drawn of one series; of more, means of neighbours
 const COLOURS = 6;
+const FLAT = 1e-9; // a range that is smaller, as a share of the values, is rounding
 
 /** `series` is a list of `{name, points: [[x, y], …]}` with ascending x; `label` words an x. */
 export function chart(title, series, { label = number, isWide = false } = {}) {
   const drawn = series.map((one) => ({ ...one, points: thinned(one.points.filter(isFinitePoint)) })).filter((one) => one.points.length);
-  const key = h("ul", { class: "key" }, drawn.map((one, i) => h("li", { class: `colour-${i % COLOURS}` }, `${one.name} `, h("b", {}, number(last(one.points)[1])))));
+  const key = h("ul", { class: "key", "aria-live": "polite" }, drawn.map((one, i) => h("li", { class: `colour-${i % COLOURS}` }, `${one.name} `, h("b", {}, number(last(one.points)[1])))));
   if (!drawn.length) return h("figure", { class: "chart" }, h("figcaption", {}, title), h("p", { class: "empty" }, "No figures yet."));
   const scale = scaleOf(drawn, isWide ? WIDE : WIDTH);
   const picture = svg("svg", { viewBox: `0 0 ${scale.width} ${HEIGHT}`, role: "img", tabindex: 0, "data-key": `chart ${title}` });
-  picture.setAttribute("aria-label", `${title}: ${drawn.map((one) => `${one.name} ends at ${number(last(one.points)[1])}`).join(", ")}`);
+  picture.setAttribute("aria-label", `${title ? `${title}: ` : ""}${drawn.map((one) => `${one.name} ends at ${number(last(one.points)[1])}`).join(", ")}`);
   picture.append(...axes(scale, label), ...drawn.map((one, i) => line(one.points, scale, i % COLOURS)));
   readable(picture, drawn, scale, label, key);
   return h("figure", { class: "chart" }, h("figcaption", {}, title), picture, key);
@@ -54,19 +55,23 @@ function scaleOf(series, width) {
 
 /** Round numbers that enclose a range. */
 function ticks(low, high) {
-  const range = high - low || Math.abs(high) || 1;
+  const most = Math.max(Math.abs(low), Math.abs(high));
+  const isFlat = high - low <= FLAT * most;
+  const range = isFlat ? most || 1 : high - low;
   const rough = range / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
-  const first = Math.floor((high === low ? low - range / 2 : low) / step);
-  const final = Math.ceil((high === low ? high + range / 2 : high) / step);
+  const first = Math.floor((isFlat ? low - range / 2 : low) / step);
+  const final = Math.ceil((isFlat ? high + range / 2 : high) / step);
   return Array.from({ length: final - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
 function axes(scale, label) {
-  const levels = scale.steps.flatMap((value) => [
+  const { steps } = scale;
+  const digits = Math.max(3, Math.ceil(Math.log10(Math.max(...steps.map(Math.abs)) / (steps[1] - steps[0]))) + 1);
+  const levels = steps.flatMap((value) => [
     svg("line", { class: "grid", x1: LEFT, x2: scale.width - RIGHT, y1: scale.y(value), y2: scale.y(value) }),
-    svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value, 3)),
+    svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value, digits)),
   ]);
   const ends = scale.x1 > scale.x0 ? [[scale.x0, "start"], [scale.x1, "end"]] : [[scale.x0, "middle"]];
   return [...levels, ...ends.map(([value, anchor]) => svg("text", { x: scale.x(value), y: HEIGHT - 6, "text-anchor": anchor }, label(value)))];

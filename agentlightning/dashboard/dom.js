@@ -1,5 +1,7 @@
 // Elements and words. All that comes out of a store is written as text, never as HTML.
 
+const MOST_LETTERS = 200000; // of one text
+
 /** An element with properties, attributes, listeners (`onclick`) and children; null and false children are left out. */
 export function h(tag, properties = {}, ...children) {
   return filled(document.createElement(tag), properties, children);
@@ -22,13 +24,25 @@ function filled(element, properties, children) {
 
 /** Show other children, and leave the reader where he was: the focus and what he had opened, known by `data-key`. */
 export function swap(parent, ...children) {
-  const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const active = parent.contains(document.activeElement) ? document.activeElement : null;
+  const focused = active?.closest("[data-key]")?.dataset.key;
   const turned = new Map([...parent.querySelectorAll("details[data-key]")].map((one) => [one.dataset.key, one.open]));
   parent.replaceChildren(...children.flat(Infinity).filter(Boolean));
   for (const one of parent.querySelectorAll("details[data-key]")) {
     if (turned.has(one.dataset.key)) one.open = turned.get(one.dataset.key);
+    if (one.open) one.dispatchEvent(new Event("toggle")); // fills it now, so that nothing jumps
   }
-  if (focused) parent.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  const again = focused && parent.querySelector(`[data-key="${CSS.escape(focused)}"]`);
+  if (again) (again.matches("details") ? again.firstElementChild : again).focus({ preventScroll: true });
+}
+
+/** Details that are made when they are opened: `build` gives what stands below the summary. */
+export function unfolding(properties, summary, build) {
+  const fill = () => {
+    if (details.open && details.children.length === 1) details.append(...build());
+  };
+  const details = h("details", { ...properties, ontoggle: fill }, summary);
+  return details;
 }
 
 /** A table whose cells are given row by row; a column may be named with a class: `["Reward", "number"]`. */
@@ -52,12 +66,13 @@ export function badge(status) {
 
 export function number(value, digits = 4) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isSafeInteger(value)) return value.toLocaleString("en");
   return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
 
 export function duration(seconds) {
   if (typeof seconds !== "number" || !Number.isFinite(seconds)) return "–";
+  if (seconds < 0) return "0 s"; // two clocks that do not agree
   if (seconds > 0 && seconds < 0.0995) return `${number(seconds * 1000, 2)} ms`;
   if (seconds < 60) return `${number(seconds, 3)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
@@ -66,8 +81,8 @@ export function duration(seconds) {
 
 /** A moment as "5 s ago", which `tell` keeps true; the exact time shows on hovering. */
 export function ago(time, now) {
-  if (typeof time !== "number") return "–";
   const moment = new Date(time * 1000);
+  if (typeof time !== "number" || Number.isNaN(moment.getTime())) return "–";
   return h("time", { datetime: moment.toISOString(), title: moment.toLocaleString(), "data-at": time }, since(time, now));
 }
 
@@ -83,9 +98,11 @@ export function tell(now) {
   }
 }
 
-/** Any value as text; an object as indented JSON. */
+/** Any value as text, and not more than a page can bear; an object as indented JSON. */
 export function asText(value) {
-  return typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "";
+  const text = typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "";
+  const rest = text.length - MOST_LETTERS;
+  return rest > 0 ? `${text.slice(0, MOST_LETTERS)}… and ${number(rest)} more letters` : text;
 }
 
 /** The first line of a value, and not too much of it. */

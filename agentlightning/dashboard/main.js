@@ -8,22 +8,30 @@ import { rollouts } from "./rollouts.js";
 import { run, runs } from "./runs.js";
 
 const main = document.getElementById("main");
-const VIEWS = { "": overview, rollouts, runs };
-const DETAILS = { rollouts: rollout, runs: run };
+const VIEWS = new Map([["", overview], ["rollouts", rollouts], ["runs", runs]]);
+const DETAILS = new Map([["rollouts", rollout], ["runs", run]]);
 
 let following = new AbortController();
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // somebody has written the address by hand
+  }
+}
 
 /** What stands behind the #: parts of the path, and a query. */
 function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
-  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(query) };
+  return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
 }
 
 /** Show the view of the address. A view draws itself once, and again whenever something changes. */
 function open() {
   const route = readAddress();
   const [name = "", detail] = route.parts;
-  const view = detail !== undefined ? DETAILS[name] : VIEWS[name];
+  const view = (detail !== undefined ? DETAILS : VIEWS).get(name);
   for (const link of document.querySelectorAll("nav [data-view]")) {
     const isHere = link.dataset.view === (name || "overview");
     isHere ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
@@ -68,7 +76,13 @@ function state(word) {
   if (here.textContent !== text) here.textContent = text;
 }
 
-// A skip link's #main is a place, not a view.
-addEventListener("hashchange", () => (location.hash === "#main" ? main.focus() : open()));
+addEventListener("hashchange", () => {
+  open();
+  if (document.activeElement === document.body) main.focus({ preventScroll: true }); // what had the focus is gone
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // #main is a place, not a view
+  main.focus();
+});
 setInterval(() => tell(now()), 1000);
 open();

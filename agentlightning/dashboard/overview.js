@@ -92,6 +92,7 @@ function throughput(ends) {
  * a few hundred all are read; of more, equally many in equal distances.
  */
 async function showReward(place, counts, signal) {
+  await forgetOthers(signal);
   const total = totalOf(counts);
   let stride = PER_WINDOW;
   while (total / stride > WINDOWS) stride *= 2;
@@ -111,6 +112,14 @@ async function showReward(place, counts, signal) {
 }
 
 const full = new Map(); // windows in which everything is finished, by offset
+let oldest; // id of the first rollout
+
+/** A server that was started again may have another store. */
+async function forgetOthers(signal) {
+  const id = (await get("rollouts", { limit: 1 }, signal)).items[0]?.rollout_id;
+  if (id !== oldest) full.clear();
+  oldest = id;
+}
 
 async function windowAt(offset, signal) {
   if (full.has(offset)) return full.get(offset);

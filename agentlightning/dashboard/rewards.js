@@ -22,7 +22,7 @@ export function known(rollout) {
 export async function learn(rollouts, signal, told = () => {}) {
   const wanted = rollouts.filter((rollout) => isFinal(rollout) && !known(rollout));
   await inParallel(wanted, async (rollout) => {
-    const spans = await lastSpans(rollout.rollout_id, signal);
+    const spans = await lastSpans(rollout.rollout_id, "latest", signal);
     if (kept.size >= MOST_KEPT) kept.delete(kept.keys().next().value);
     kept.set(keyOf(rollout), { reward: finalReward(spans), error: errorOf(rollout.attempt, spans) });
     told(rollout);
@@ -33,9 +33,9 @@ function keyOf(rollout) {
   return `${rollout.rollout_id} ${rollout.status} ${rollout.end_time}`;
 }
 
-/** The newest spans in which a reward may be: our own, which are small, or else the last of all. */
-async function lastSpans(rolloutId, signal) {
-  const asked = { rollout_id: rolloutId, attempt_id: "latest", sort_order: "desc", limit: LAST_SPANS };
+/** The newest spans of an attempt, in which a reward may be: our own, which are small, or else the last of all. */
+export async function lastSpans(rolloutId, attemptId, signal) {
+  const asked = { rollout_id: rolloutId, attempt_id: attemptId, sort_order: "desc", limit: LAST_SPANS };
   try {
     const own = (await get("spans", { ...asked, name_contains: "agentlightning." }, signal)).items.reverse();
     if (finalReward(own) !== null) return own;

@@ -1,7 +1,8 @@
 // One rollout: its task, its attempts, what was said to models and by them, and every span with its time.
 
 import { get, now, Refused } from "./api.js";
-import { ago, asText, badge, block, duration, firstLine, h, number, panel, swap } from "./dom.js";
+import { ago, asText, badge, block, duration, firstLine, h, number, panel, swap, unfolding } from "./dom.js";
+import { lastSpans } from "./rewards.js";
 import { callsOf, errorOf, finalReward, repeated, rewardsOf, treeOf } from "./traces.js";
 
 const SPANS = 1000;
@@ -22,7 +23,7 @@ export function rollout(main, route) {
     }
     const attempts = (await get(`rollouts/${encodeURIComponent(id)}/attempts`, {}, signal)).items;
     const chosen = attempts.find((one) => one.attempt_id === route.query.get("attempt")) ?? attempts[attempts.length - 1];
-    const trace = chosen ? await spansOf(id, chosen.attempt_id, spansWanted, signal) : { items: [], total: 0 };
+    const trace = chosen ? await spansOf(id, chosen.attempt_id, spansWanted, signal) : { items: [], all: [], total: 0 };
     const state = JSON.stringify([found, attempts, chosen?.attempt_id, trace.total, trace.items.length]);
     if (state === shown) return;
     shown = state;
@@ -36,17 +37,22 @@ export function rollout(main, route) {
   return { kinds: ["rollout", "span"], concerns: (notice) => notice.rollout_id === id, refresh };
 }
 
+/** The first spans of an attempt; `all` has also the last ones that are not among them, for there its reward is. */
 async function spansOf(rolloutId, attemptId, limit, signal) {
   try {
-    return await get("spans", { rollout_id: rolloutId, attempt_id: attemptId, limit }, signal);
+    const page = await get("spans", { rollout_id: rolloutId, attempt_id: attemptId, limit }, signal);
+    const last = page.total > page.items.length ? await lastSpans(rolloutId, attemptId, signal) : [];
+    const keyOf = (span) => `${span.sequence_id} ${span.span_id}`;
+    const keys = new Set(page.items.map(keyOf));
+    return { ...page, all: [...page.items, ...last.filter((span) => !keys.has(keyOf(span)))] };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    return { items: [], total: 0, problem: error.message };
+    return { items: [], all: [], total: 0, problem: error.message };
   }
 }
 
 function head(found, trace) {
-  const reward = finalReward(trace.items);
+  const reward = finalReward(trace.all);
   const facts = [
     ["Status", badge(found.status)],
     ["Reward", h("b", { id: "reward" }, number(reward))],
@@ -64,7 +70,7 @@ function head(found, trace) {
 function attemptsPanel(attempts, chosen, trace, choose) {
   const items = attempts.map((attempt) => {
     const isChosen = attempt === chosen;
-    const error = errorOf(attempt, isChosen ? trace.items : []);
+    const error = errorOf(attempt, isChosen ? trace.all : []);
     const lasted = (attempt.end_time ?? now()) - attempt.start_time;
     const button = h("button", { type: "button", "aria-pressed": String(isChosen), "data-key": attempt.attempt_id, onclick: () => choose(attempt) }, `Attempt ${attempt.sequence_id}`);
     const line = h("div", { class: "row" }, button, badge(attempt.status), h("span", {}, duration(lasted)), h("span", { class: "quiet" }, attempt.worker_id ?? "no worker"), ago(attempt.start_time, now()));
@@ -76,11 +82,12 @@ function attemptsPanel(attempts, chosen, trace, choose) {
 
 function tracePanels(trace, more) {
   if (trace.problem) return [panel("Spans", h("p", { class: "empty" }, trace.problem))];
-  const rewards = trace.items.flatMap(rewardsOf);
+  const rewards = trace.all.flatMap(rewardsOf);
   const calls = callsOf(trace.items);
+  const isCut = trace.total > trace.items.length;
   return [
     rewards.length ? panel("Rewards", h("dl", { class: "figures" }, rewards.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))))) : null,
-    panel("Conversation", calls.length ? calls.map((call, i) => conversation(call, calls[i - 1], i)) : h("p", { class: "empty" }, "No model was called.")),
+    panel("Conversation", isCut && h("p", { class: "note" }, `Of the first ${number(trace.items.length)} spans.`), calls.length ? calls.map((call, i) => conversation(call, calls[i - 1], i)) : h("p", { class: "empty" }, "No model was called.")),
     panel("Spans", spanTree(trace, more)),
   ];
 }
@@ -96,8 +103,8 @@ function conversation(call, before, index) {
     duration((call.span.end_time ?? NaN) - call.span.start_time),
     call.finish,
   ];
-  const earlier = known > 0 && h("details", { class: "earlier", "data-key": `earlier ${call.span.span_id}` },
-    h("summary", {}, known === 1 ? "1 message as before" : `${known} messages as before`), call.prompt.slice(0, known).map((one) => message(one)));
+  const earlier = known > 0 && unfolding({ class: "earlier", "data-key": `earlier ${call.span.span_id}` },
+    h("summary", {}, known === 1 ? "1 message as before" : `${known} messages as before`), () => call.prompt.slice(0, known).map((one) => message(one)));
   return h("article", { class: "call" },
     h("h3", {}, `Call ${index + 1}`, h("span", { class: "quiet" }, facts.filter(Boolean).join(" · "))),
     earlier, call.prompt.slice(known).map((one) => message(one)), call.answers.map((one) => message(one, "answer")));
@@ -129,12 +136,8 @@ function spanRow(span, depth, from, whole) {
   const bar = h("i", { class: span.status?.status_code === "ERROR" ? "failed" : "" });
   bar.style.marginInlineStart = `${(100 * (span.start_time - from)) / whole}%`;
   bar.style.width = `${(100 * lasts) / whole}%`;
-  const row = h("details", { class: "span", "data-key": `span ${span.span_id}` },
-    h("summary", {}, name, h("span", { class: "track" }, bar), h("span", { class: "time" }, duration(lasts))));
-  row.addEventListener("toggle", () => {
-    if (row.open && row.children.length === 1) row.append(...spanFacts(span));
-  });
-  return row;
+  const summary = h("summary", {}, name, h("span", { class: "track" }, bar), h("span", { class: "time" }, duration(lasts)));
+  return unfolding({ class: "span", "data-key": `span ${span.span_id}` }, summary, () => spanFacts(span));
 }
 
 function spanFacts(span) {

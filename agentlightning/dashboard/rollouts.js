@@ -33,7 +33,8 @@ function filters(wanted, go) {
   let typing;
   const typed = (event) => {
     clearTimeout(typing);
-    typing = setTimeout(() => go({ id: event.target.value.trim() }), TYPING_MS);
+    // He may have left the view meanwhile.
+    typing = setTimeout(() => event.target.isConnected && go({ id: event.target.value.trim() }), TYPING_MS);
   };
   const select = (name, values) =>
     h("label", {}, `${name} `, h("select", { id: `filter-${name.toLowerCase()}`, onchange: (event) => go({ [name.toLowerCase()]: event.target.value }) },

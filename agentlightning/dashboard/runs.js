@@ -90,7 +90,7 @@ function head(found) {
 async function read(points, id, signal) {
   points.length = Math.max(0, points.length - OVERLAP);
   for (;;) {
-    const page = await get(`runs/${encodeURIComponent(id)}/metrics`, { limit: POINTS, offset: points.length }, signal);
+    const page = await get(`runs/${encodeURIComponent(id)}/metrics`, { limit: Math.min(POINTS, MOST_POINTS - points.length), offset: points.length }, signal);
     points.push(...page.items);
     if (points.length >= MOST_POINTS) return page.total > points.length;
     if (points.length >= page.total || !page.items.length) return false;

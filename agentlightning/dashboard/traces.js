@@ -4,8 +4,13 @@ const PROXY_SPANS = new Set(["litellm_request", "raw_gen_ai_request"]);
 
 // ------------------------------------------------------------------ rewards and errors
 
-/** The rewards of a span as `[name, value]`, the primary one first; the three formats of `types/rewards.py`. */
+/** The rewards of a span as `[name, value]`, the primary one first. */
 export function rewardsOf(span) {
+  return statedBy(span).filter(([, value]) => typeof value === "number");
+}
+
+/** What a span states as rewards, numbers or not; the three formats of `types/rewards.py`. */
+function statedBy(span) {
   const found = [];
   const attributes = span.attributes ?? {};
   for (let i = 0; `agentlightning.reward.${i}.value` in attributes; i++) {
@@ -13,17 +18,21 @@ export function rewardsOf(span) {
     found.push([String(name), attributes[`agentlightning.reward.${i}.value`]]);
   }
   if (!found.length) {
-    const output = ["agentops.task.output", "agentops.entity.output"].map((key) => parsed(attributes[key])).find(Boolean);
+    const output = ["agentops.task.output", "agentops.entity.output"].map((key) => parsed(attributes[key])).find(hasFields);
     if (output?.type === "reward") found.push(["primary", output.value]);
     else if (!output && span.name === "agentlightning.reward") found.push(["primary", attributes.reward]);
   }
-  return found.filter(([, value]) => typeof value === "number");
+  return found.map(([name, value]) => [name, typeof value === "boolean" ? Number(value) : value]);
 }
 
-/** The last reward; null if there is none. */
+function hasFields(output) {
+  return output !== null && !Array.isArray(output) && Object.keys(output).length > 0;
+}
+
+/** The last reward, of several in one span the primary one; null if there is none. */
 export function finalReward(spans) {
-  const rewarded = spans.map(rewardsOf).filter((rewards) => rewards.length);
-  return rewarded.length ? rewarded[rewarded.length - 1][0][1] : null;
+  const values = spans.map((span) => statedBy(span)[0]?.[1]).filter((value) => typeof value === "number");
+  return values.pop() ?? null;
 }
 
 /** What went wrong in an attempt, in words, and the traceback if there is one; null if nothing did. */
@@ -129,21 +138,21 @@ export function treeOf(spans) {
   const children = new Map();
   for (const span of spans) {
     const parent = known.has(span.parent_id) && span.parent_id !== span.span_id ? span.parent_id : null;
-    children.set(parent, [...(children.get(parent) ?? []), span]);
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(span);
   }
+  const byTime = (one, other) => (one.start_time ?? 0) - (other.start_time ?? 0) || one.sequence_id - other.sequence_id;
+  const below = (parent, depth) => (children.get(parent) ?? []).sort(byTime).map((span) => ({ span, depth })).reverse();
   const rows = [];
   const seen = new Set();
-  const walk = (parent, depth) => {
-    const below = children.get(parent) ?? [];
-    below.sort((one, other) => (one.start_time ?? 0) - (other.start_time ?? 0) || one.sequence_id - other.sequence_id);
-    for (const span of below) {
-      if (seen.has(span)) continue;
-      seen.add(span);
-      rows.push({ span, depth });
-      walk(span.span_id, depth + 1);
-    }
-  };
-  walk(null, 0);
+  const waiting = below(null, 0);
+  while (waiting.length) {
+    const { span, depth } = waiting.pop();
+    if (seen.has(span)) continue;
+    seen.add(span);
+    rows.push({ span, depth });
+    for (const child of below(span.span_id, depth + 1)) waiting.push(child);
+  }
   for (const span of spans) if (!seen.has(span)) rows.push({ span, depth: 0 }); // in a circle of parents
   return rows;
 }

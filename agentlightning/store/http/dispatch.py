@@ -55,7 +55,7 @@ class StoreRoutes:
             await send(message)
 
         try:
-            self._service.check_origin(request.header(b"origin"), request.header(b"host"))
+            self._service.check_caller(request)
             permitted = self._admitted(request)
             if not await self._answered(request, watched_send, permitted):
                 await self._app(request.scope, request.receive, watched_send)

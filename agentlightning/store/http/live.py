@@ -74,7 +74,7 @@ async def serve_live(service: StoreService, scope: Any, receive: Receive, send: 
     request = Request(scope, receive)
     await receive()  # the announcement of the connection
     try:
-        service.check_origin(request.header(b"origin"), request.header(b"host"))
+        service.check_caller(request)
         service.admit(request.header(b"authorization"))
     except AgentLightningError as error:
         await _deny(request, send, failure_of(error))

@@ -5,7 +5,9 @@ shuts down can end them and let the callers ask elsewhere or later.
 """
 
 import asyncio
+import functools
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import InvalidToken, NotAllowed, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec
+from agentlightning.store.http.exchange import Request
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
 from agentlightning.store.http.tokens import Scope, describe_token, verify_token
@@ -32,6 +35,16 @@ DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
 _BEARER = "bearer "
 _ADMIN = Scope("admin")
+
+
+@functools.lru_cache(maxsize=16)
+def _names_this_machine(host: str) -> bool:
+    """Whether the name in a Host header can lead nowhere else."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or name.endswith(".localhost") or name == socket.gethostname().lower()
 
 
 class StoreService:
@@ -65,8 +78,24 @@ class StoreService:
     def waiting_calls(self) -> int:
         return len(self._waiting)
 
-    def check_origin(self, origin: str, host: str) -> None:
+    def check_caller(self, request: Request) -> None:
         """Refuse what a web page of somebody else sends: a browser lets any page call a server on this machine."""
+        host = request.header(b"host")
+        self._check_origin(request.header(b"origin"), host)
+        reached_at = request.scope.get("server") or ("", None)
+        if self._token is None and host and is_loopback(reached_at[0]) and not _names_this_machine(host):
+            self._check_name(host)
+
+    def _check_name(self, host: str) -> None:
+        """Refuse a name that is not this machine's: whoever owns it can have it lead here, and his pages read all."""
+        allowed = {urlsplit(origin).netloc for origin in self._allowed_origins}
+        if "*" not in self._allowed_origins and host not in allowed:
+            raise NotAllowed(
+                f"This server has no token and was asked for as '{host}', which is not a name of this machine; ask for "
+                f"127.0.0.1, or start it with a token, or with --cors-origin http://{host}."
+            )
+
+    def _check_origin(self, origin: str, host: str) -> None:
         if not origin or self._allowed_origins & {origin, "*"}:
             return
         page = urlsplit(origin)

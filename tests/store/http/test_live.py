@@ -4,6 +4,7 @@ import asyncio
 import gc
 import gzip
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -384,3 +385,37 @@ async def test_web_pages_of_others_cannot_call_by_http(serve: Any, session: aioh
         assert response.status == 403
 
     assert await server.query_rollouts() == []
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "is_let_in"),
+    [
+        ("evil.example:{port}", {}, False),
+        ("evil.example.localhost.evil.example", {}, False),
+        ("[::", {}, False),
+        ("evil.example", {"token": "secret"}, True),
+        ("good.example", {"cors_allow_origins": ["http://good.example"]}, True),
+        ("localhost:{port}", {}, True),
+        ("[::1]:{port}", {}, True),
+        ("agent.localhost", {}, True),
+        (socket.gethostname(), {}, True),
+    ],
+)
+async def test_a_name_that_others_lead_here_reads_nothing(
+    host: str, options: dict[str, Any], is_let_in: bool, serve: Any, session: aiohttp.ClientSession
+) -> None:
+    server = await serve(**options)
+    headers = {"Host": host.format(port=server.port)}
+    if "token" in options:
+        headers["Authorization"] = f"Bearer {options['token']}"
+
+    async with session.get(f"{server.endpoint}/v1/agl/rollouts", headers=headers) as response:
+        assert response.status == (200 if is_let_in else 403), await response.text()
+
+    try:
+        async with opened(server, **headers) as channel:
+            assert (await channel.call(1, "statistics"))["id"] == 1
+            was_let_in = True
+    except aiohttp.WSServerHandshakeError:
+        was_let_in = False
+    assert was_let_in is is_let_in

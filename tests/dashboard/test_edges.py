@@ -1,0 +1,130 @@
+"""The dashboard in a real browser: what is rare, and must not break it."""
+
+import asyncio
+
+import pytest
+
+from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.store.http.tokens import Scope, sign_token
+from tests.dashboard.browser import Page
+from tests.dashboard.conftest import Serve, finished, reward_span, span_of
+
+SECRET = "a-master-token-of-some-length"
+
+
+async def test_reward_behind_thousands_of_spans_is_shown(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await server.start_rollout("a long one")
+    steps = [span_of(rollout, f"step {number}", {}, sequence_id=number) for number in range(1, 1101)]
+    await server.add_many_spans([*steps, reward_span(rollout, 0.625).model_copy(update={"sequence_id": 1101})])
+    await server.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+
+    await page.until("document.querySelector('#reward')?.innerText === '0.625'")
+    assert await page.ask("document.querySelectorAll('.span').length") == 1000
+    await page.click(".spans > button")
+    await page.until("document.querySelectorAll('.span').length === 1101")
+
+
+async def test_very_long_text_is_cut(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await server.start_rollout("x" * 300_000)
+
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+
+    await page.until_text("and 100,000 more letters")
+
+
+async def test_curve_of_values_that_differ_by_rounding_is_drawn(page: Page, serve: Serve) -> None:
+    server = await serve()
+    run = await server.start_run("flat")
+    for step, value in enumerate((0.3, 0.1 + 0.2, 0.3)):
+        await server.add_metrics(run.run_id, step, {"loss": value})
+
+    await page.goto(f"{server.endpoint}/dashboard#/runs/{run.run_id}")
+
+    await page.until("document.querySelectorAll('polyline').length === 1")
+    assert "NaN" not in await page.ask("document.querySelector('polyline').getAttribute('points')")
+
+
+async def test_token_that_may_not_read_can_be_replaced(page: Page, serve: Serve) -> None:
+    server = await serve(token=SECRET)
+    rollout = await finished(server, "behind a token")
+    narrow = sign_token(SECRET, Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id), expires_at=None)
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await page.until("!document.querySelector('#ask').hidden")
+
+    await page.fill("#token", narrow)
+    await page.press("Enter")
+    await page.until_text("use a runner's token", "#refused")
+    await page.fill("#token", SECRET)
+    await page.press("Enter")
+
+    await page.until_text("behind a token")
+
+
+@pytest.mark.parametrize("view", ["constructor", "main", "rollouts/%"])
+async def test_address_that_leads_nowhere_is_told(page: Page, serve: Serve, view: str) -> None:
+    server = await serve()
+
+    await page.goto(f"{server.endpoint}/dashboard#/{view}")
+
+    await page.until("/There is no such (view|rollout)/.test(document.querySelector('main').innerText)")
+
+
+async def test_other_store_behind_the_same_address_is_shown(page: Page, serve: Serve) -> None:
+    server = await serve()
+    for _ in range(8):
+        await finished(server, "old", reward=0.25, mode="train")
+    await page.goto(f"{server.endpoint}/dashboard")
+    await page.until_text("train 0.25", "figure")
+    await server.stop()
+    other = InMemoryLightningStore()
+    for _ in range(16):
+        await finished(other, "new", reward=0.75, mode="train")
+
+    await asyncio.wait_for(served_at(server.port, other, serve), 10.0)
+
+    await page.until_text("train 0.75", "figure")
+    heights = "document.querySelector('polyline').getAttribute('points').split(' ').map(place => place.split(',')[1])"
+    assert await page.ask(f"new Set({heights}).size") == 1
+
+
+async def served_at(port: int, store: LightningStore, serve: Serve) -> None:
+    """A store on a port that somebody else may have for a moment."""
+    while True:
+        try:
+            await serve(store, port=port)
+            return
+        except RuntimeError:
+            await asyncio.sleep(0.05)
+
+
+async def test_focus_on_a_span_outlives_a_change(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await server.start_rollout("while you read")
+    await server.add_span(span_of(rollout, "first", {"colour": "blue"}, span_id="a" * 16))
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+    await page.click(".span summary")
+    await page.until_text("colour", ".span .attributes")
+    await page.ask("document.querySelector('.span summary').focus()")
+
+    await server.add_span(span_of(rollout, "second", {}, sequence_id=2))
+
+    await page.until("document.querySelectorAll('.span').length === 2")
+    assert await page.ask("document.activeElement.matches('summary')")
+    assert await page.ask("document.activeElement.querySelector('.name').innerText") == "first"
+    assert "colour" in await page.ask("document.querySelector('.span .attributes').innerText")
+
+
+async def test_skip_link_leaves_the_view_as_it_is(page: Page, serve: Serve) -> None:
+    server = await serve()
+    await page.goto(f"{server.endpoint}/dashboard#/runs")
+    await page.until_text("No run was recorded.")
+
+    await page.press("Tab")
+    await page.press("Enter")
+
+    await page.until("document.activeElement.id === 'main'")
+    assert await page.ask("location.hash") == "#/runs"

@@ -260,7 +260,7 @@ async def test_slow_clients_hold_up_nobody_else(server: ServerProcess) -> None:
     assert max(waits) < 1
 
 
-WELL = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+WELL = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOW = {
     "nothing": (b"", b"", b""),
     "half-a-header": (b"", b"POST /health HTTP/1.1\r\nHost:", b""),

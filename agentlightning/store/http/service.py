@@ -6,6 +6,7 @@ shuts down can end them and let the callers ask elsewhere or later.
 
 import asyncio
 import functools
+import ipaddress
 import logging
 import socket
 import time
@@ -39,12 +40,20 @@ _ADMIN = Scope("admin")
 
 @functools.lru_cache(maxsize=16)
 def _names_this_machine(host: str) -> bool:
-    """Whether the name in a Host header can lead nowhere else."""
+    """Whether a Host header is an address, which nobody can have lead elsewhere, or a name of this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    return is_loopback(name) or name.endswith(".localhost") or name == socket.gethostname().lower()
+    return name.endswith(".localhost") or name in ("localhost", socket.gethostname().lower()) or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class StoreService:

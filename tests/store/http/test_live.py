@@ -396,6 +396,7 @@ async def test_web_pages_of_others_cannot_call_by_http(serve: Any, session: aioh
         ("evil.example", {"token": "secret"}, True),
         ("good.example", {"cors_allow_origins": ["http://good.example"]}, True),
         ("localhost:{port}", {}, True),
+        ("0.0.0.0:{port}", {}, True),
         ("[::1]:{port}", {}, True),
         ("agent.localhost", {}, True),
         (socket.gethostname(), {}, True),

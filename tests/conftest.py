@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
+
+# The same examples each time: a test that fails must fail again.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

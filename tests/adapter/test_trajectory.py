@@ -317,12 +317,15 @@ def test_the_order_of_the_spans_does_not_matter(spans: list[Span], seed: int) ->
 @given(conversations())
 def test_a_call_begins_anew_only_if_no_open_sequence_of_its_agent_fits(spans: list[Span]) -> None:
     trajectory = TraceToTrajectory().adapt(spans)
-    by_id = {one.span_id: one for one in spans}
+    place = {one.span_id: one.sequence_id for one in spans}
+    for other in trajectory.dropped:  # a call stands where its own span does, though another one had the tokens
+        if other.same_call_span_id is not None and other.reason is not DropReason.DUPLICATE:
+            place[other.same_call_span_id] = place[other.span_id]
     for found in trajectory.breaks:
         begun = trajectory.sequences[found.sequence]
         prompt = begun.token_ids[: begun.calls[0].start]
         for sequence in trajectory.sequences[: found.sequence]:
-            earlier = [c for c in sequence.calls if by_id[c.span_id].sequence_id < by_id[found.span_id].sequence_id]
+            earlier = [call for call in sequence.calls if place[call.span_id] < place[found.span_id]]
             end = earlier[-1].end if earlier else len(prompt) + 1
             assert sequence.agent_name != begun.agent_name or sequence.token_ids[:end] != prompt[:end]
 

@@ -1,34 +1,51 @@
 """`agl dashboard`: look at a store in the browser, be it a file or a running server's.
 
-A file is opened as every process of a training opens it, so it can be looked at while a training writes to it, and is
-served to this machine alone until Ctrl-C.
+A file is opened as every process of a training opens it, so it can be looked at while a training writes to it. It is
+served until Ctrl-C, to this machine alone and there to whoever has the address: a token that is made for this one
+server stands in it.
 """
 
 import argparse
 import asyncio
+import html
 import os
+import secrets
 import signal
 import sys
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from urllib.parse import urldefrag
 
 import aiohttp
 from rich.console import Console
 from rich.markup import escape
 
 from agentlightning.cli.store_address import is_remote, path_of
-from agentlightning.dashboard import DASHBOARD_PATH
+from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 from agentlightning.logging import setup
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
+from agentlightning.store.http.tokens import Scope, sign_token
 
 __all__ = ["main"]
 
 LOOPBACK = "127.0.0.1"
 ANSWER_SECONDS = 10.0
 """How long a server may take to show its page."""
+MASTER_TOKEN_BYTES = 32
+
+SIGNPOST = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>Agent Lightning</title>
+<a href="{address}">The dashboard</a>
+"""
 
 EXAMPLES = """\
 examples:
@@ -36,7 +53,8 @@ examples:
   agl dashboard runs.db --port 8080          at an address of your choice
   agl dashboard http://trainer:4747          look at the store of a running server
 
-If the server wants a token, the page asks for it.
+A file is shown to whoever has the printed address, which holds a token; keep it to yourself.
+If a running server wants a token, the page asks for it.
 """
 
 
@@ -73,8 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _page_of(address: str) -> str:
-    """Where the page of a server is, which must be there; the address may be the page's own."""
-    url = address.rstrip("/").removesuffix(DASHBOARD_PATH) + DASHBOARD_PATH
+    """Where the page of a server is, which must be there; the address may be the page's own, with a view or a token."""
+    server, fragment = urldefrag(address)
+    url = server.rstrip("/").removesuffix(DASHBOARD_PATH) + DASHBOARD_PATH
     patience = aiohttp.ClientTimeout(ANSWER_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=patience) as session, session.get(url) as response:
@@ -82,14 +101,14 @@ async def _page_of(address: str) -> str:
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise StoreUnavailable(
-            f"The store server at '{address}' does not answer ({reason}); start it, or check the address."
+            f"The store server at '{server}' does not answer ({reason}); start it, or check the address."
         ) from error
     if (status, media_type) != (200, "text/html"):
         raise IncompatibleStore(
-            f"The server at '{address}' has no dashboard ({DASHBOARD_PATH} answers {status}); it is no store server, "
+            f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {status}); it is no store server, "
             "or one of an earlier release."
         )
-    return url
+    return f"{url}#{fragment}" if fragment else url
 
 
 def _checked_file(path: str) -> Path:
@@ -105,24 +124,43 @@ def _checked_file(path: str) -> Path:
 
 
 async def _serve(path: Path, port: int, opens_browser: bool) -> None:
-    """Serve a file until Ctrl-C or SIGTERM."""
+    """Serve a file until Ctrl-C or SIGTERM.
+
+    The server's master token stays here; the page gets the narrowest one that may read everything.
+    """
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave.set)
+    master = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
+    token = sign_token(master, Scope("reader"), expires_at=None)
     async with SqliteLightningStore(path) as store:
-        server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio")
+        server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
         await server.start()
         try:
-            url = server.endpoint + DASHBOARD_PATH
+            url = address_with_token(server.endpoint + DASHBOARD_PATH, token)
             _show(f"The dashboard of {path}: {url}\nCtrl-C stops it.")
-            if opens_browser:  # beside our work, for some browsers are waited for
-                threading.Thread(target=webbrowser.open, args=(url,), daemon=True, name="agl-browser").start()
-            await leave.wait()
+            with _browser_opened(url) if opens_browser else nullcontext():
+                await leave.wait()
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)  # a second one ends the process at once
             await server.stop()
+
+
+@contextmanager
+def _browser_opened(url: str) -> Iterator[None]:
+    """Open a browser at an address that is not for everybody.
+
+    Every account of the machine may see the command line of a browser, so it is given a file that only we may read and
+    that leads to the address.
+    """
+    with tempfile.TemporaryDirectory(prefix="agl-dashboard-") as folder:  # nobody else may look into it
+        file = Path(folder, "dashboard.html")
+        file.write_text(SIGNPOST.format(address=html.escape(url)), encoding="utf-8")
+        # Beside our work, for some browsers are waited for.
+        threading.Thread(target=webbrowser.open, args=(file.as_uri(),), daemon=True, name="agl-browser").start()
+        yield
 
 
 def _show(text: str) -> None:

@@ -21,6 +21,7 @@ EXAMPLES = """\
 examples:
   export AGL_STORE_TOKEN=$(agl tokens new)    the master token, for the server and for you
   agl tokens runner --expires 7d              for a machine that runs agents
+  agl tokens reader                           for somebody who looks, at the dashboard for example
   agl tokens attempt ro-1f2 at-3c4            for code that may write one attempt's spans
   agl tokens show "$TOKEN"                    whose token it is, and until when
   agl tokens show - < token.txt               the same, without the token in the shell's history
@@ -48,13 +49,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{new,runner,attempt,show}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{new,runner,reader,attempt,show}")
     verbs.add_parser("new", help="make a random master token, which permits everything")
     runner = verbs.add_parser("runner", help="sign a token that permits to run rollouts and to read")
+    reader = verbs.add_parser("reader", help="sign a token that permits to read and to change nothing")
     attempt = verbs.add_parser("attempt", help="sign a token that permits to write the spans of one attempt")
     attempt.add_argument("rollout_id", metavar="ROLLOUT_ID")
     attempt.add_argument("attempt_id", metavar="ATTEMPT_ID")
-    for signer, expiry in ((runner, RUNNER_EXPIRY), (attempt, ATTEMPT_EXPIRY)):
+    for signer, expiry in ((runner, RUNNER_EXPIRY), (reader, RUNNER_EXPIRY), (attempt, ATTEMPT_EXPIRY)):
         signer.add_argument(
             "--expires",
             type=_seconds,
@@ -94,9 +96,10 @@ def _sign(arguments: argparse.Namespace) -> None:
             "There is no master token to sign with; set AGL_STORE_TOKEN or pass --token SECRET "
             "(`agl tokens new` makes one)."
         )
-    scope = Scope("runner")
     if arguments.verb == "attempt":
         scope = Scope("attempt", arguments.rollout_id, arguments.attempt_id)
+    else:
+        scope = Scope(arguments.verb)
     expires_at = int(time.time()) + arguments.expires
     sys.stdout.write(f"{sign_token(secret, scope, expires_at=expires_at)}\n")
     _note(f"Scope: {scope}. Valid until {_when(expires_at)}.")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import quote
 
-__all__ = ["DASHBOARD_PATH", "Asset", "asset_at"]
+__all__ = ["DASHBOARD_PATH", "Asset", "address_with_token", "asset_at"]
 
 DASHBOARD_PATH: Final = "/dashboard"
 """Where the page is; its files are below."""
@@ -52,6 +53,11 @@ class Asset:
     @property
     def etag(self) -> str:
         return self.headers["etag"]
+
+
+def address_with_token(page: str, token: str) -> str:
+    """The address of the page with a token behind the `#`, which no browser sends; the page takes it out of there."""
+    return f"{page}#token={quote(token, safe='')}"
 
 
 def asset_at(path: str) -> Asset | None:

@@ -1,7 +1,8 @@
 // The store server's routes, read only: asking with a token where one is wanted, and following what changes.
 
 const BASE = new URL("v1/agl/", document.baseURI);
-const TOKEN = "agl-token";
+const TOKEN = "agl-token"; // where the tab keeps the token
+const TOKEN_MARK = "#token="; // before a token in an address
 const WAIT_SECONDS = 25;
 const REST_MS = 800; // between two looks at a busy store
 const LISTEN_MS = 250; // between two questions while others' changes come in a stream
@@ -62,17 +63,44 @@ async function read(response) {
   const body = await response.json().catch(() => {
     throw new Gone("Its answer was cut off.");
   });
-  if (!response.ok) throw new Refused(response.status, typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
-  return body;
+  if (response.ok) return body;
+  const { detail } = body;
+  throw new Refused(response.status, typeof detail === "string" ? detail : JSON.stringify(detail));
 }
 
 // ------------------------------------------------------------------ the token
 
-let asking = null;
+let asking = null; // while the reader is asked: a promise of his answer
+let answered = () => {}; // keeps it
+
+/** Take a token out of the address, `#token=…`: there it would be shown, and kept and sent with the address. */
+export function takeToken() {
+  if (!location.hash.startsWith(TOKEN_MARK)) return;
+  const token = tokenIn(location.hash);
+  history.replaceState(null, "", location.pathname + location.search);
+  if (token !== null) useToken(token);
+}
+
+/** The token in a text, which is one or is an address that ends with one; null if it cannot be sent. */
+function tokenIn(text) {
+  const [plain, inAddress] = text.trim().split(TOKEN_MARK, 2);
+  const token = inAddress === undefined ? plain : decoded(inAddress);
+  return /^[!-~]+$/.test(token) ? token : null;
+}
+
+/** A part of an address as it was meant; what somebody has written by hand as it is. */
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 /** Ask the reader for a token, once however many requests want it. */
 function askToken(complaint) {
   asking ??= new Promise((resolve) => {
+    answered = resolve;
     const form = document.getElementById("ask");
     const input = document.getElementById("token");
     document.getElementById("refused").textContent = complaint ?? "";
@@ -81,14 +109,20 @@ function askToken(complaint) {
     input.focus();
     form.onsubmit = (event) => {
       event.preventDefault();
-      sessionStorage.setItem(TOKEN, input.value.trim());
-      input.value = "";
-      form.hidden = true;
-      asking = null;
-      resolve();
+      const token = tokenIn(input.value);
+      if (token !== null) useToken(token);
     };
   });
   return asking;
+}
+
+/** Keep a token until the tab is closed, also when the page is loaded again, and go on with what waited for it. */
+function useToken(token) {
+  sessionStorage.setItem(TOKEN, token);
+  document.getElementById("token").value = "";
+  document.getElementById("ask").hidden = true;
+  asking = null;
+  answered();
 }
 
 // ------------------------------------------------------------------ changes

@@ -1,6 +1,6 @@
 // A line chart: several series over one axis, drawn as SVG, read with the mouse or the arrow keys.
 
-import { h, number, svg } from "./dom.js";
+import { empty, h, number, svg } from "./dom.js";
 
 const WIDTH = 560;
 const WIDE = 1120;
@@ -15,18 +15,34 @@ const FLAT = 1e-9; // a range that is smaller, as a share of the values, is roun
 
 /** `series` is a list of `{name, points: [[x, y], …]}` with ascending x; `label` words an x. */
 export function chart(title, series, { label = number, isWide = false } = {}) {
-  const drawn = series.map((one) => ({ ...one, points: thinned(one.points.filter(isFinitePoint)) })).filter((one) => one.points.length);
-  const key = h("ul", { class: "key", "aria-live": "polite" }, drawn.map((one, i) => h("li", { class: `colour-${i % COLOURS}` }, `${one.name} `, h("b", {}, number(last(one.points)[1])))));
-  if (!drawn.length) return h("figure", { class: "chart" }, h("figcaption", {}, title), h("p", { class: "empty" }, "No figures yet."));
+  const finite = series.map((one) => ({ ...one, points: thinned(one.points.filter(isFinitePoint)) }));
+  const drawn = finite.filter((one) => one.points.length);
+  const figure = (...parts) => h("figure", { class: "chart" }, h("figcaption", {}, title), parts);
+  if (!drawn.length) return figure(empty("No figures yet."));
   const scale = scaleOf(drawn, isWide ? WIDE : WIDTH);
-  const picture = svg("svg", { viewBox: `0 0 ${scale.width} ${HEIGHT}`, role: "img", tabindex: 0, "data-key": `chart ${title}` });
-  picture.setAttribute("aria-label", `${title ? `${title}: ` : ""}${drawn.map((one) => `${one.name} ends at ${number(last(one.points)[1])}`).join(", ")}`);
+  const picture = svg("svg", { viewBox: `0 0 ${scale.width} ${HEIGHT}`, role: "img", tabindex: 0 });
+  picture.dataset.key = `chart ${title}`;
+  picture.setAttribute("aria-label", inWords(title, drawn));
   picture.append(...axes(scale, label), ...drawn.map((one, i) => line(one.points, scale, i % COLOURS)));
+  const key = keyOf(drawn);
   readable(picture, drawn, scale, label, key);
-  return h("figure", { class: "chart" }, h("figcaption", {}, title), picture, key);
+  return figure(picture, key);
 }
 
-const last = (points) => points[points.length - 1];
+/** The names of the series in their colours, each with its latest value. */
+function keyOf(series) {
+  const items = series.map((one, i) =>
+    h("li", { class: `colour-${i % COLOURS}` }, `${one.name} `, h("b", {}, lastValue(one))));
+  return h("ul", { class: "key", "aria-live": "polite" }, items);
+}
+
+/** The chart for those who cannot see it. */
+function inWords(title, series) {
+  const ends = series.map((one) => `${one.name} ends at ${lastValue(one)}`).join(", ");
+  return title ? `${title}: ${ends}` : ends;
+}
+
+const lastValue = (one) => number(one.points[one.points.length - 1][1]);
 const isFinitePoint = ([x, y]) => Number.isFinite(x) && Number.isFinite(y);
 
 function thinned(points) {
@@ -74,12 +90,17 @@ function axes(scale, label) {
     svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value, digits)),
   ]);
   const ends = scale.x1 > scale.x0 ? [[scale.x0, "start"], [scale.x1, "end"]] : [[scale.x0, "middle"]];
-  return [...levels, ...ends.map(([value, anchor]) => svg("text", { x: scale.x(value), y: HEIGHT - 6, "text-anchor": anchor }, label(value)))];
+  const labels = ends.map(([value, anchor]) =>
+    svg("text", { x: scale.x(value), y: HEIGHT - 6, "text-anchor": anchor }, label(value)));
+  return [...levels, ...labels];
 }
 
 function line(points, scale, colour) {
+  if (points.length === 1) {
+    const [[x, y]] = points;
+    return svg("circle", { class: `dot colour-${colour}`, cx: scale.x(x), cy: scale.y(y), r: 3 });
+  }
   const places = points.map(([x, y]) => `${scale.x(x).toFixed(1)},${scale.y(y).toFixed(1)}`);
-  if (places.length === 1) return svg("circle", { class: `dot colour-${colour}`, cx: scale.x(points[0][0]), cy: scale.y(points[0][1]), r: 3 });
   return svg("polyline", { class: `line colour-${colour}`, points: places.join(" ") });
 }
 
@@ -101,7 +122,7 @@ function readable(picture, series, scale, label, key) {
   };
   const hide = () => {
     mark.setAttribute("visibility", "hidden");
-    series.forEach((one, i) => (key.children[i].lastChild.textContent = number(last(one.points)[1])));
+    series.forEach((one, i) => (key.children[i].lastChild.textContent = lastValue(one)));
     delete key.dataset.at;
     at = xs.length;
   };

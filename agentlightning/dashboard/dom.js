@@ -18,7 +18,8 @@ function filled(element, properties, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const isThere = (child) => child !== null && child !== undefined && child !== false;
+  element.append(...children.flat(Infinity).filter(isThere));
   return element;
 }
 
@@ -46,16 +47,40 @@ export function unfolding(properties, summary, build) {
 }
 
 /** A table whose cells are given row by row; a column may be named with a class: `["Reward", "number"]`. */
-export function table(columns, rows, { empty = "Nothing here.", caption } = {}) {
-  if (!rows.length) return h("p", { class: "empty" }, empty);
+export function table(columns, rows, ifEmpty) {
+  if (!rows.length) return empty(ifEmpty);
   const named = columns.map((column) => (Array.isArray(column) ? column : [column, ""]));
   const head = h("tr", {}, named.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)));
   const body = rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: named[i][1] }, cell ?? "–"))));
-  return h("div", { class: "scroll" }, h("table", {}, caption && h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body)));
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+}
+
+/** Names and values, as `[[name, value], …]`: `figures` side by side, `attributes` below each other. */
+export function facts(pairs, kind = "figures") {
+  return h("dl", { class: kind }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
 export function panel(title, ...children) {
   return h("section", { class: "panel" }, h("h2", {}, title), children);
+}
+
+/** What is said where there is nothing to show. */
+export function empty(text) {
+  return h("p", { class: "empty" }, text);
+}
+
+/** A remark below something. */
+export function note(text) {
+  return h("p", { class: "note" }, text);
+}
+
+/** A link to the view of one rollout or run; `key` sets it apart from other links to the same one. */
+export function linkTo(view, id, { text = id, key = id } = {}) {
+  return h("a", { href: addressOf(view, id), "data-key": key }, text);
+}
+
+export function addressOf(view, id) {
+  return `#/${view}/${encodeURIComponent(id)}`;
 }
 
 export function badge(status) {
@@ -67,7 +92,8 @@ export function badge(status) {
 export function number(value, digits = 4) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "–";
   if (Number.isSafeInteger(value)) return value.toLocaleString("en");
-  return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+  const isFarFromOne = Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3;
+  return isFarFromOne ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
 
 export function duration(seconds) {
@@ -76,14 +102,16 @@ export function duration(seconds) {
   if (seconds > 0 && seconds < 0.0995) return `${number(seconds * 1000, 2)} ms`;
   if (seconds < 60) return `${number(seconds, 3)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
-  return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Math.floor(seconds / 86400)} d`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d`;
 }
 
 /** A moment as "5 s ago", which `tell` keeps true; the exact time shows on hovering. */
 export function ago(time, now) {
   const moment = new Date(time * 1000);
   if (typeof time !== "number" || Number.isNaN(moment.getTime())) return "–";
-  return h("time", { datetime: moment.toISOString(), title: moment.toLocaleString(), "data-at": time }, since(time, now));
+  const exact = { datetime: moment.toISOString(), title: moment.toLocaleString() };
+  return h("time", { ...exact, "data-at": time }, since(time, now));
 }
 
 function since(time, now) {
@@ -91,6 +119,7 @@ function since(time, now) {
   return seconds < 1 ? "now" : `${duration(Math.floor(seconds))} ago`;
 }
 
+/** Bring every moment that `ago` has written up to date. */
 export function tell(now) {
   for (const one of document.querySelectorAll("time[data-at]")) {
     const text = since(Number(one.dataset.at), now);
@@ -112,6 +141,7 @@ export function firstLine(value, most = 120) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
+/** A value as it is, with its lines; a long one can be scrolled with the keyboard. */
 export function block(value) {
   const text = asText(value);
   return h("pre", { tabindex: text.length > 600 ? 0 : null }, text);

@@ -1,7 +1,7 @@
 // The page: which view the address asks for, whether the server is there, and the clock.
 
-import { follow, now } from "./api.js";
-import { h, swap, tell } from "./dom.js";
+import { decoded, follow, now, takeToken } from "./api.js";
+import { empty, h, swap, tell } from "./dom.js";
 import { overview } from "./overview.js";
 import { rollout } from "./rollout.js";
 import { rollouts } from "./rollouts.js";
@@ -10,16 +10,10 @@ import { run, runs } from "./runs.js";
 const main = document.getElementById("main");
 const VIEWS = new Map([["", overview], ["rollouts", rollouts], ["runs", runs]]);
 const DETAILS = new Map([["rollouts", rollout], ["runs", run]]);
+const GONE = "The server does not answer. What you see is what it said last; the page goes on when it is back.";
 
 let following = new AbortController();
-
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part; // somebody has written the address by hand
-  }
-}
+let shown = null; // the view that is followed; null if there is none, or it could not be shown
 
 /** What stands behind the #: parts of the path, and a query. */
 function readAddress() {
@@ -29,46 +23,54 @@ function readAddress() {
 
 /** Show the view of the address. A view draws itself once, and again whenever something changes. */
 function open() {
+  takeToken();
   const route = readAddress();
   const [name = "", detail] = route.parts;
   const view = (detail !== undefined ? DETAILS : VIEWS).get(name);
   for (const link of document.querySelectorAll("nav [data-view]")) {
     const isHere = link.dataset.view === (name || "overview");
-    isHere ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
   document.title = `${detail ?? (name || "overview")} · Agent Lightning`;
   following.abort();
+  shown = null;
   if (!view) {
-    swap(main, h("p", { class: "empty" }, "There is no such view."));
+    swap(main, empty("There is no such view."));
     return;
   }
-  let shown = null;
   route.go = (hash) => {
     history.pushState(null, "", hash);
     route.query = readAddress().query;
-    route.refresh();
+    start();
   };
-  route.refresh = () => start(shown);
+  route.refresh = start;
   shown = view(main, route);
-  start(shown);
+  start();
 }
 
-function start(view) {
+/** Refresh the view and follow what changes in it, as long as somebody can see it. */
+function start() {
   following.abort();
+  if (shown === null || document.hidden) return;
   following = new AbortController();
   const { signal } = following;
-  follow({ ...view, state, signal }).catch((error) => {
-    if (!signal.aborted) swap(main, h("p", { class: "problem", role: "alert" }, error.message), h("button", { type: "button", onclick: open }, "Try again"));
-    if (!signal.aborted && !error.status) console.error(error);
+  follow({ ...shown, state, signal }).catch((error) => {
+    if (signal.aborted) return;
+    shown = null;
+    const again = h("button", { type: "button", onclick: open }, "Try again");
+    swap(main, h("p", { class: "problem", role: "alert" }, error.message), again);
+    if (!error.status) console.error(error);
   });
 }
 
+/** Say whether the server is there: `live` or `gone`. */
 function state(word) {
   const gone = document.getElementById("gone");
   const isGone = word === "gone";
   if (gone.hidden === isGone) {
     gone.hidden = !isGone;
-    gone.textContent = isGone ? "The server does not answer. What you see is what it said last; the page goes on when it is back." : "";
+    gone.textContent = isGone ? GONE : "";
   }
   const here = document.getElementById("state");
   here.className = word;
@@ -84,5 +86,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // #main is a place, not a view
   main.focus();
 });
+document.addEventListener("visibilitychange", start); // in a hidden tab nothing is asked for
 setInterval(() => tell(now()), 1000);
 open();

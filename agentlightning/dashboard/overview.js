@@ -2,22 +2,23 @@
 
 import { get, inParallel, now } from "./api.js";
 import { chart } from "./chart.js";
-import { ago, badge, duration, firstLine, h, number, panel, swap, table } from "./dom.js";
-import { isFinal, known, learn } from "./rewards.js";
+import { ago, badge, duration, empty, facts, firstLine, h, linkTo, note, number, panel, swap, table } from "./dom.js";
+import { known, learn } from "./rewards.js";
+import { FINAL, isFinal, STATUSES } from "./states.js";
 import { errorOf } from "./traces.js";
 
-const STATUSES = ["queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled"];
-const FINAL = ["succeeded", "failed", "cancelled"];
 const LATEST = 200; // finished rollouts from which the throughput is told
 const WINDOW_SECONDS = 60;
 const WINDOWS = 48; // points of the reward curve
 const PER_WINDOW = 8; // rollouts read for a point
 const ERRORS = 6;
+const RETRIED = 50; // rollouts that are to be tried again, among which the latest errors are looked for
 const WORKERS = 50;
-const WIDE_FROM = 700;
+const WIDE_FROM = 700; // pixels that a wide chart needs
 
 export function overview(main) {
-  const places = Object.fromEntries(["states", "figures", "reward", "workers", "errors"].map((name) => [name, h("div")]));
+  const names = ["states", "figures", "reward", "workers", "errors"];
+  const places = Object.fromEntries(names.map((name) => [name, h("div")]));
   swap(
     main,
     h("h1", {}, "Overview"),
@@ -26,7 +27,8 @@ export function overview(main) {
     h("div", { class: "columns" }, panel("Workers", places.workers), panel("Latest errors", places.errors)),
   );
   const refresh = async (signal) => {
-    const [counts, statistics, finished] = await Promise.all([countAll(signal), get("statistics", {}, signal), latestFinished(signal)]);
+    const asked = [countAll(signal), get("statistics", {}, signal), latestFinished(signal)];
+    const [counts, statistics, finished] = await Promise.all(asked);
     showStates(places.states, counts);
     showFigures(places.figures, counts, statistics, finished);
     await Promise.all([showWorkers(places.workers, signal), showErrors(places.errors, signal)]);
@@ -36,7 +38,8 @@ export function overview(main) {
 }
 
 async function countAll(signal) {
-  const totals = await inParallel(STATUSES, async (status) => (await get("rollouts", { status_in: status, limit: 0 }, signal)).total);
+  const count = async (status) => (await get("rollouts", { status_in: status, limit: 0 }, signal)).total;
+  const totals = await inParallel(STATUSES, count);
   return Object.fromEntries(STATUSES.map((status, i) => [status, totals[i]]));
 }
 
@@ -52,20 +55,23 @@ function showStates(place, counts) {
     part.style.flexGrow = counts[status] / total;
     bar.append(part);
   }
-  const numbers = STATUSES.map((status) =>
-    h("li", {}, h("a", { href: `#/rollouts?status=${status}`, "data-key": status }, badge(status), h("b", { "data-count": status }, number(counts[status])))));
+  const numbers = STATUSES.map((status) => {
+    const count = h("b", { "data-count": status }, number(counts[status]));
+    return h("li", {}, h("a", { href: `#/rollouts?status=${status}`, "data-key": status }, badge(status), count));
+  });
   swap(place, bar, h("ul", { class: "counts" }, numbers));
 }
 
 // ------------------------------------------------------------------ figures
 
+/** When the latest finished rollouts ended, the newest first. */
 async function latestFinished(signal) {
   const asked = { status_in: FINAL, sort_by: "end_time", sort_order: "desc", limit: LATEST };
   return (await get("rollouts", asked, signal)).items.map((rollout) => rollout.end_time).filter(Boolean);
 }
 
 function showFigures(place, counts, statistics, ends) {
-  const figures = [
+  const pairs = [
     ["Finished", `${number(totalOf(counts, FINAL))} of ${number(totalOf(counts))}`],
     ["Throughput", throughput(ends)],
     ["Last finished", ends.length ? ago(ends[0], now()) : "–"],
@@ -73,7 +79,7 @@ function showFigures(place, counts, statistics, ends) {
     ["Spans", number(statistics.total_spans)],
     ["Runs", h("a", { href: "#/runs" }, number(statistics.total_runs))],
   ];
-  swap(place, h("dl", { class: "figures" }, figures.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+  swap(place, facts(pairs));
 }
 
 /** Rollouts finished in the last minute, by the latest of them. */
@@ -104,11 +110,12 @@ async function showReward(place, counts, signal) {
     for (const [mode, point] of pointsOf(rollouts)) byMode.set(mode, [...(byMode.get(mode) ?? []), point]);
   }
   const series = [...byMode].map(([name, points]) => ({ name, points: points.sort((a, b) => a[0] - b[0]) }));
-  const began = Math.min(...series.flatMap((one) => one.points.map((point) => point[0])));
-  const ended = Math.max(...series.flatMap((one) => one.points.map((point) => point[0])));
+  const times = series.flatMap((one) => one.points.map((point) => point[0]));
+  const [began, ended] = [Math.min(...times), Math.max(...times)];
   const label = (x) => duration(ended - began > 10 ? Math.round(x - began) : x - began);
   const word = stride === PER_WINDOW ? "All finished rollouts" : `${PER_WINDOW} of every ${number(stride)} rollouts`;
-  swap(place, chart("", series, { label, isWide: place.clientWidth > WIDE_FROM }), h("p", { class: "note" }, `${word}, by mode; time since the first.`));
+  const curve = chart("", series, { label, isWide: place.clientWidth > WIDE_FROM });
+  swap(place, curve, note(`${word}, by mode; time since the first.`));
 }
 
 const full = new Map(); // windows in which everything is finished, by offset
@@ -128,6 +135,7 @@ async function windowAt(offset, signal) {
   return items;
 }
 
+/** The mean time and the mean reward of each mode, as `[[mode, [time, reward]], …]`. */
 function pointsOf(rollouts) {
   const byMode = new Map();
   for (const rollout of rollouts) {
@@ -148,10 +156,10 @@ async function showWorkers(place, signal) {
     worker.worker_id,
     badge(worker.status),
     ago(lastSeen(worker), now()),
-    worker.current_rollout_id && h("a", { href: `#/rollouts/${encodeURIComponent(worker.current_rollout_id)}`, "data-key": worker.worker_id }, worker.current_rollout_id),
+    worker.current_rollout_id && linkTo("rollouts", worker.current_rollout_id, { key: worker.worker_id }),
   ]);
-  const more = page.total > rows.length && h("p", { class: "note" }, `${number(page.total)} in all.`);
-  swap(place, table(["Worker", "Status", "Last seen", "Works on"], rows, { empty: "No worker has come yet." }), more);
+  const more = page.total > rows.length && note(`${number(page.total)} in all.`);
+  swap(place, table(["Worker", "Status", "Last seen", "Works on"], rows, "No worker has come yet."), more);
 }
 
 function lastSeen(worker) {
@@ -160,13 +168,31 @@ function lastSeen(worker) {
 }
 
 async function showErrors(place, signal) {
-  const asked = { status_in: ["failed", "requeuing"], sort_by: "start_time", sort_order: "desc", limit: ERRORS };
-  const { items } = await get("rollouts", asked, signal);
-  await learn(items, signal);
-  const lines = items.map((rollout) => {
+  const rollouts = await latestErrors(signal);
+  await learn(rollouts, signal);
+  const lines = rollouts.map((rollout) => {
     const text = (known(rollout)?.error ?? errorOf(rollout.attempt))?.text ?? "An attempt is tried again.";
-    const link = h("a", { href: `#/rollouts/${encodeURIComponent(rollout.rollout_id)}`, "data-key": `error ${rollout.rollout_id}` }, rollout.rollout_id);
-    return h("li", {}, link, " ", ago(rollout.end_time ?? rollout.attempt?.end_time, now()), h("span", { class: "error" }, firstLine(text, 200)));
+    const link = linkTo("rollouts", rollout.rollout_id, { key: `error ${rollout.rollout_id}` });
+    return h("li", {}, link, " ", ago(failedAt(rollout), now()), h("span", { class: "error" }, firstLine(text, 200)));
   });
-  swap(place, lines.length ? h("ul", { class: "errors" }, lines) : h("p", { class: "empty" }, "No rollout has failed."));
+  swap(place, lines.length ? h("ul", { class: "errors" }, lines) : empty("No rollout has failed."));
+}
+
+/**
+ * Rollouts that have failed or are to be tried again, those where it happened last first. The server cannot sort by the
+ * end of an attempt, so of those that are to be tried again the newest rollouts are read and sorted here.
+ */
+async function latestErrors(signal) {
+  const newestBy = (field, limit) => ({ sort_by: field, sort_order: "desc", limit });
+  const [failed, retried] = await Promise.all([
+    get("rollouts", { status_in: "failed", ...newestBy("end_time", ERRORS) }, signal),
+    get("rollouts", { status_in: "requeuing", ...newestBy("start_time", RETRIED) }, signal),
+  ]);
+  const found = [...failed.items, ...retried.items];
+  return found.sort((one, other) => failedAt(other) - failedAt(one)).slice(0, ERRORS);
+}
+
+/** When it failed; one that is tried again has not ended, but its latest attempt has. */
+function failedAt(rollout) {
+  return rollout.end_time ?? rollout.attempt?.end_time ?? rollout.start_time;
 }

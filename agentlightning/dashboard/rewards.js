@@ -1,17 +1,13 @@
 // The rewards and errors of rollouts, read from their spans and kept: what is finished does not change any more.
 
 import { get, inParallel, Refused } from "./api.js";
+import { isFinal } from "./states.js";
 import { errorOf, finalReward } from "./traces.js";
 
-const FINAL = new Set(["succeeded", "failed", "cancelled"]);
 const MOST_KEPT = 5000;
 const LAST_SPANS = 20;
 
 const kept = new Map();
-
-export function isFinal(rollout) {
-  return FINAL.has(rollout.status);
-}
 
 /** `{reward, error}` of a rollout if it is known already. */
 export function known(rollout) {

@@ -2,8 +2,11 @@
 
 import { get, now } from "./api.js";
 import { chart } from "./chart.js";
-import { ago, asText, badge, duration, firstLine, h, number, panel, swap, table } from "./dom.js";
+import {
+  ago, asText, badge, duration, empty, facts, firstLine, h, linkTo, note, number, panel, swap, table,
+} from "./dom.js";
 
+const COLUMNS = ["Run", "Status", "Start", ["Duration", "number"], "Algorithm", ["Summary", "wide"]];
 const PAGE = 50;
 const POINTS = 2000; // asked for at once
 const MOST_POINTS = 40000;
@@ -18,19 +21,25 @@ export function runs(main, route) {
     const offset = (Math.max(1, Number(route.query.get("page")) || 1) - 1) * PAGE;
     const page = await get("runs", { sort_by: "start_time", sort_order: "desc", limit: PAGE, offset }, signal);
     const rows = page.items.map((run) => [
-      h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}`, "data-key": run.run_id }, run.name),
+      linkTo("runs", run.run_id, { text: run.name }),
       badge(run.status),
       ago(run.start_time, now()),
       duration((run.end_time ?? now()) - run.start_time),
       configuredAs(run),
       h("span", { class: "task" }, summed(run.summary)),
     ]);
-    const turn = (name, to, isThere) => h("a", { href: `#/runs?page=${to}`, hidden: !isThere, "data-key": name }, name);
-    const current = offset / PAGE + 1;
-    const pager = h("nav", { class: "pager", "aria-label": "Pages" }, turn("Newer", current - 1, offset > 0), h("span", {}, `${number(page.total)} in all`), turn("Older", current + 1, offset + PAGE < page.total));
-    swap(place, table(["Run", "Status", "Start", ["Duration", "number"], "Algorithm", ["Summary", "wide"]], rows, { empty: "No run was recorded." }), pager);
+    swap(place, table(COLUMNS, rows, "No run was recorded."), pager(offset, page.total));
   };
   return { kinds: ["run"], refresh, mostSeconds: 10 };
+}
+
+function pager(offset, total) {
+  const current = offset / PAGE + 1;
+  const turn = (name, to, isThere) => h("a", { href: `#/runs?page=${to}`, hidden: !isThere, "data-key": name }, name);
+  return h("nav", { class: "pager", "aria-label": "Pages" },
+    turn("Newer", current - 1, offset > 0),
+    h("span", {}, `${number(total)} in all`),
+    turn("Older", current + 1, offset + PAGE < total));
 }
 
 function configuredAs(run) {
@@ -41,7 +50,8 @@ function configuredAs(run) {
 /** The figures of a summary in one line. */
 function summed(summary) {
   const figures = Object.entries(summary ?? {}).filter(([, value]) => ["number", "string"].includes(typeof value));
-  return figures.map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : firstLine(value, 60)}`).join(", ");
+  const shown = (value) => (typeof value === "number" ? number(value) : firstLine(value, 60));
+  return figures.map(([name, value]) => `${name} ${shown(value)}`).join(", ");
 }
 
 // ------------------------------------------------------------------ one run
@@ -52,45 +62,58 @@ export function run(main, route) {
   const about = h("div");
   const curves = h("div", { class: "charts" });
   const notes = h("div");
-  swap(main, h("p", { class: "path" }, h("a", { href: "#/runs" }, "Runs"), " / ", id), title, about, panel("Metrics", curves, notes));
+  const path = h("p", { class: "path" }, h("a", { href: "#/runs" }, "Runs"), " / ", id);
+  swap(main, path, title, about, panel("Metrics", curves, notes));
   const points = [];
   const refresh = async (signal) => {
     const found = await get(`runs/${encodeURIComponent(id)}`, {}, signal);
     if (found === null) {
-      swap(about, h("p", { class: "empty" }, "There is no such run."));
+      swap(about, empty("There is no such run."));
       return;
     }
     title.textContent = `Run ${found.name}`;
     swap(about, head(found));
     const isCut = await read(points, id, signal);
     const { groups, constant } = seriesOf(points);
-    const charts = groups.map(([name, series]) => chart(name, series, { label: (step) => `step ${number(Math.round(step))}` }));
-    swap(curves, charts.length || constant.length ? charts : h("p", { class: "empty" }, "No figures yet."));
-    swap(notes, constant.length && h("p", { class: "note" }, `Always the same: ${constant.join(", ")}.`), isCut && h("p", { class: "note" }, `The first ${number(MOST_POINTS)} points.`));
+    const label = (step) => `step ${number(Math.round(step))}`;
+    const charts = groups.map(([name, series]) => chart(name, series, { label }));
+    swap(curves, charts.length || constant.length ? charts : empty("No figures yet."));
+    swap(
+      notes,
+      constant.length && note(`Always the same: ${constant.join(", ")}.`),
+      isCut && note(`The first ${number(MOST_POINTS)} points.`),
+    );
   };
   return { kinds: ["run", "metrics"], concerns: (notice) => notice.name === id, refresh, mostSeconds: 10 };
 }
 
 function head(found) {
-  const facts = [
+  const pairs = [
     ["Status", badge(found.status)],
     ["Start", ago(found.start_time, now())],
     ["Duration", duration((found.end_time ?? now()) - found.start_time)],
   ];
-  const listed = (values, name) => {
-    const entries = Object.entries(values ?? {});
-    return panel(name, entries.length ? h("dl", { class: "attributes" }, entries.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, typeof value === "number" ? number(value) : asText(value)))))
-      : h("p", { class: "empty" }, found.status === "running" && name === "Summary" ? "It comes at the end." : "Empty."));
-  };
-  return h("div", {}, h("section", { class: "panel" }, h("dl", { class: "figures" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))),
-    h("div", { class: "columns" }, listed(found.summary, "Summary"), listed({ ...found.config, ...found.metadata }, "Configuration")));
+  const whenEmpty = found.status === "running" ? "It comes at the end." : "Empty.";
+  const summary = panel("Summary", listed(found.summary, whenEmpty));
+  const configuration = panel("Configuration", listed({ ...found.config, ...found.metadata }, "Empty."));
+  return h("div", {},
+    h("section", { class: "panel" }, facts(pairs)),
+    h("div", { class: "columns" }, summary, configuration));
+}
+
+function listed(values, ifEmpty) {
+  const entries = Object.entries(values ?? {});
+  if (!entries.length) return empty(ifEmpty);
+  const shown = (value) => (typeof value === "number" ? number(value) : asText(value));
+  return facts(entries.map(([name, value]) => [name, shown(value)]), "attributes");
 }
 
 /** Bring the points up to date; true if there are more than are read. */
 async function read(points, id, signal) {
   points.length = Math.max(0, points.length - OVERLAP);
   for (;;) {
-    const page = await get(`runs/${encodeURIComponent(id)}/metrics`, { limit: Math.min(POINTS, MOST_POINTS - points.length), offset: points.length }, signal);
+    const asked = { limit: Math.min(POINTS, MOST_POINTS - points.length), offset: points.length };
+    const page = await get(`runs/${encodeURIComponent(id)}/metrics`, asked, signal);
     points.push(...page.items);
     if (points.length >= MOST_POINTS) return page.total > points.length;
     if (points.length >= page.total || !page.items.length) return false;
@@ -110,15 +133,18 @@ function seriesOf(points) {
     }
   }
   const isConstant = (curve) => curve.length > 1 && curve.every((point) => point[1] === curve[0][1]);
-  const constant = [...curves].filter(([, curve]) => isConstant(curve)).map(([name, curve]) => `${name} ${number(curve[0][1])}`);
+  const steady = [...curves].filter(([, curve]) => isConstant(curve));
+  const constant = steady.map(([name, curve]) => `${name} ${number(curve[0][1])}`);
   const groups = new Map();
   for (const [name, curve] of curves) {
     if (isConstant(curve)) continue;
     const [group, ...rest] = name.split("/");
     groups.set(group, [...(groups.get(group) ?? []), { name: rest.join("/") || name, full: name, points: curve }]);
   }
-  const rank = (name) => FIRST.indexOf(name) >>> 0;
+  const rank = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
   const sorted = [...groups].sort(([one], [other]) => rank(one) - rank(other) || one.localeCompare(other));
-  const shown = sorted.flatMap(([group, series]) => (series.length > MOST_TOGETHER ? series.map((one) => [one.full, [one]]) : [[group, series]]));
+  const apart = (series) => series.map((one) => [one.full, [one]]);
+  const isCrowded = (series) => series.length > MOST_TOGETHER;
+  const shown = sorted.flatMap(([group, series]) => (isCrowded(series) ? apart(series) : [[group, series]]));
   return { groups: shown, constant };
 }

@@ -18,7 +18,8 @@ function statedBy(span) {
     found.push([String(name), attributes[`agentlightning.reward.${i}.value`]]);
   }
   if (!found.length) {
-    const output = ["agentops.task.output", "agentops.entity.output"].map((key) => parsed(attributes[key])).find(hasFields);
+    const outputs = ["agentops.task.output", "agentops.entity.output"].map((key) => parsed(attributes[key]));
+    const output = outputs.find(hasFields);
     if (output?.type === "reward") found.push(["primary", output.value]);
     else if (!output && span.name === "agentlightning.reward") found.push(["primary", attributes.reward]);
   }
@@ -38,7 +39,9 @@ export function finalReward(spans) {
 /** What went wrong in an attempt, in words, and the traceback if there is one; null if nothing did. */
 export function errorOf(attempt, spans = []) {
   const noted = attempt?.metadata?.error;
-  if (noted && typeof noted === "object") return { text: joined(noted.type, noted.message), traceback: noted.traceback };
+  if (noted && typeof noted === "object") {
+    return { text: joined(noted.type, noted.message), traceback: noted.traceback };
+  }
   const recorded = spans.filter((span) => span.name === "agentlightning.exception").pop()?.attributes;
   if (recorded) {
     const text = joined(recorded["exception.type"], recorded["exception.message"]);
@@ -70,8 +73,9 @@ export function callsOf(spans) {
   const traced = calls.filter((call) => !PROXY_SPANS.has(call.span.name));
   const answers = new Set(traced.map((call) => call.responseId).filter(Boolean));
   const ids = new Set(traced.map((call) => call.span.span_id));
+  const isTraced = (call) => answers.has(call.responseId) || ids.has(call.span.parent_id);
   return calls
-    .filter((call) => !PROXY_SPANS.has(call.span.name) || !(answers.has(call.responseId) || ids.has(call.span.parent_id)))
+    .filter((call) => !PROXY_SPANS.has(call.span.name) || !isTraced(call))
     .sort((one, other) => (one.span.start_time ?? 0) - (other.span.start_time ?? 0));
 }
 

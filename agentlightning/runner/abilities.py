@@ -30,6 +30,8 @@ class Abilities:
     """Takes the last spans of an attempt and its status as one step."""
     claims_next: bool = False
     """In the step that finishes an attempt."""
+    takes_back: bool = False
+    """Claims that were not begun with."""
 
     @classmethod
     def of(cls, store: LightningStore) -> "Abilities":
@@ -43,6 +45,7 @@ class Abilities:
             tells_resources=_stands_for(store, "claim_rollouts", _CLAIMING),
             finishes_at_once=kind.finish_attempt is not LightningStore.finish_attempt,
             claims_next=_stands_for(store, "finish_and_claim", (*_CLAIMING, *_FINISHING)),
+            takes_back=kind.return_claims is not LightningStore.return_claims,
         )
 
 

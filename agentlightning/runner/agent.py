@@ -11,6 +11,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.attempt import AttemptRun, Surroundings
 from agentlightning.runner.base import Runner
+from agentlightning.runner.crew import Crew, Place
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
 from agentlightning.runner.shift import Shift
 from agentlightning.store.base import LightningStore
@@ -32,6 +33,8 @@ T_task = TypeVar("T_task")
 
 EVENT_SECONDS: Final = 0.1
 """How often a stop event is looked at while there is nothing else to do."""
+SHORTEST_POLL_SECONDS: Final = 0.01
+"""Whoever asks more often keeps a processor busy."""
 
 
 class LitAgentRunner(Runner[T_task]):
@@ -70,7 +73,7 @@ class LitAgentRunner(Runner[T_task]):
             raise ConfigurationError(f"max_concurrency must be at least 1; it is {max_concurrency}.")
         self._tracer = tracer
         self._max_rollouts = max_rollouts
-        self._poll_interval = poll_interval
+        self._poll_interval = max(poll_interval, SHORTEST_POLL_SECONDS)
         self._heartbeat = Heartbeat(
             heartbeat_interval, interval_jitter, heartbeat_launch_mode, includes_gpu=heartbeat_include_gpu
         )
@@ -189,25 +192,23 @@ class LitAgentRunner(Runner[T_task]):
         self._life.step("finish" if self._life.state is not LifecycleState.STOPPING else "end")
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
-        running: set[asyncio.Task[None]] = set()
         shift = Shift(lambda: self._is_claiming(event), self._max_rollouts)
+        crew = Crew(
+            *(self._max_concurrency, shift, self._abilities),
+            run_attempt=self._run_attempt,
+            give_back=self._give_back,
+        )
         try:
-            while not self._is_over(event) and (running or shift.left != 0):
-                free = self._max_concurrency - len(running) if self._is_claiming(event) else 0
-                if free == 0 or shift.left == 0:
-                    running = await self._some_left(running)
+            while not self._is_over(event) and (crew.is_busy or shift.left != 0):
+                if not self._is_claiming(event):
+                    await crew.give_back()
+                elif crew.room > 0 and shift.left != 0:
+                    await self._claim_for(crew, event)
                     continue
-                reserved = shift.reserve(free)
-                claims = await self._claim(reserved, event, is_idle=not running)
-                shift.release(reserved - len(claims))
-                running = await self._take_up(claims, running, shift)
-            if running:
-                await asyncio.wait(running)
+                await crew.change(EVENT_SECONDS)
+            await crew.finish()
         finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
+            await crew.cancel()
 
     def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
         return self._life.state is not LifecycleState.PAUSED and not self._is_over(event)
@@ -215,64 +216,61 @@ class LitAgentRunner(Runner[T_task]):
     def _is_over(self, event: "ExecutionEvent | None") -> bool:
         return self._life.state is LifecycleState.STOPPING or (event is not None and event.is_set())
 
-    async def _take_up(
-        self, claims: Sequence[Claim], running: "set[asyncio.Task[None]]", shift: Shift
-    ) -> "set[asyncio.Task[None]]":
-        if self._max_concurrency == 1:
-            for claim in claims:
-                await self._run_from(claim, shift)
-            return running
-        tasks = {
-            asyncio.create_task(self._run_from(claim, shift), name=f"rollout-{claim.rollout.rollout_id}")
-            for claim in claims
-        }
-        return await self._some_left(running | tasks, patience=0.0 if claims else EVENT_SECONDS)
+    async def _claim_for(self, crew: Crew, event: "ExecutionEvent | None") -> None:
+        """Claim what the crew has room for; where there is nothing, wait for a while."""
+        waits, is_idle = crew.free > 0 and self._abilities.waits, not crew.is_busy
+        expected = crew.shift.reserve(crew.room)
+        crew.expect(expected)
+        claims: Sequence[Claim] | None = None
+        try:
+            claims = await self._claim(expected, event, waits=waits)
+        finally:
+            crew.take(claims or [], expected=expected)
+        if claims is None and is_idle:
+            await self._sleep_until_next_poll(event)
+        elif claims is None:
+            await crew.change(EVENT_SECONDS)
 
-    async def _some_left(
-        self, running: "set[asyncio.Task[None]]", *, patience: float = EVENT_SECONDS
-    ) -> "set[asyncio.Task[None]]":
-        """Those that still run, after one has ended or a moment has passed."""
-        if not running:
-            await asyncio.sleep(patience)
-            return running
-        done, pending = await asyncio.wait(running, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        return pending
-
-    async def _run_from(self, claim: Claim, shift: Shift) -> None:
-        """Run a claimed rollout, and those that are claimed in the step that finishes the one before."""
+    async def _run_attempt(self, claim: Claim, place: Place) -> Claim | None:
         around = self._surroundings()
-        following: Claim | None = claim
-        while following is not None:
-            attempt = AttemptRun(around, following.rollout, around.known.of(following), shift)
-            await attempt.run()
-            following = attempt.following
+        attempt = AttemptRun(around, claim.rollout, around.known.of(claim), place)
+        await attempt.run()
+        return attempt.following
+
+    async def _give_back(self, claims: Sequence[Claim]) -> bool:
+        """Let others have what was claimed too early."""
+        ids = [(claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) for claim in claims]
+        try:
+            await self.get_store().return_claims(ids)
+        except Exception as error:  # noqa: BLE001 # whatever a store raises: the claims are still ours
+            logger.warning("%d claims could not be given back: %s", len(claims), error)
+            if is_unable(error):
+                self._abilities.takes_back = False
+            return False
+        return True
 
     # ------------------------------------------------------------------ claiming
 
-    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, is_idle: bool) -> Sequence[Claim]:
-        """Rollouts from the head of the queue; where there are none, wait for a while."""
+    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim] | None:
+        """Rollouts from the head of the queue; None if there are none, and nothing has waited for them."""
+        loop = asyncio.get_running_loop()
         try:
             # The first claim may wait at once: that opens the store's live channel, which the next ones then use. So
             # may all claims of a runner that claims as it finishes, and knows that there was nothing a moment ago.
-            waits_at_once = is_idle and self._abilities.waits and (self._is_new or self._abilities.claims_next)
-            claims = [] if waits_at_once else await self._ask(limit)
+            claims = [] if waits and (self._is_new or self._abilities.claims_next) else await self._ask(limit)
             self._is_new = False
-            if claims or not is_idle:
-                return claims
-            if self._abilities.waits:
-                asked = asyncio.get_running_loop().time()
+            if not claims and waits:
+                asked = loop.time()
                 claims = await self._wait_for_work(limit, event)
                 # A store that did not wait, though it was asked to, is one of the 0.2 release behind another.
-                if claims or asyncio.get_running_loop().time() - asked > self._poll_interval / 2:
+                if loop.time() - asked > self._poll_interval / 2:
                     return claims
         except StoreUnavailable as error:
             if not self._is_told_of_outage:
                 logger.warning("The store cannot be reached (%s); asking again.", error)
             self._is_told_of_outage = True
-        await self._sleep_until_next_poll(event)
-        return []
+            return None
+        return claims or None
 
     async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
         """Ask the store for work, with the resources it takes where the store can tell them."""
@@ -319,7 +317,7 @@ class LitAgentRunner(Runner[T_task]):
         """As `_ask`, but the store answers when there is work, and we give up when we are stopped."""
         waiting = asyncio.ensure_future(self._ask(limit, wait=self._poll_interval))
         try:
-            while not waiting.done() and not self._is_over(event) and self._life.state is not LifecycleState.PAUSED:
+            while not waiting.done() and self._is_claiming(event):
                 await asyncio.wait([waiting], timeout=EVENT_SECONDS)
         finally:
             if not waiting.done():
@@ -330,7 +328,7 @@ class LitAgentRunner(Runner[T_task]):
     async def _sleep_until_next_poll(self, event: "ExecutionEvent | None" = None) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._poll_interval
-        while loop.time() < until and not self._is_over(event):  # noqa: ASYNC110 # the event may be another process's
+        while loop.time() < until and self._is_claiming(event):  # noqa: ASYNC110 # the event may be another process's
             await asyncio.sleep(min(EVENT_SECONDS, self._poll_interval))
 
     # ------------------------------------------------------------------ one rollout

@@ -22,9 +22,9 @@ from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
 from agentlightning.litagent.litagent import working_for
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
+from agentlightning.runner.crew import Place
 from agentlightning.runner.known_resources import KnownResources
 from agentlightning.runner.results import record_reward, store_returned_spans
-from agentlightning.runner.shift import Shift
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
@@ -101,8 +101,8 @@ class AttemptRun:
     rollout: AttemptedRollout
     resources: NamedResources | None = None
     """As they came with the claim; None if the store must be asked."""
-    shift: Shift | None = None
-    """To which the claim of the next rollout belongs; None claims none."""
+    place: Place | None = None
+    """In a crew, where the agent works; None for an attempt beside the queue."""
     following: Claim | None = None
     """What was claimed in the step that finished this attempt."""
     error: BaseException | None = None
@@ -127,15 +127,15 @@ class AttemptRun:
 
     async def _run_and_report(self) -> None:
         status: AttemptStatus = "failed"
-        shift = self.shift
+        is_claiming = True
         try:
             status = await self._run()
         except asyncio.CancelledError:
-            status, shift = "unresponsive", None  # the runner leaves: it is not the agent's fault
+            status, is_claiming = "unresponsive", False  # the runner leaves: it is not the agent's fault
             self.error = RolloutFailed("The runner was stopped while the agent was running.")
             raise
         except KeyboardInterrupt as error:
-            self.error, shift = error, None
+            self.error, is_claiming = error, False
             raise
         except BaseException as error:  # a failed rollout is data: it is recorded on the attempt
             self.error = error
@@ -155,7 +155,7 @@ class AttemptRun:
                     self._tell_agent("on_rollout_end", self.rollout)
                     await self._tell_hooks("on_rollout_end", spans=self.spans)
             finally:
-                await self._write_status(status, shift)
+                await self._write_status(status, is_claiming=is_claiming)
 
     async def _run(self) -> AttemptStatus:
         resources = self.resources if self.resources is not None else await self._stored_resources()
@@ -255,7 +255,10 @@ class AttemptRun:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
         finally:
-            _settle(is_over)
+            if self.place is None:
+                _settle(is_over)
+            else:
+                self.place.leave(functools.partial(_settle, is_over))
 
     # ------------------------------------------------------------------ telling others
 
@@ -286,20 +289,20 @@ class AttemptRun:
         except (Exception, SystemExit):  # as with hooks
             logger.exception("%s.%s failed.", type(agent).__name__, name)
 
-    async def _write_status(self, status: AttemptStatus, shift: Shift | None) -> None:
+    async def _write_status(self, status: AttemptStatus, *, is_claiming: bool) -> None:
         rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
         try:
-            if not await self._finish_at_once(status, shift):
+            if not await self._finish_at_once(status, is_claiming=is_claiming):
                 await self._store_last_spans()
                 await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **self._changes())
         except Exception:  # the store's own time limits will settle the attempt
             logger.exception("The status of rollout %s could not be written.", rollout_id)
 
-    async def _finish_at_once(self, status: AttemptStatus, shift: Shift | None) -> bool:
+    async def _finish_at_once(self, status: AttemptStatus, *, is_claiming: bool) -> bool:
         """Write the status in one step with the last spans, or the next claim, or both; False if that did not work."""
         around, abilities, spans = self.around, self.around.abilities, self._last.spans
         place = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
-        is_claiming = shift is not None and abilities.claims_next and shift.goes_on() and shift.reserve(1) == 1
+        is_claiming = is_claiming and self.place is not None and abilities.claims_next and self.place.is_claiming
         if not spans and not is_claiming:
             return False
         options = {"spans": spans, **self._changes()}
@@ -314,9 +317,6 @@ class AttemptRun:
             if is_unable(error):
                 abilities.finishes_at_once = abilities.claims_next = False
             return False
-        finally:
-            if is_claiming and shift is not None and self.following is None:
-                shift.release(1)
         return True
 
     async def _settle_calls(self) -> None:

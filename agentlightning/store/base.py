@@ -90,10 +90,7 @@ class LightningStore:
 
     @operation("POST", "/requests/{request_id}/abandon")
     async def abandon_request(self, request_id: str) -> bool:
-        """Give back what a request claimed from the queue and its caller did not take; False if it claimed nothing.
-
-        For a caller that was cancelled and cannot know whether its answer was already on the way.
-        """
+        """Give back what a request claimed whose caller went away, answered or not; False if it claimed nothing."""
         raise NotImplementedError
 
     @operation("POST", "/requests/forget")
@@ -178,6 +175,14 @@ class LightningStore:
         """
         return await compound.claim_rollouts(self, limit, known_resources, worker_id=worker_id, wait=wait)
 
+    @operation("POST", "/queues/rollouts/return")
+    async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
+        """Undo claims with which nothing was begun: the rollouts go back to the head of the queue, in the given order.
+
+        Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest.
+        """
+        raise NotImplementedError
+
     @operation("GET", "/rollouts/{rollout_id}", mutates=False)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """The rollout with its latest attempt if it has one; None if there is no such rollout.
@@ -195,6 +200,7 @@ class LightningStore:
         status_in: Sequence[RolloutStatus] | None = None,
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
+        mode_in: Sequence[RolloutMode] | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -203,8 +209,8 @@ class LightningStore:
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
         """Rollouts that match, in the order of their creation unless sorted otherwise.
 
-        None does not filter, an empty sequence matches nothing. `status` and `rollout_ids` are the older names of
-        `status_in` and `rollout_id_in`.
+        None does not filter, an empty sequence matches nothing; a rollout without a mode never matches `mode_in`.
+        `status` and `rollout_ids` are the older names of `status_in` and `rollout_id_in`.
         """
         raise NotImplementedError
 
@@ -323,12 +329,7 @@ class LightningStore:
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         """Convert a span of the OpenTelemetry SDK and append it, under the next sequence id unless one is given."""
-        if sequence_id is None:
-            sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
-        span = Span.from_opentelemetry(
-            readable_span, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id
-        )
-        return await self.add_span(span)
+        return await compound.add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id)
 
     @operation("POST", "/spans/next")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:

@@ -10,9 +10,19 @@ from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, Span
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
     from agentlightning.store.base import LightningStore
 
-__all__ = ["add_spans", "claim_rollouts", "dequeue_rollouts", "enqueue_rollouts", "finish", "sequence_ids"]
+__all__ = [
+    "add_otel_span",
+    "add_spans",
+    "claim_rollouts",
+    "dequeue_rollouts",
+    "enqueue_rollouts",
+    "finish",
+    "sequence_ids",
+]
 
 
 async def enqueue_rollouts(store: "LightningStore", rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
@@ -51,6 +61,15 @@ async def claim_rollouts(
 
 async def add_spans(store: "LightningStore", spans: Sequence[Span]) -> list[Span | None]:
     return [await store.add_span(span) for span in spans]
+
+
+async def add_otel_span(
+    store: "LightningStore", rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None
+) -> Span | None:
+    if sequence_id is None:
+        sequence_id = await store.get_next_span_sequence_id(rollout_id, attempt_id)
+    ids: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": sequence_id}
+    return await store.add_span(Span.from_opentelemetry(readable_span, **ids))
 
 
 async def sequence_ids(store: "LightningStore", attempts: Sequence[tuple[str, str]]) -> list[int]:

@@ -64,10 +64,11 @@ def test_new_token_never_looks_like_an_option(capsys: Capture, monkeypatch: pyte
         (["runner", "--expires", "90s"], Scope("runner"), 90),
         (["runner", "--expires", "30m"], Scope("runner"), 1800),
         (["runner", "--expires=7d"], Scope("runner"), 7 * 86400),
+        (["reader"], Scope("reader"), 24 * 3600),
         (["attempt", "ro-1", "at-1"], Scope("attempt", "ro-1", "at-1"), 3600),
         (["attempt", "ro-1", "at-1", "--expires", "2h"], Scope("attempt", "ro-1", "at-1"), 7200),
     ],
-    ids=["runner", "seconds", "minutes", "days", "attempt", "hours"],
+    ids=["runner", "seconds", "minutes", "days", "reader", "attempt", "hours"],
 )
 def test_signed_token_has_scope_and_end(capsys: Capture, arguments: list[str], scope: Scope, seconds: int) -> None:
     token = printed_token(capsys, *arguments)

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["PATIENCE_SECONDS", "Page", "chromium_path", "open_page", "running_browser"]
+__all__ = ["LOOK_SECONDS", "PATIENCE_SECONDS", "Page", "chromium_path", "open_page", "running_browser"]
 
 PATIENCE_SECONDS = 30.0
 """How long anything may take; nothing waits that long unless it is broken."""
@@ -175,6 +175,20 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             await self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
             text = {}
+
+    async def hide(self) -> None:
+        """Minimise the window, so that nobody sees the page."""
+        await self._set_window("minimized")
+        await self.until("document.hidden")
+
+    async def show(self) -> None:
+        """Bring a hidden window back."""
+        await self._set_window("normal")
+        await self.until("!document.hidden")
+
+    async def _set_window(self, state: str) -> None:
+        window = (await self.send("Browser.getWindowForTarget"))["windowId"]
+        await self.send("Browser.setWindowBounds", windowId=window, bounds={"windowState": state})
 
     async def picture(self, file: Path) -> None:
         """Save what the page looks like."""

@@ -9,19 +9,28 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from agentlightning.cli import main
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SqliteLightningStore
+from tests.dashboard.browser import LOOK_SECONDS, PATIENCE_SECONDS, Page, open_page
 from tests.dashboard.conftest import finished
 
-PATIENCE_SECONDS = 30.0
+BROWSER = """
+import os, sys
+with open(sys.argv[2] + ".new", "w") as file:
+    file.write(sys.argv[1])
+os.replace(sys.argv[2] + ".new", sys.argv[2])
+"""
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/dashboard#token=\S+")
 
 
 @pytest.fixture
@@ -34,30 +43,51 @@ def store_path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Ours without what would configure the package, and some variables more."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("AGL_")} | variables
+
+
 @contextmanager
-def running(path: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def running(path: Path, *options: str, **variables: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The command as a process, and the address that it says."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
     command = [sys.executable, "-m", "agentlightning.cli", "dashboard", str(path), *options]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables)
     ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+/dashboard", line)
+            found = ADDRESS.search(line)
             assert found is not None, (line, process.stderr.read() if process.stderr and process.poll() else "")
             yield process, found.group()
         finally:
             process.kill()
 
 
+def ask(url: str, path: str, *, token: str | None = None, body: bytes | None = None) -> Any:
+    """What the server of a page answers."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(url.partition("/dashboard")[0] + path, body, headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+        return json.load(answer)
+
+
+def refusal(url: str, path: str, **options: Any) -> int:
+    """The status with which the server of a page refuses."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(url, path, **options)
+    refused.value.close()
+    return refused.value.code
+
+
+def token_in(url: str) -> str:
+    return url.partition("#token=")[2]
+
+
 def total(url: str) -> int:
-    with urllib.request.urlopen(
-        url.replace("/dashboard", "/v1/agl/rollouts?limit=0"), timeout=PATIENCE_SECONDS
-    ) as answer:
-        count: int = json.load(answer)["total"]
-        return count
+    count: int = ask(url, "/v1/agl/rollouts?limit=0", token=token_in(url))["total"]
+    return count
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
@@ -84,6 +114,75 @@ def test_file_is_shown_while_another_process_writes_to_it(store_path: Path) -> N
         assert total(url) == 1
         asyncio.run(write())
         assert total(url) == 2
+
+
+@pytest.mark.parametrize("token", [None, "guessed", "in-the-environment"])
+def test_nobody_without_the_address_can_look(store_path: Path, token: str | None) -> None:
+    with running(store_path, AGL_STORE_TOKEN="in-the-environment") as (_, url):
+        assert refusal(url, "/v1/agl/rollouts", token=token) == 401
+
+
+def test_address_permits_to_read_and_not_to_enqueue(store_path: Path) -> None:
+    body = b'{"rollouts": [{"input": "mine"}]}'
+    with running(store_path) as (_, url):
+        assert refusal(url, "/v1/agl/queues/rollouts/enqueue", token=token_in(url), body=body) == 403
+        assert total(url) == 1
+
+
+def test_every_start_has_a_token_of_its_own(store_path: Path) -> None:
+    with running(store_path) as (_, first), running(store_path) as (_, second):
+        assert token_in(first) != token_in(second)
+
+
+async def test_printed_address_works_in_any_browser(store_path: Path, devtools: str) -> None:
+    with running(store_path) as (_, url):
+        for _ in range(2):
+            async with open_page(devtools) as page:
+                await page.goto(url)
+                await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+
+
+@contextmanager
+def opened_by_command(path: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """What the command says on a terminal, and what it gives to the browser, which only writes it down."""
+    given, program = folder / "given", folder / "browser.py"
+    program.write_text(BROWSER)
+    variables = environment(DISPLAY=":0", BROWSER=f"{sys.executable} {program} %s {given}")
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "agentlightning.cli", "dashboard", str(path)]
+    with open(ours, "rb") as said, subprocess.Popen(command, stdout=theirs, env=variables) as process:
+        os.close(theirs)
+        try:
+            line = said.readline().decode()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not given.exists():
+                assert time.monotonic() < deadline
+                time.sleep(LOOK_SECONDS)
+            yield line, given.read_text()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) == 0
+        finally:
+            process.kill()
+
+
+def test_command_line_of_the_browser_does_not_tell_the_token(store_path: Path, tmp_path: Path) -> None:
+    with opened_by_command(store_path, tmp_path) as (line, given):
+        found = ADDRESS.search(line)
+        assert found is not None
+        file = Path(given.removeprefix("file://"))
+        assert given.startswith("file://")
+        assert f'href="{found.group()}"' in file.read_text()
+        assert file.parent.stat().st_mode & 0o077 == 0
+
+    assert not file.parent.exists()
+
+
+async def test_file_given_to_the_browser_leads_to_the_page(store_path: Path, tmp_path: Path, page: Page) -> None:
+    with opened_by_command(store_path, tmp_path) as (_, given):
+        await page.goto(given)
+
+        await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+        assert await page.ask("location.hash") == ""
 
 
 def test_chosen_port_is_used_and_a_taken_one_refused(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +228,12 @@ def address() -> Iterator[str]:
     asyncio.run(server.start())
     yield server.endpoint
     asyncio.run(server.stop())
+
+
+def test_address_of_a_page_keeps_what_stands_behind_it(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", f"{address}/dashboard#/rollouts?mode=val"]) == 0
+
+    assert capsys.readouterr().out == f"The dashboard: {address}/dashboard#/rollouts?mode=val\n"
 
 
 @pytest.mark.parametrize("given", ["", "/", "/dashboard", "/dashboard/"])

@@ -1,20 +1,24 @@
 """The dashboard and its server: how it is handed out, tokens, and what happens when the server goes away."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agentlightning import dashboard
-from agentlightning.dashboard import asset_at
+from agentlightning.dashboard import address_with_token, asset_at
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
-from tests.dashboard.browser import Page
+from tests.dashboard.browser import LOOK_SECONDS, PATIENCE_SECONDS, Page
 from tests.dashboard.conftest import Serve, finished
 
 SECRET = "a-master-token-of-some-length"
+LONGEST_LINE = 120
+HIDDEN_MS = 2000
+"""Longer than a page that is seen takes to show a change."""
 
 
 @pytest.fixture
@@ -85,6 +89,20 @@ def test_assets_load_nothing_from_elsewhere() -> None:
             assert word not in asset.body, (name, word)
 
 
+def test_files_of_the_page_have_lines_that_can_be_read() -> None:
+    files = [file for file in Path(dashboard.__file__).parent.iterdir() if file.suffix in (".html", ".css", ".js")]
+    assert len(files) > 2
+
+    long = [
+        f"{file.name}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > LONGEST_LINE
+    ]
+
+    assert long == []
+
+
 async def test_token_is_asked_for_once_and_kept(page: Page, serve: Serve) -> None:
     server = await serve(token=SECRET)
     token = sign_token(SECRET, Scope("runner"), expires_at=None)
@@ -104,6 +122,91 @@ async def test_token_is_asked_for_once_and_kept(page: Page, serve: Serve) -> Non
     await page.send("Page.reload")
     await page.until_text("behind a token")
     assert await page.ask("sessionStorage.getItem('agl-token')") == token
+
+
+async def test_token_in_the_address_is_taken_out_of_it_and_kept(page: Page, serve: Serve) -> None:
+    server = await serve(token=SECRET)
+    token = sign_token(SECRET, Scope("runner"), expires_at=None)
+    await finished(server, "behind a token")
+
+    await page.goto(address_with_token(f"{server.endpoint}/dashboard", token))
+    await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+
+    assert await page.ask("location.href") == f"{server.endpoint}/dashboard"
+    assert await page.ask("document.querySelector('#ask').hidden")
+    await page.send("Page.reload")
+    await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+
+
+async def test_wrong_token_in_the_address_is_told_and_another_address_can_be_given(page: Page, serve: Serve) -> None:
+    server = await serve(token=SECRET)
+    await finished(server, "behind a token")
+    await page.goto(f"{server.endpoint}/dashboard#token=wrong")
+    await page.until_text("neither this server's master token", "#refused")
+    assert await page.ask("location.hash") == ""
+
+    await page.fill("#token", address_with_token(f"{server.endpoint}/dashboard", SECRET))
+    await page.press("Enter")
+
+    await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+    assert await page.ask("document.querySelector('#ask').hidden")
+
+
+async def test_address_with_a_token_works_in_a_tab_that_waits_for_one(page: Page, serve: Serve) -> None:
+    secret = 'a/secret+with"#%&letters'
+    server = await serve(token=secret)
+    await finished(server, "behind a token")
+    await page.goto(f"{server.endpoint}/dashboard")
+    await page.until("!document.querySelector('#ask').hidden")
+    await page.ask("window.isSamePage = true")
+
+    await page.goto(address_with_token(f"{server.endpoint}/dashboard", secret))
+
+    await page.until("document.querySelector('[data-count=succeeded]')?.innerText === '1'")
+    assert await page.ask("document.querySelector('#ask').hidden && window.isSamePage")
+    assert await page.ask("location.hash") == ""
+
+
+async def test_hidden_page_asks_for_nothing_and_is_refreshed_when_it_is_seen(page: Page, serve: Serve) -> None:
+    server = await serve()
+    await finished(server, "before")
+    await page.goto(f"{server.endpoint}/dashboard")
+    await page.until_text("All finished rollouts", ".note")
+    await until(lambda: server.app.service.waiting_calls == 1)
+    await page.ask("window.fetched = 0, window.ask = fetch, window.fetch = (...given) => (fetched++, ask(...given))")
+
+    await page.hide()
+    await until(lambda: server.app.service.waiting_calls == 0)
+    await finished(server, "meanwhile")
+    await page.ask(f"new Promise(resolve => setTimeout(resolve, {HIDDEN_MS}))")
+
+    assert await page.ask("fetched") == 0
+    assert await page.ask("document.querySelector('[data-count=succeeded]').innerText") == "1"
+    await page.show()
+    await page.until("document.querySelector('[data-count=succeeded]').innerText === '2'")
+    assert await page.ask("fetched") > 0
+
+
+async def test_page_that_is_opened_behind_others_waits_until_it_is_seen(page: Page, serve: Serve) -> None:
+    server = await serve()
+    await finished(server, "a task")
+    await page.hide()
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts")
+    await page.until("document.querySelector('h1')?.textContent === 'Rollouts'")
+    assert (
+        await page.ask("performance.getEntriesByType('resource').filter(one => one.name.includes('/v1/')).length") == 0
+    )
+
+    await page.show()
+
+    await page.until_text("a task")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def test_page_says_that_the_server_is_gone_and_recovers(page: Page, serve: Serve) -> None:

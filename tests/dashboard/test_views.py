@@ -1,12 +1,13 @@
 """The dashboard in a real browser: what its views show of a store."""
 
+import itertools
 from typing import Any
 
 import pytest
 
 from agentlightning.errors import SpansEvicted
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.types import AttemptedRollout
+from agentlightning.types import AttemptedRollout, RolloutConfig
 from tests.dashboard.browser import Page
 from tests.dashboard.conftest import Serve, failed, finished, reward_span, span_of
 
@@ -37,6 +38,21 @@ async def test_overview_counts_rollouts_by_state(page: Page, serve: Serve) -> No
     assert "second line" not in text
     assert "worker-7" in text
     assert "4 / min" in text
+
+
+async def test_latest_errors_are_those_that_happened_last(page: Page, serve: Serve) -> None:
+    times = itertools.count(1_700_000_000.0)
+    server = await serve(InMemoryLightningStore(clock=lambda: next(times)))
+    retried = await server.start_rollout("again", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    slow, quick = await server.start_rollout("slow"), await server.start_rollout("quick")
+    for rollout in (quick, retried, slow):  # they fail in another order than they started in
+        await server.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
+
+    await page.goto(f"{server.endpoint}/dashboard")
+    await page.until("document.querySelectorAll('.errors li').length === 3")
+
+    named = await page.ask("[...document.querySelectorAll('.errors a')].map(link => link.innerText)")
+    assert named == [slow.rollout_id, retried.rollout_id, quick.rollout_id]
 
 
 async def test_rollout_that_finishes_meanwhile_appears_without_reload(page: Page, serve: Serve) -> None:

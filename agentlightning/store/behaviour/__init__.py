@@ -58,6 +58,7 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
         runs.query_metrics,
         claims.claim_rollouts,
         claims.finish_and_claim,
+        claims.return_claims,
         requests.abandon_request,
         requests.forget_requests,
     )

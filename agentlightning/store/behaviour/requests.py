@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.behaviour.rollouts import return_claim
+from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.claims import Claim
 from agentlightning.store.operations import operations_of
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import AttemptedRollout
 
-__all__ = ["CLAIMS", "abandon_request", "claimed_rollouts", "forget_requests"]
+__all__ = ["CLAIMS", "abandon_request", "claimed_ids", "forget_requests"]
 
 CLAIMS = ("dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts", "finish_and_claim")
 """Operations that give out rollouts."""
@@ -26,16 +26,16 @@ def abandon_request(tx: Transaction, now: float, request_id: str) -> bool:
     if answer is None:
         return False
     found = operations_of(LightningStore)[answer.operation].decode_result(answer.body)
-    rollouts = claimed_rollouts(found)
-    for rollout in rollouts:
-        return_claim(tx, now, rollout)
-    return bool(rollouts)
+    ids = claimed_ids(found)
+    return_claims(tx, now, ids)
+    return bool(ids)
 
 
-def claimed_rollouts(answer: Any) -> list[AttemptedRollout]:
-    """What one of `CLAIMS` gave out."""
+def claimed_ids(answer: Any) -> list[tuple[str, str]]:
+    """Ids of rollout and attempt of what one of `CLAIMS` gave out."""
     given = answer if isinstance(answer, list) else [answer] if answer is not None else []
-    return [claim.rollout if isinstance(claim, Claim) else claim for claim in given]
+    rollouts: list[AttemptedRollout] = [claim.rollout if isinstance(claim, Claim) else claim for claim in given]
+    return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in rollouts]
 
 
 def forget_requests(tx: Transaction, now: float, request_ids: Sequence[str]) -> None:

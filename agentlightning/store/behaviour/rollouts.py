@@ -1,12 +1,12 @@
 """What the store does with rollouts and the queue."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
-from agentlightning.store.behaviour.workers import release_worker, show_worker_busy, show_worker_idle
+from agentlightning.store.behaviour.workers import show_worker_busy, show_worker_idle
 from agentlightning.store.lifecycle import (
     FINAL_ROLLOUT_STATUSES,
     ROLLOUT_STATUSES,
@@ -199,21 +199,6 @@ def dequeue_many_rollouts(
     return claimed
 
 
-def return_claim(tx: Transaction, now: float, claim: AttemptedRollout) -> None:
-    """Undo a dequeue whose caller went away before it was told: the rollout goes back to the head of the queue."""
-    rollout = tx.get_rollout(claim.rollout_id)
-    latest = latest_attempt(tx, claim.rollout_id)
-    if rollout is None or latest != claim.attempt or rollout.status != "preparing":
-        return
-    tx.remove_latest_attempt(claim.rollout_id)
-    tx.schedule(claim.rollout_id, None)
-    status: RolloutStatus = "queuing" if claim.attempt.sequence_id == 1 else "requeuing"
-    tx.push(claim.rollout_id, front=True)
-    change_status(tx, now, rollout, status)
-    if claim.attempt.worker_id is not None:
-        release_worker(tx, now, claim.attempt)
-
-
 def get_rollout_by_id(tx: Transaction, now: float, rollout_id: str) -> AttemptedRollout | Rollout | None:
     rollout = tx.get_rollout(rollout_id)
     return None if rollout is None else with_latest_attempt(tx, rollout)
@@ -228,6 +213,7 @@ def query_rollouts(
     status_in: Sequence[RolloutStatus] | None = None,
     rollout_id_in: Sequence[str] | None = None,
     rollout_id_contains: str | None = None,
+    mode_in: Sequence[RolloutMode] | None = None,
     filter_logic: FilterLogic = "and",
     sort_by: str | None = None,
     sort_order: SortOrder = "asc",
@@ -242,6 +228,7 @@ def query_rollouts(
                     "within": _either("rollout_id_in", rollout_id_in, "rollout_ids", rollout_ids),
                     "contains": rollout_id_contains,
                 },
+                "mode": {"within": _checked_modes(mode_in)},
             }
         ),
         logic=filter_logic,
@@ -253,6 +240,14 @@ def query_rollouts(
     page = tx.select_rollouts(selection)
     items = [with_latest_attempt(tx, rollout) for rollout in page.items]
     return PaginatedResult.model_construct(items=items, limit=limit, offset=offset, total=page.total)
+
+
+def _checked_modes(modes: Sequence[RolloutMode] | None) -> Sequence[RolloutMode] | None:
+    """The modes, all of them known. None is not among them: memory and SQL would compare a missing mode differently."""
+    for mode in modes or ():
+        if mode not in get_args(RolloutMode):
+            raise InvalidQuery(f"mode_in holds {mode!r}; give a list of modes out of {list(get_args(RolloutMode))}.")
+    return modes
 
 
 def _either(name: str, value: Any, old_name: str, old_value: Any) -> Any:

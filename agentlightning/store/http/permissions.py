@@ -1,8 +1,9 @@
 """Permissions: which scope may call which operation.
 
 The table names every operation of the contract, so that a new one does not become open, or closed, by accident. An
-admin may do everything. A runner may do what running takes: claim work, report on it, read. An attempt may write its
-own spans and nothing else, so that a token can be given to code that nobody trusts.
+admin may do everything. A runner may do what running takes: claim work, report on it, read. A reader may read, and
+change nothing. An attempt may write its own spans and nothing else, so that a token can be given to code that nobody
+trusts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentlightning.errors import NotAllowed
+from agentlightning.store.base import LightningStore
 from agentlightning.store.http.tokens import Scope
+from agentlightning.store.operations import operations_of
 
 __all__ = ["PERMISSIONS", "Permission", "check_permission", "check_subscription", "check_traces"]
 
@@ -57,6 +60,7 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "dequeue_rollout": _RUNNER,
     "dequeue_many_rollouts": _RUNNER,
     "claim_rollouts": _RUNNER,
+    "return_claims": _RUNNER,
     "get_rollout_by_id": _RUNNER,
     "query_rollouts": _RUNNER,
     "update_rollout": _ADMIN_ONLY,
@@ -88,17 +92,23 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "query_metrics": _RUNNER,
 }
 
+READS: Final = frozenset(name for name, op in operations_of(LightningStore).items() if not op.mutates)
+
 
 def check_permission(scope: Scope, operation_name: str, arguments: Mapping[str, Any]) -> None:
     """Refuse a call that the scope does not permit; `arguments` go by name and are decoded."""
     if scope.kind == "admin":
         return
     permission = PERMISSIONS.get(operation_name, _ADMIN_ONLY)
+    better = "a runner's token" if permission.runner else "the master token"
     if scope.kind == "runner":
         if not permission.runner:
-            raise _refusal(scope, f"'{operation_name}'", "the master token")
+            raise _refusal(scope, f"'{operation_name}'", better)
+    elif scope.kind == "reader":
+        if operation_name not in READS:
+            raise _refusal(scope, f"'{operation_name}'", better)
     elif permission.attempt is None:
-        raise _refusal(scope, f"'{operation_name}'", "a runner's token" if permission.runner else "the master token")
+        raise _refusal(scope, f"'{operation_name}'", better)
     else:
         _check_owners(scope, f"'{operation_name}'", permission.attempt(arguments))
 
@@ -111,6 +121,8 @@ def check_subscription(scope: Scope) -> None:
 
 def check_traces(scope: Scope, owners: Iterable[tuple[str, str]]) -> None:
     """Refuse OTLP spans of these (rollout id, attempt id) unless the scope may write them all."""
+    if scope.kind == "reader":
+        raise _refusal(scope, "OTLP spans", "an attempt's token or a runner's")
     if scope.kind == "attempt":
         _check_owners(scope, "OTLP spans", owners)
 

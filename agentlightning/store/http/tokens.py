@@ -21,7 +21,7 @@ from agentlightning.errors import ConfigurationError, InvalidToken
 
 __all__ = ["Scope", "ScopeKind", "SignedToken", "check_secret", "describe_token", "sign_token", "verify_token"]
 
-ScopeKind = Literal["admin", "runner", "attempt"]
+ScopeKind = Literal["admin", "runner", "reader", "attempt"]
 
 _KINDS: Final[tuple[ScopeKind, ...]] = get_args(ScopeKind)
 _FORMAT: Final = "agl1"

@@ -20,8 +20,8 @@ from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.behaviour.requests import CLAIMS, claimed_rollouts
-from agentlightning.store.behaviour.rollouts import return_claim
+from agentlightning.store.behaviour.claims import return_claims
+from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
 from agentlightning.store.local import (
     ANSWER_LIFETIME_SECONDS,
     DEFAULT_MAX_SPAN_BYTES,
@@ -315,8 +315,8 @@ def _give_back(store_reference: "weakref.ref[SqliteLightningStore]", job: Job) -
         return
     if job.call.name in CLAIMS:
         with suppress(ConnectionError):  # the store was closed meanwhile
-            for claim in claimed_rollouts(job.result):
-                store._work().writer.submit(Job(Call("return_claim", partial(return_claim, claim=claim))))
+            returning = partial(return_claims, rollout_attempt_ids=claimed_ids(job.result))
+            store._work().writer.submit(Job(Call("return_claims", returning)))
 
 
 def _leave_behind(store_reference: "weakref.ref[SqliteLightningStore]") -> None:

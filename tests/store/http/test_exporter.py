@@ -56,7 +56,7 @@ async def test_exported_spans_arrive_in_their_attempt(compression: Compression, 
     assert (await server.get_rollout_by_id(rollout.rollout_id)).status == "running"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("token", ["wrong", "other attempt", "own attempt", "runner"])
+@pytest.mark.parametrize("token", ["wrong", "other attempt", "own attempt", "runner", "reader"])
 async def test_exporter_may_write_what_its_token_permits(
     token: str, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,6 +66,7 @@ async def test_exporter_may_write_what_its_token_permits(
         "other attempt": Scope("attempt", other.rollout_id, other.attempt.attempt_id),
         "own attempt": Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id),
         "runner": Scope("runner"),
+        "reader": Scope("reader"),
     }
     shown = sign_token(TOKEN, scopes[token], expires_at=None) if token in scopes else token
 

@@ -33,6 +33,7 @@ def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[st
         "dequeue_rollout": {},
         "dequeue_many_rollouts": {"limit": 2},
         "claim_rollouts": {"limit": 2, "known_resources": [["mine", 1]]},
+        "return_claims": {"rollout_attempt_ids": [list(owner.values())]},
         "update_rollout": {"rollout_id": rollout.rollout_id, "metadata": {}},
         "start_attempt": {"rollout_id": rollout.rollout_id},
         "update_attempt": {**owner, "status": "running"},

@@ -17,7 +17,7 @@ from agentlightning.store.http.tokens import Scope
 from agentlightning.store.operations import operations_of
 from agentlightning.types import Span
 
-ADMIN, RUNNER, ATTEMPT = Scope("admin"), Scope("runner"), Scope("attempt", "ro-1", "at-1")
+ADMIN, RUNNER, READER, ATTEMPT = Scope("admin"), Scope("runner"), Scope("reader"), Scope("attempt", "ro-1", "at-1")
 OWN, FOREIGN = ("ro-1", "at-1"), ("ro-1", "at-2")
 ADMIN_ONLY = {
     "enqueue_rollout",
@@ -74,6 +74,11 @@ def test_runner_may_read_everything(name: str) -> None:
 
 
 @every_operation
+def test_reader_may_read_everything_and_change_nothing(name: str) -> None:
+    assert is_allowed(READER, name) == (not operations_of(LightningStore)[name].mutates)
+
+
+@every_operation
 def test_attempt_may_only_write_spans(name: str) -> None:
     arguments = CALLS_ABOUT[name](OWN) if name in CALLS_ABOUT else {"rollout_id": OWN[0], "attempt_id": OWN[1]}
 
@@ -97,7 +102,7 @@ def test_arguments_that_show_no_owner_are_not_the_attempts_own(arguments: dict[s
     assert not is_allowed(ATTEMPT, "add_span", arguments)
 
 
-@pytest.mark.parametrize("scope", [RUNNER, ATTEMPT], ids=str)
+@pytest.mark.parametrize("scope", [RUNNER, READER, ATTEMPT], ids=str)
 def test_operation_nobody_decided_is_closed(scope: Scope) -> None:
     assert not is_allowed(scope, "drop_everything")
 
@@ -107,6 +112,8 @@ def test_operation_nobody_decided_is_closed(scope: Scope) -> None:
     [
         (RUNNER, "add_resources", "runner does not permit 'add_resources'; use the master token."),
         (ATTEMPT, "add_resources", f"{ATTEMPT} does not permit 'add_resources'; use the master token."),
+        (READER, "add_resources", "reader does not permit 'add_resources'; use the master token."),
+        (READER, "add_span", "reader does not permit 'add_span'; use a runner's token."),
         (ATTEMPT, "query_spans", f"{ATTEMPT} does not permit 'query_spans'; use a runner's token."),
         (
             ATTEMPT,
@@ -117,7 +124,7 @@ def test_operation_nobody_decided_is_closed(scope: Scope) -> None:
             ),
         ),
     ],
-    ids=["direct", "attempt directs", "attempt reads", "another attempt"],
+    ids=["direct", "attempt directs", "reader directs", "reader writes", "attempt reads", "another attempt"],
 )
 def test_refusal_names_scope_operation_and_way_out(scope: Scope, name: str, refused: str) -> None:
     with pytest.raises(NotAllowed) as caught:
@@ -128,8 +135,8 @@ def test_refusal_names_scope_operation_and_way_out(scope: Scope, name: str, refu
     assert not isinstance(caught.value, InvalidToken)
 
 
-@pytest.mark.parametrize("scope", [ADMIN, RUNNER], ids=str)
-def test_admin_and_runner_may_subscribe(scope: Scope) -> None:
+@pytest.mark.parametrize("scope", [ADMIN, RUNNER, READER], ids=str)
+def test_all_but_an_attempt_may_subscribe(scope: Scope) -> None:
     check_subscription(scope)
 
 
@@ -141,6 +148,12 @@ def test_attempt_may_not_subscribe() -> None:
 @pytest.mark.parametrize("scope", [ADMIN, RUNNER], ids=str)
 def test_admin_and_runner_may_send_any_traces(scope: Scope) -> None:
     check_traces(scope, {OWN, FOREIGN})
+
+
+def test_reader_may_send_no_traces() -> None:
+    for owners in ([OWN], []):
+        with pytest.raises(NotAllowed, match="reader does not permit OTLP spans"):
+            check_traces(READER, owners)
 
 
 def test_attempt_may_send_its_own_traces() -> None:

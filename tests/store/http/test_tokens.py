@@ -20,7 +20,7 @@ SECRET = "a-master-token"
 NOW = 1_700_000_000.0
 LATER = NOW + 60
 ATTEMPT = Scope("attempt", "ro-1", "at-1")
-SCOPES = [Scope("admin"), Scope("runner"), ATTEMPT]
+SCOPES = [Scope("admin"), Scope("runner"), Scope("reader"), ATTEMPT]
 
 
 def encode(content: bytes) -> str:

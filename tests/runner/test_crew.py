@@ -1,0 +1,357 @@
+"""Several agents at once: places, claims ahead of them, and claims that are given back."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentlightning.emitter import emit_reward
+from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.abilities import Abilities
+from agentlightning.runner.pace import FIRST_GUESS_SECONDS, Pace
+from agentlightning.runner.turns import Turns
+from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import Hook
+from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Awaiting, until, work_off
+
+SIZE = 4
+
+
+class Slow(InMemoryLightningStore):
+    """Takes long to finish an attempt and claim the next, so that claims ahead are worth it."""
+
+    seconds = 0.02
+    finishing = 0
+
+    async def finish_and_claim(self, *args: Any, **kwargs: Any) -> Any:
+        self.finishing += 1
+        await asyncio.sleep(self.seconds)
+        self.finishing -= 1
+        return await super().finish_and_claim(*args, **kwargs)
+
+
+class Refusing(Slow):
+    """Does not know how to take claims back, which it says when it is asked."""
+
+    asked = 0
+
+    async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        raise NotImplementedError("never heard of")
+
+
+class Unable(Slow):
+    """A store of an earlier release: there is no such operation."""
+
+    return_claims = LightningStore.return_claims
+
+
+async def stocked(store: InMemoryLightningStore, count: int) -> Any:
+    await store.add_resources(RESOURCES)
+    for number in range(count):
+        await store.enqueue_rollout(number)
+    return store
+
+
+def make_runner(**options: Any) -> LitAgentRunner[Any]:
+    options = {"poll_interval": 0.05, "heartbeat_interval": 0, "max_concurrency": SIZE, **options}
+    return LitAgentRunner(OtelTracer(), **options)
+
+
+async def counts(store: LightningStore) -> dict[str, int]:
+    """Rollouts by status."""
+    found: dict[str, int] = {}
+    for rollout in await store.query_rollouts():
+        found[rollout.status] = found.get(rollout.status, 0) + 1
+    return found
+
+
+class Watching:
+    """A short agent that notes how many work at once, and whether one begins while others are being finished."""
+
+    def __init__(self, store: Slow, seconds: float = 0.005) -> None:
+        self.now = self.most = 0
+        self.begun_early = 0
+        self._store = store
+        self._seconds = seconds
+
+    async def __call__(self, task: Any) -> float:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self.begun_early += self._store.finishing >= SIZE
+        await asyncio.sleep(self._seconds)
+        self.now -= 1
+        return float(task)
+
+
+async def test_next_agents_begin_while_attempts_are_finished_and_never_too_many() -> None:
+    store = await stocked(Slow(), 0)
+    agent = Watching(store)
+
+    worked = await work_off(Awaiting(agent), *range(40), store=store, max_concurrency=SIZE)
+
+    assert agent.most == SIZE
+    assert agent.begun_early >= 10
+    assert await worked.statuses() == ["succeeded"] * 40
+    assert [await worked.rewards(number) for number in range(40)] == [[float(number)] for number in range(40)]
+    assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * 40
+
+
+async def test_a_store_that_takes_nothing_back_is_not_asked_for_more_than_there_are_places() -> None:
+    store = await stocked(Unable(), 0)
+    assert not Abilities.of(store).takes_back
+    most = 0
+
+    async def looking(_: Any) -> None:
+        nonlocal most
+        found = await counts(store)
+        most = max(most, found.get("preparing", 0) + found.get("running", 0))
+        await asyncio.sleep(0.005)
+
+    worked = await work_off(Awaiting(looking), *range(30), store=store, max_concurrency=SIZE)
+
+    assert await worked.statuses() == ["succeeded"] * 30
+    assert most == SIZE
+
+
+async def test_no_more_are_claimed_than_a_runner_may_run() -> None:
+    store = await stocked(Slow(), 40)
+    runner = make_runner(max_rollouts=21)
+
+    with runner.run_context(agent=Awaiting(Watching(store)), store=store):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": 21, "queuing": 19}
+
+
+class Stuck:
+    """Agents that are quick until a task comes from which on they wait to be let go."""
+
+    def __init__(self, from_task: int) -> None:
+        self.waiting = 0
+        self.may_go = asyncio.Event()
+        self._from_task = from_task
+
+    async def __call__(self, task: Any) -> None:
+        if task < self._from_task:
+            await asyncio.sleep(0.005)
+            return
+        self.waiting += 1
+        await self.may_go.wait()
+        self.waiting -= 1
+
+
+async def holding(store: LightningStore) -> bool:
+    """Whether all places are taken by agents that are stuck, and claims wait behind them."""
+    found = await counts(store)
+    return found.get("preparing", 0) + found.get("running", 0) > SIZE
+
+
+async def test_claims_behind_agents_that_suddenly_take_long_go_to_another_runner() -> None:
+    store, stuck = await stocked(Slow(), 60), Stuck(30)
+    done_elsewhere: list[Any] = []
+
+    async def elsewhere(task: Any) -> None:
+        done_elsewhere.append(task)
+
+    first, second = make_runner(worker_name="First"), make_runner(worker_name="Second", max_concurrency=1)
+    with first.run_context(agent=Awaiting(stuck), store=store):
+        running = asyncio.create_task(first.iter())
+        await until(lambda: stuck.waiting == SIZE)
+        await until(lambda: holding(store))
+        with second.run_context(agent=Awaiting(elsewhere), store=store):
+            also_running = asyncio.create_task(second.iter())
+            await until(lambda: len(done_elsewhere) == 60 - 30 - SIZE)
+            second.stop()
+            await asyncio.wait_for(also_running, PATIENCE_SECONDS)
+        assert stuck.waiting == SIZE
+        stuck.may_go.set()
+        first.stop()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": 60}
+
+
+async def test_what_cannot_be_given_back_is_run_here(caplog: pytest.LogCaptureFixture) -> None:
+    store, stuck = await stocked(Refusing(), 60), Stuck(30)
+    runner = make_runner(max_rollouts=60)
+
+    with runner.run_context(agent=Awaiting(stuck), store=store), caplog.at_level(logging.WARNING):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: store.asked == 1)
+        stuck.may_go.set()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": 60}
+    assert store.asked == 1
+    assert "could not be given back: never heard of" in caplog.text
+
+
+def stop(runner: LitAgentRunner[Any], _: "asyncio.Task[None]") -> None:
+    runner.stop()
+
+
+def cancel(_: LitAgentRunner[Any], running: "asyncio.Task[None]") -> None:
+    running.cancel()
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(stop, "succeeded"), (cancel, "failed")])
+async def test_a_runner_that_ends_gives_back_what_it_has_not_begun_with(
+    end: Callable[[LitAgentRunner[Any], "asyncio.Task[None]"], None], outcome: str
+) -> None:
+    store, stuck = await stocked(Slow(), 60), Stuck(30)
+    runner = make_runner()
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: stuck.waiting == SIZE)
+        await until(lambda: holding(store))
+        end(runner, running)
+        asyncio.get_running_loop().call_later(0.05, stuck.may_go.set)
+        await asyncio.wait([running], timeout=PATIENCE_SECONDS)
+
+    found = await counts(store)
+    assert running.done()
+    assert found.pop("queuing") == 60 - 30 - SIZE
+    assert sum(found.values()) == 30 + SIZE
+    assert found.get(outcome, 0) >= SIZE
+
+
+async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:
+    store, stuck = await stocked(Slow(), 60), Stuck(30)
+    runner = make_runner(max_rollouts=60)
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: stuck.waiting == SIZE)
+        await until(lambda: holding(store))
+        runner.pause()
+        stuck.may_go.set()
+
+        async def has_settled() -> bool:
+            return await counts(store) == {"succeeded": 30 + SIZE, "queuing": 60 - 30 - SIZE}
+
+        await until(has_settled)
+        runner.resume()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": 60}
+
+
+async def test_an_agent_that_begins_as_another_ends_is_not_in_its_trace() -> None:
+    store = await stocked(Slow(), 0)
+
+    async def rewarding(task: Any) -> None:
+        emit_reward(float(task))
+        await asyncio.sleep(0.005)
+
+    worked = await work_off(Awaiting(rewarding), *range(40), store=store, max_concurrency=SIZE)
+
+    assert [await worked.rewards(number) for number in range(40)] == [[float(number)] for number in range(40)]
+    spans = [span for rollout_id in worked.rollout_ids for span in await store.query_spans(rollout_id)]
+    assert len({span.trace_id for span in spans}) == 40
+    own = {span.rollout_id: {each.span_id for each in spans if each.rollout_id == span.rollout_id} for span in spans}
+    assert all(span.parent_id is None or span.parent_id in own[span.rollout_id] for span in spans)
+
+
+async def test_one_place_means_strictly_one_after_the_other() -> None:
+    store = await stocked(Slow(), 0)
+    order: list[tuple[str, Any]] = []
+
+    class Noting(Hook):
+        async def on_rollout_start(self, *, rollout: Any, **_: Any) -> None:
+            order.append(("start", rollout.input))
+
+        async def on_rollout_end(self, *, rollout: Any, **_: Any) -> None:
+            order.append(("end", rollout.input))
+
+    await work_off(Awaiting(Watching(store, 0.0)), *range(8), store=store, hooks=[Noting()])
+
+    assert order == [(what, number) for number in range(8) for what in ("start", "end")]
+
+
+async def test_free_places_wait_for_work_instead_of_asking_for_it() -> None:
+    asked: list[float] = []
+
+    class Asked(InMemoryLightningStore):
+        async def claim_rollouts(self, **options: Any) -> Any:
+            asked.append(options.get("wait") or 0.0)
+            return await super().claim_rollouts(**options)
+
+    store = await stocked(Asked(), 1)
+    may_go, second_began = asyncio.Event(), asyncio.Event()
+
+    async def working(task: Any) -> None:
+        if task == "second":
+            second_began.set()
+        await may_go.wait()
+
+    runner = make_runner(max_rollouts=2, poll_interval=60.0)
+    with runner.run_context(agent=Awaiting(working), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: len(asked) == 2)
+        await store.enqueue_rollout("second")
+        await asyncio.wait_for(second_began.wait(), PATIENCE_SECONDS)
+        may_go.set()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert asked == [60.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("working", "waiting", "ahead"),
+    [(0.05, 0.01, 26), (0.05, 0.005, 13), (5.0, 0.01, 0), (0.001, 0.01, 64), (0.0, 0.01, 64)],
+)
+def test_pace_is_what_is_used_up_while_the_store_answers(working: float, waiting: float, ahead: int) -> None:
+    pace = Pace()
+    assert pace.worth_ahead(64) == 0
+    for _ in range(200):
+        pace.worked(working)
+        pace.waited(waiting)
+
+    assert pace.worth_ahead(64) == ahead
+
+
+def test_pace_follows_agents_that_slow_down() -> None:
+    pace = Pace()
+    pace.worked(FIRST_GUESS_SECONDS)
+    assert pace.worth_ahead(8) == 8
+    for _ in range(100):
+        pace.worked(10.0)
+
+    assert pace.worth_ahead(8) == 0
+
+
+async def test_turns_come_one_in_a_round_and_in_their_order() -> None:
+    turns, happened = Turns(), []
+
+    for name in "abc":
+        turns.queue(lambda name=name: happened.append(name))  # type: ignore[misc]
+    seen = [list(happened)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        seen.append(list(happened))
+    turns.queue(lambda: happened.append("d"))
+
+    assert seen == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert happened == ["a", "b", "c", "d"]
+
+
+async def test_a_runner_that_may_ask_all_the_time_leaves_the_loop_to_others() -> None:
+    store = await stocked(InMemoryLightningStore(), 0)
+    runner = make_runner(poll_interval=0.0)
+
+    with runner.run_context(agent=Awaiting(asyncio.sleep), store=store):
+        running = asyncio.create_task(runner.iter())
+        await asyncio.wait([running], timeout=0.1)
+        await store.enqueue_rollout(0)
+        await until(lambda: counts_as_done(store))
+        runner.stop()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+
+async def counts_as_done(store: LightningStore) -> bool:
+    return await counts(store) == {"succeeded": 1}

@@ -1,12 +1,19 @@
-"""How sure a mean is: an interval that holds the true one with the stated confidence.
+"""How sure a mean is: an interval that holds the true one with the stated confidence, or nearly so.
 
-Rewards of zero and one get Wilson's interval, which stays sensible when all are the same; others get Student's.
+Which one depends on what the values can hide:
+
+- Zeros and ones hide nothing but how many there are of each: Wilson's interval.
+- Other values from 0 to 1 may be like each other because the rare ones were not seen. So each bound counts one value
+  more than there is, the worst there can be: a 0 for the lower bound, a 1 for the upper. Values that are all the same
+  therefore still have an interval, and it stays within 0 and 1.
+- Values beyond 0 and 1 can be of any size: Student's interval. Of those that are all the same it knows no spread, and
+  so no bounds.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, pstdev, stdev
 
 from agentlightning.errors import ConfigurationError
 
@@ -32,15 +39,36 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     """The mean of independent values; ConfigurationError if there are none."""
     if not values:
         raise ConfigurationError("There are no rewards, so there is no mean.")
-    n, mean = len(values), fmean(values)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    deviations = NormalDist().inv_cdf(0.5 + confidence / 2)
     if all(value in (0, 1) for value in values):
-        middle = (mean + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-        return Estimate(mean, max(0.0, middle - half), min(1.0, middle + half), n)
-    if n == 1:
-        return Estimate(mean, -math.inf, math.inf, 1)
-    half = student_quantile(0.5 + confidence / 2, n - 1) * stdev(values) / math.sqrt(n)
+        return _of_zeros_and_ones(values, deviations)
+    if all(0 <= value <= 1 for value in values):
+        low = _lower_bound(values, deviations)
+        high = 1 - _lower_bound([1 - value for value in values], deviations)
+        return Estimate(fmean(values), low, high, len(values))
+    return _of_any(values, confidence)
+
+
+def _of_zeros_and_ones(values: Sequence[float], deviations: float) -> Estimate:
+    n, mean, square = len(values), fmean(values), deviations * deviations
+    middle = (mean + square / (2 * n)) / (1 + square / n)
+    half = deviations / (1 + square / n) * math.sqrt(mean * (1 - mean) / n + square / (4 * n * n))
+    low, high = min(middle - half, mean), max(middle + half, mean)  # as they are, but for rounding
+    return Estimate(mean, max(0.0, low), min(1.0, high), n)
+
+
+def _lower_bound(values: Sequence[float], deviations: float) -> float:
+    """Of the mean of values from 0 to 1, as if one 0 had been seen besides them."""
+    seen = [*values, 0.0]
+    return max(0.0, fmean(seen) - deviations * pstdev(seen) / math.sqrt(len(seen)))
+
+
+def _of_any(values: Sequence[float], confidence: float) -> Estimate:
+    n, mean = len(values), fmean(values)
+    spread = stdev(values) if n > 1 else 0.0
+    if spread == 0:
+        return Estimate(mean, -math.inf, math.inf, n)
+    half = student_quantile(0.5 + confidence / 2, n - 1) * spread / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 

@@ -1,16 +1,17 @@
-"""Parts that algorithms share: batches without end, and methods that get the store or the proxy handed in."""
+"""Parts that algorithms share: batches without end, figures, and methods that get the store or the proxy handed in."""
 
 import functools
 import inspect
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset
 
-__all__ = ["batch_iter_over_dataset", "with_llm_proxy", "with_store"]
+__all__ = ["batch_iter_over_dataset", "report_metrics", "shuffled_batches", "with_llm_proxy", "with_store"]
 
 _T = TypeVar("_T")
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
@@ -27,20 +28,37 @@ def batch_iter_over_dataset(dataset: Dataset[_T], batch_size: int) -> Iterator[S
         raise ConfigurationError("An empty data set has no batches; give it at least one sample.")
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be at least 1; it is {batch_size}.")
+    for numbers in shuffled_batches(size, batch_size, random.shuffle):
+        yield [dataset[number] for number in numbers]
+
+
+def shuffled_batches(count: int, size: int, shuffle: Callable[[list[int]], object]) -> Iterator[list[int]]:
+    """Numbers below `count` in batches, for ever, in the manner of `batch_iter_over_dataset`.
+
+    Args:
+        shuffle: Puts numbers in random order.
+    """
     batch: list[int] = []
     while True:
-        order = list(range(size))
-        random.shuffle(order)
-        if batch_size >= size:
-            yield [dataset[index] for index in order]
+        order = list(range(count))
+        shuffle(order)
+        if size >= count:
+            yield order
             continue
-        for index in order:
-            if index in batch:
-                continue
-            batch.append(index)
-            if len(batch) == batch_size:
-                yield [dataset[position] for position in batch]
+        for number in order:
+            if number not in batch:
+                batch.append(number)
+            if len(batch) == size:
+                yield batch
                 batch = []
+
+
+async def report_metrics(algorithm: Algorithm, step: int, metrics: Mapping[str, float]) -> None:
+    """Add the finite ones to the run of an algorithm, if it has one."""
+    run_id = algorithm.get_run_id()
+    if run_id is not None:
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        await algorithm.get_store().add_metrics(run_id, step, finite)
 
 
 def with_store(method: _MethodT) -> _MethodT:

@@ -8,21 +8,21 @@ import math
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from agentlightning.algorithm import Algorithm
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout
-from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.algorithm.grpo.collecting import Collector
+from agentlightning.algorithm.grpo.scoring import Score, score_of
+from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli.export_model import Choice, export, is_checkpoints
 from agentlightning.cli.runner import loaded_agent
 from agentlightning.cli.store_address import is_remote, path_of
-from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.logging import setup
 from agentlightning.trainer import Trainer
@@ -105,33 +105,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress="off",
         )
         trainer.fit(agent, val_dataset=tasks)
-    if not evaluation.finished:  # Ctrl-C ends it, and not with an error
+    if evaluation.score is None:  # Ctrl-C ends it, and not with an error
         return INTERRUPTED
-    _tell(arguments, evaluation.outcome(), time.monotonic() - began)
+    _tell(arguments, evaluation.score, time.monotonic() - began)
     return 0
 
 
 # ---------------------------------------------------------------------- evaluating
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What an evaluation found."""
-
-    reward: Estimate
-    failed: int
-    errors: Counter[str]
-
-
 @dataclass
 class Evaluation(Algorithm):
-    """Sends every task once and keeps what came back."""
+    """Sends every task once, and scores what comes back."""
 
     resources: NamedResources
     temperature: float
     timeout_seconds: float
     model: ModelConfig | None = None
-    finished: list[FinishedRollout] = field(default_factory=list)
+    score: Score | None = None
+    """None until it is over."""
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         assert self.model is not None
@@ -145,28 +137,10 @@ class Evaluation(Algorithm):
             collector = Collector(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
             tasks = [val_dataset[number] for number in range(len(val_dataset))]
             sent = await collector.send(tasks, mode="val", resources_id=update.resources_id)
-            self.finished = await collector.finished(sent)
-            await self._report()
+            self.score = score_of(await collector.finished(sent))
+            await report_metrics(self, 0, self.score.metrics())
         finally:
             await proxy.stop()
-
-    def outcome(self) -> Outcome:
-        """TrainingError if no rollout gave a reward."""
-        scored = [one for one in self.finished if one.has_succeeded and one.reward is not None]
-        lost = [one for one in self.finished if not (one.has_succeeded and one.reward is not None)]
-        errors = Counter(one.error or f"{one.rollout.status}, without a reward" for one in lost)
-        rewards = [one.reward for one in scored if one.reward is not None]
-        if not rewards:
-            most = errors.most_common(1)[0][0] if errors else "there were no tasks"
-            raise TrainingError(f"None of {len(self.finished)} rollouts gave a reward; most often: {most}")
-        return Outcome(estimate(rewards), len(lost), errors)
-
-    async def _report(self) -> None:
-        run_id = self.get_run_id()
-        if run_id is not None and any(one.reward is not None for one in self.finished):
-            found = self.outcome()
-            figures = {"validation/reward": found.reward.mean, "validation/failed": float(found.failed)}
-            await self.get_store().add_metrics(run_id, 0, figures)
 
 
 # ---------------------------------------------------------------------- what is evaluated
@@ -230,7 +204,7 @@ def _tasks(path: Path) -> list[Any]:
 # ---------------------------------------------------------------------- telling
 
 
-def _tell(arguments: argparse.Namespace, found: Outcome, seconds: float) -> None:
+def _tell(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     reward = found.reward
     if arguments.json:
@@ -247,7 +221,10 @@ def _tell(arguments: argparse.Namespace, found: Outcome, seconds: float) -> None
         }
         console.print(json.dumps(told))
         return
-    console.print(f"reward {reward.mean:.3f}, 95 % interval {reward.low:.3f} to {reward.high:.3f}, n = {reward.n}")
+    interval = f"95 % interval {reward.low:.3f} to {reward.high:.3f}"
+    if not math.isfinite(reward.low):
+        interval = "no interval, because rewards are all the same"
+    console.print(f"reward {reward.mean:.3f}, {interval}, n = {reward.n}")
     console.print(f"{found.failed} failed, {seconds:.0f} s")
     for error, count in found.errors.most_common(MOST_ERRORS):
         console.print(f"  {count} times: {error}")

@@ -10,16 +10,14 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Collection
 from typing import Any, Final
 
-from agentlightning.utils.clipped_text import ClippedText
+from agentlightning.utils.heard_program import STDERR, STDOUT, HeardProgram, Listening, happens
 from agentlightning.utils.program import ProgramPlan
 
-__all__ = ["STDERR", "STDOUT", "ForegroundProgram", "has_terminal_signals", "streams_to_hear"]
+__all__ = ["ForegroundProgram", "has_terminal_signals", "streams_to_hear"]
 
-STDOUT, STDERR = 1, 2
 DRAIN_SECONDS: Final = 1.0
 """How long the last output is waited for; what a program left in the background may keep its streams open for ever."""
 KILL_SECONDS: Final = 5.0
@@ -45,12 +43,8 @@ def has_terminal_signals() -> bool:
         os.close(terminal)
 
 
-class ForegroundProgram:
-    """A running program."""
-
-    def __init__(self, transport: asyncio.SubprocessTransport, protocol: "_Listening") -> None:
-        self._transport = transport
-        self._protocol = protocol
+class ForegroundProgram(HeardProgram):
+    """A running program; what it started is its own affair."""
 
     @classmethod
     async def start(cls, plan: ProgramPlan, heard: Collection[int]) -> "ForegroundProgram":
@@ -68,30 +62,9 @@ class ForegroundProgram:
         sys.stdout.flush()
         sys.stderr.flush()
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Listening(heard), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
+            lambda: _HandingOn(heard), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
         )
         return cls(transport, protocol)
-
-    @property
-    def stdout(self) -> ClippedText | None:
-        return self._protocol.output.get(STDOUT)
-
-    @property
-    def stderr(self) -> ClippedText | None:
-        return self._protocol.output.get(STDERR)
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; the negative number of the signal that ended it."""
-        return self._transport.get_returncode()
-
-    @property
-    def duration_seconds(self) -> float:
-        """From its start to its end, or to now."""
-        return (self._protocol.ended_at or time.monotonic()) - self._protocol.started_at
-
-    async def wait(self) -> None:
-        await self._protocol.exited.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Harmless if it has ended."""
@@ -103,51 +76,34 @@ class ForegroundProgram:
         try:
             if not self._protocol.exited.is_set():
                 self.send_signal(signal.SIGTERM)
-                await _happens(self._protocol.exited, grace_seconds)
+                await happens(self._protocol.exited, grace_seconds)
             if not self._protocol.exited.is_set():
                 self.send_signal(signal.SIGKILL)
-                await _happens(self._protocol.exited, KILL_SECONDS)
-            await _happens(self._protocol.silent, DRAIN_SECONDS)
+                await happens(self._protocol.exited, KILL_SECONDS)
+            await happens(self._protocol.silent, DRAIN_SECONDS)
         finally:
             self._transport.close()
 
 
-class _Listening(asyncio.SubprocessProtocol):
-    """Keeps the output of a program, hands it on, and notes its end."""
+class _HandingOn(Listening):
+    """Writes to our streams what it hears."""
 
     def __init__(self, heard: Collection[int]) -> None:
-        self.started_at = time.monotonic()
-        self.ended_at: float | None = None
-        self.output = {number: ClippedText() for number in heard}
-        self.exited = asyncio.Event()
-        self.silent = asyncio.Event()
-        """Nobody can write to the program's streams any more."""
-        self._open_streams = set(heard)
+        super().__init__(heard)
         self._transport: asyncio.SubprocessTransport | None = None
-        if not heard:
-            self.silent.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self.output[fd].add(data)
+        super().pipe_data_received(fd, data)
         try:
             _write(fd, data)
         except OSError:  # our reader has gone: the program is to learn it as it would without us
             pipe = None if self._transport is None else self._transport.get_pipe_transport(fd)
             if pipe is not None:
                 pipe.close()
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        self._open_streams.discard(fd)
-        if not self._open_streams:
-            self.silent.set()
-
-    def process_exited(self) -> None:
-        self.ended_at = time.monotonic()
-        self.exited.set()
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -157,8 +113,3 @@ def _write(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
         except BlockingIOError:  # another process has made our stream one that does not wait
             select.select([], [fd], [])
-
-
-async def _happens(event: asyncio.Event, patience_seconds: float) -> None:
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), patience_seconds)

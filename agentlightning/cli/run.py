@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_hear
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
-from agentlightning.cli.run_report import Report, flushed, print_trace
+from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
 from agentlightning.cli.store_address import is_remote, path_of, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
@@ -31,6 +31,7 @@ from agentlightning.litagent.command import CommandAgent
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.litagent.command_reward import RewardSource
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.settling import SettledCalls, settle_calls
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.abilities import Abilities
@@ -109,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command and arguments.show is None:
         parser.error("there is no program to run; write it behind two dashes: agl run -- python script.py")
     # A program that failed has said so itself, and the report says it again.
-    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.attempt": "CRITICAL"})
+    told_here = ("agentlightning.runner.attempt", "agentlightning.llm_proxy.settling")
+    setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.show is not None:
         if not is_remote(arguments.store) and not Path(path_of(arguments.store)).exists():
@@ -196,7 +198,7 @@ class _ForegroundAgent(CommandAgent):
         super().__init__(command, reward_from=reward_from, stdin="none")
         self.llm = llm
         self.program: ForegroundProgram | None = None
-        self.flushed: dict[str, Any] = {}
+        self.settled = SettledCalls()
         """What the proxy says of the calls of the attempt, when the program has ended."""
 
     async def start_program(self, plan: ProgramPlan) -> ForegroundProgram:
@@ -208,7 +210,7 @@ class _ForegroundAgent(CommandAgent):
         try:
             return await super().rollout_async(task, resources, rollout)
         finally:  # before the attempt is over, and its key with it
-            self.flushed = await asyncio.to_thread(flushed, self.llm, rollout)
+            self.settled = await settle_calls([self.llm], rollout, rollout.attempt.attempt_id)
 
     def _environment(
         self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
@@ -247,7 +249,7 @@ class _Session:
             with self._passing_signals_on():
                 rollout = await self._store.start_rollout(task, worker_id=WORKER_ID)
                 error = await self._attempted(rollout)
-                report = await Report.of(self._store, rollout, self._agent.flushed)
+                report = await Report.of(self._store, rollout, self._agent.settled)
         except asyncio.CancelledError:
             if self._ended_by is None:
                 raise

@@ -1,13 +1,10 @@
 """What was recorded of a program's run: a few figures when it has ended, and the whole trace on demand."""
 
 import asyncio
-import json
 import shlex
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,35 +13,17 @@ from rich.table import Table
 from agentlightning.emitter import find_final_reward
 from agentlightning.emitter.reward import get_reward_value
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.settling import SettledCalls
 from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
 from agentlightning.store import LightningStore
-from agentlightning.types import AttemptedRollout, ProxyLLM, Span
+from agentlightning.types import AttemptedRollout, Span
 
-__all__ = ["Report", "flushed", "print_trace"]
+__all__ = ["Report", "print_trace"]
 
-FLUSH_SECONDS: Final = 15.0
 _READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
-_UNFINISHED: Final = {"in_flight": "not answered when the program ended", "waiting": "not stored yet"}
 _LONGEST_TEXT: Final = 60
 _WIDE: Final = 400
 """Columns, more than any table here has."""
-
-
-def flushed(llm: ProxyLLM, rollout: AttemptedRollout) -> dict[str, Any]:
-    """Wait until the proxy has stored the calls of an attempt; what it says of them, or why it could not be asked."""
-    bound = llm.with_attempted_rollout(rollout)
-    request = urllib.request.Request(
-        f"{bound.endpoint.removesuffix('/').removesuffix('/v1')}/agl/flush",
-        method="POST",
-        headers={"Authorization": f"Bearer {bound.api_key}"},
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(request, timeout=FLUSH_SECONDS) as answer:
-            told: dict[str, Any] = json.loads(answer.read())
-            return told
-    except (OSError, ValueError) as error:
-        return {"error": f"the proxy could not be asked: {error}"}
 
 
 @dataclass(frozen=True)
@@ -62,12 +41,8 @@ class Report:
     """What is known to be missing, in words."""
 
     @classmethod
-    async def of(cls, store: LightningStore, rollout: AttemptedRollout, told: dict[str, Any]) -> "Report":
-        """The figures of an attempt that is over.
-
-        Args:
-            told: What the proxy said of its calls.
-        """
+    async def of(cls, store: LightningStore, rollout: AttemptedRollout, settled: SettledCalls) -> "Report":
+        """The figures of an attempt that is over, and of whose calls the proxy has told."""
         spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
         known = await store.get_rollout_by_id(rollout.rollout_id)
         calls = [span for span in spans if span.name == CALL_SPAN]
@@ -79,7 +54,7 @@ class Report:
             read_tokens=_sum(calls, _READ),
             written_tokens=_sum(calls, _WRITTEN),
             reward=find_final_reward(spans),
-            missing=tuple(_missing(told)),
+            missing=tuple(_missing(settled)),
         )
 
     def show(self, address: str) -> None:
@@ -100,10 +75,13 @@ def _sum(calls: Sequence[Span], name: str) -> int:
     return sum(value for call in calls if isinstance(value := call.attributes.get(name), int))
 
 
-def _missing(told: dict[str, Any]) -> list[str]:
-    words = [f"{number} calls: {reason}" for reason, number in (told.get("lost") or {}).items()]
-    words += [f"{told[name]} calls: {what}" for name, what in _UNFINISHED.items() if told.get(name)]
-    return words + ([str(told["error"])] if "error" in told else [])
+def _missing(settled: SettledCalls) -> list[str]:
+    words = [f"{number} calls: {reason}" if number else reason for reason, number in settled.lost.items()]
+    if settled.unanswered:
+        words.append(f"{settled.unanswered} calls: not answered when the program ended")
+    if settled.silent_proxies:
+        words.append("what calls there were: the address of the proxy is not that of an `agl proxy`")
+    return words
 
 
 def _print(table: Table, *, is_error: bool = False) -> None:

@@ -5,7 +5,6 @@ others load as well.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.engine.tiny.files import save_tiny
 from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import EngineError
+from agentlightning.utils.disk import bring_to_disk
 
 __all__ = ["EXTRA_FILE", "export_hf", "read_extra", "save_model"]
 
@@ -84,9 +84,8 @@ def _settle(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(_READABLE)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _sync_folder(folder)
+            bring_to_disk(path)
+    bring_to_disk(folder)
 
 
 def _replace(beside: Path, folder: Path) -> None:
@@ -99,13 +98,5 @@ def _replace(beside: Path, folder: Path) -> None:
         if old.exists():
             old.rename(folder)
         raise
-    _sync_folder(folder.parent)
+    bring_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from agentlightning.engine.hf_cache import SlotCache
 from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
+from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
 
 __all__ = ["HfModel", "load_hf"]
@@ -123,19 +124,8 @@ class HfModel:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over another's weights; adapters begin anew. EngineError, and nothing changed, when they do not fit."""
-        own = self._published()
-        if own.keys() != tensors.keys():
-            odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:4])
-            raise EngineError(f"The weights are not those of model '{self.name}': missing or unknown are {odd}.")
-        for name, parameter in own.items():
-            if tensors[name].shape != parameter.shape:
-                raise EngineError(
-                    f"Weight '{name}' has the shape {tuple(tensors[name].shape)}; "
-                    f"model '{self.name}' needs {tuple(parameter.shape)}."
-                )
+        copy_weights(tensors, self._published(), model=self.name)
         with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(tensors[name])
             for name, parameter in self._plain.named_parameters():
                 if "lora_B" in name:
                     parameter.zero_()

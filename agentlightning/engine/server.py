@@ -28,7 +28,7 @@ from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
 from agentlightning.errors import EngineError, InvalidRequest
-from agentlightning.utils.deadline import within
+from agentlightning.utils.request_body import read_body
 
 __all__ = ["EngineApp"]
 
@@ -40,8 +40,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
 MAX_BODY_BYTES: Final = 32 * 1024**2
-SILENCE_SECONDS: Final = 60.0
-"""How long a caller may send nothing before its request is whole."""
 WATCH_AFTER_SECONDS: Final = 0.05
 """After which a caller who waits is watched for leaving; most have their answer by then, and need no watching."""
 _JSON: Final = (b"content-type", b"application/json")
@@ -277,28 +275,7 @@ def _demand_post(method: str, path: str) -> None:
 
 
 async def _body(receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-    told = headers.get(b"content-length", b"")
-    if told.isdigit() and int(told) > MAX_BODY_BYTES:
-        raise _too_large()
-    parts: list[bytes] = []
-    size, is_whole = 0, False
-    while not is_whole:
-        try:
-            message = await within(SILENCE_SECONDS, receive())
-        except TimeoutError:
-            raise _Refused(408, f"Nothing more of the request came for {SILENCE_SECONDS:g} s.") from None
-        if message["type"] == "http.disconnect":
-            raise _Refused(400, "The caller left before the request was whole.")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-        is_whole = not message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_large() -> _Refused:
-    return _Refused(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    return await read_body(receive, headers, MAX_BODY_BYTES, refusal=_Refused)
 
 
 def _refusal(error: EngineError) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Weights on their way from a trainer to an engine: a safetensors file, checked before a model sees it.
+"""Weights on their way from a trainer to an engine: a safetensors file, checked before a model takes it over.
 
 A file is written beside its place, and moved there when it is whole, so a reader finds all of it or nothing.
 """
@@ -17,11 +17,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from agentlightning.errors import EngineError, InvalidRequest
+from agentlightning.utils.disk import bring_to_disk
 
 if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["WeightsPlan", "read_weights", "write_weights"]
+__all__ = ["WeightsPlan", "copy_weights", "read_weights", "write_weights"]
 
 _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
@@ -57,6 +58,26 @@ def _some(names: "set[str]") -> str:
     return f"{listed} and {rest} more are" if rest > 0 else f"{listed} {'is' if len(names) == 1 else 'are'}"
 
 
+def copy_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, model: str) -> None:
+    """Copy tensors over a model's own; EngineError, and nothing changed, when names or shapes are not the same.
+
+    Args:
+        model: What it is called.
+    """
+    if own.keys() != tensors.keys():
+        odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:_NAMED])
+        raise EngineError(f"The weights are not those of model '{model}': missing or unknown are {odd}.")
+    for name, weight in own.items():
+        if tensors[name].shape != weight.shape:
+            raise EngineError(
+                f"Weight '{name}' has the shape {tuple(tensors[name].shape)}; model '{model}' needs "
+                f"{tuple(weight.shape)}."
+            )
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(tensors[name])
+
+
 def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
     """Write a file that is there whole or not at all; tensors may share memory and lie on any device.
 
@@ -66,8 +87,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mappin
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         safetensors.torch.save_file(plain, beside, metadata=dict(metadata) if metadata else None)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
+        bring_to_disk(beside)
         beside.replace(path)
     except BaseException as error:
         beside.unlink(missing_ok=True)

@@ -1,52 +1,25 @@
 """Reading requests and writing answers, in ASGI's messages."""
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.dialects.failures import Failure
-from agentlightning.utils.deadline import within
+from agentlightning.utils import request_body
 
 __all__ = ["answer_headers", "read_body", "send_answer"]
 
-SILENCE_SECONDS: Final = 60.0
-"""How long a caller may send nothing before its request is whole."""
 _PASSED: Final = ("retry-after", "retry-after-ms", "x-request-id", "request-id", "openai-model", "x-should-retry")
 _PASSED_PREFIXES: Final = ("x-ratelimit-", "anthropic-ratelimit-", "openai-processing-")
-_LEFT: Final = "The caller left before the request was whole."
 
 
-async def read_body(
-    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
-    headers: Mapping[bytes, bytes],
-    limit: int,
-    *,
-    silence_seconds: float = SILENCE_SECONDS,
-) -> bytes:
-    """The body of a request; raises `Refused` above the limit, and for a caller who stops sending."""
-    told = headers.get(b"content-length", b"")
-    if told.isdigit() and int(told) > limit:
-        raise _too_large(limit)
-    parts: list[bytes] = []
-    size, is_whole = 0, False
-    while not is_whole:
-        try:
-            message = await within(silence_seconds, receive())
-        except TimeoutError:
-            words = f"Nothing more of the request came for {silence_seconds:g} s."
-            raise Refused(Failure(408, words, "invalid_request_error")) from None
-        if message["type"] == "http.disconnect":
-            raise Refused(Failure(400, _LEFT, "invalid_request_error"))
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise _too_large(limit)
-        is_whole = not message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _refused(status: int, words: str) -> Refused:
+    return Refused(Failure(status, words, None))
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(Failure(413, f"The request is larger than {limit} bytes.", None))
+read_body = functools.partial(request_body.read_body, refusal=_refused)
+"""The body of a request; raises `Refused` above the limit, and for a caller who stops sending."""
 
 
 def answer_headers(headers: Mapping[str, str], content_type: str) -> list[tuple[bytes, bytes]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from agentlightning.utils.clipped_text import ClippedText
+from agentlightning.utils.heard_program import HeardProgram, Listening, happens
 
 __all__ = ["Program", "ProgramPlan"]
 
@@ -29,7 +29,6 @@ DRAIN_SECONDS: Final = 1.0
 """How long the last output is waited for when everybody who could write is gone."""
 LOOK_SECONDS: Final = 0.02
 """Between two looks at what is left: nobody tells us of the end of processes that are not our children."""
-_STDOUT, _STDERR = 1, 2
 _GUARD: Final = """
 read -r group; read -r end
 [ -n "$group" ] && kill -KILL -- "-$group"
@@ -56,14 +55,13 @@ class ProgramPlan:
     cwd: str | None = None
 
 
-class Program:
-    """A running program."""
+class Program(HeardProgram):
+    """A running program, with all that it started."""
 
     def __init__(
-        self, transport: asyncio.SubprocessTransport, protocol: "_Listening", mark: str, guard: "_Guard | None"
+        self, transport: asyncio.SubprocessTransport, protocol: Listening, mark: str, guard: "_Guard | None"
     ) -> None:
-        self._transport = transport
-        self._protocol = protocol
+        super().__init__(transport, protocol)
         self._group_id = transport.get_pid()
         self._mark = mark.encode()
         self._guard = guard
@@ -84,30 +82,6 @@ class Program:
             raise
         return cls(transport, protocol, mark, guard)
 
-    # ------------------------------------------------------------------ what it does
-
-    @property
-    def stdout(self) -> ClippedText:
-        return self._protocol.output[_STDOUT]
-
-    @property
-    def stderr(self) -> ClippedText:
-        return self._protocol.output[_STDERR]
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; the negative number of the signal that ended it."""
-        return self._transport.get_returncode()
-
-    @property
-    def duration_seconds(self) -> float:
-        """From its start to its end, or to now."""
-        return (self._protocol.ended_at or time.monotonic()) - self._protocol.started_at
-
-    async def wait(self) -> None:
-        """Return when the program has ended; what it started may still run."""
-        await self._protocol.exited.wait()
-
     # ------------------------------------------------------------------ ending it
 
     async def end(self, grace_seconds: float) -> None:
@@ -119,7 +93,7 @@ class Program:
                 await self._gone(grace_seconds)
             if await self._left():
                 await self._killed()
-            await _happens(self._protocol.silent, DRAIN_SECONDS)
+            await happens(self._protocol.silent, DRAIN_SECONDS)
         except asyncio.CancelledError:
             self.kill()
             await self._reaped()
@@ -137,9 +111,9 @@ class Program:
             self._guard.dismiss()
 
     async def _reaped(self) -> None:
-        await _happens(self._protocol.exited, KILL_SECONDS)
+        await happens(self._protocol.exited, KILL_SECONDS)
         if self._guard is not None:
-            await _happens(self._guard.exited, KILL_SECONDS)
+            await happens(self._guard.exited, KILL_SECONDS)
 
     async def _killed(self) -> None:
         until = time.monotonic() + KILL_SECONDS
@@ -190,36 +164,11 @@ class Program:
 # ---------------------------------------------------------------------- starting
 
 
-class _Listening(asyncio.SubprocessProtocol):
-    """Keeps the output of a program, and notes its end."""
-
-    def __init__(self) -> None:
-        self.started_at = time.monotonic()
-        self.ended_at: float | None = None
-        self.output = {_STDOUT: ClippedText(), _STDERR: ClippedText()}
-        self.exited = asyncio.Event()
-        self.silent = asyncio.Event()
-        """Nobody can write to the program's streams any more."""
-        self._open_streams = {_STDOUT, _STDERR}
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self.output[fd].add(data)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        self._open_streams.discard(fd)
-        if not self._open_streams:
-            self.silent.set()
-
-    def process_exited(self) -> None:
-        self.ended_at = time.monotonic()
-        self.exited.set()
-
-
-async def _launch(plan: ProgramPlan, mark: str) -> "tuple[asyncio.SubprocessTransport, _Listening, _Guard | None]":
+async def _launch(plan: ProgramPlan, mark: str) -> "tuple[asyncio.SubprocessTransport, Listening, _Guard | None]":
     guard = await _Guard.of(mark)  # before the program, so that there is always one
     try:
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-            _Listening,
+            Listening,
             *plan.command,
             stdin=plan.stdin,
             cwd=plan.cwd,
@@ -277,12 +226,7 @@ class _Guard(asyncio.SubprocessProtocol):
                 self._transport.kill()
 
 
-# ---------------------------------------------------------------------- waiting and looking
-
-
-async def _happens(event: asyncio.Event, patience_seconds: float) -> None:
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), patience_seconds)
+# ---------------------------------------------------------------------- looking
 
 
 def _exists(process_id: int) -> bool:

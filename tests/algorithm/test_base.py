@@ -3,13 +3,20 @@
 import asyncio
 import gc
 import inspect
+import math
 from typing import Any
 
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm, FunctionalAlgorithm, algo
-from agentlightning.algorithm.utils import batch_iter_over_dataset, with_llm_proxy, with_store
+from agentlightning.algorithm.utils import (
+    batch_iter_over_dataset,
+    report_metrics,
+    shuffled_batches,
+    with_llm_proxy,
+    with_store,
+)
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
 from agentlightning.types import PromptTemplate
@@ -229,6 +236,38 @@ def test_an_empty_data_set_is_refused() -> None:
 def test_batches_of_nothing_are_refused(batch_size: int) -> None:
     with pytest.raises(ConfigurationError, match="batch_size"):
         next(batch_iter_over_dataset([1, 2], batch_size))
+
+
+def test_batches_of_numbers_come_by_the_shuffle_of_the_caller() -> None:
+    batches = shuffled_batches(5, 2, lambda order: order.reverse())
+
+    assert [next(batches) for _ in range(4)] == [[4, 3], [2, 1], [0, 4], [3, 2]]
+
+
+def test_a_batch_of_two_passes_has_no_number_twice() -> None:
+    orders = iter([[0, 1, 2], [2, 1, 0]])
+
+    def shuffle(order: list[int]) -> None:
+        order[:] = next(orders)
+
+    batches = shuffled_batches(3, 2, shuffle)
+
+    assert [next(batches) for _ in range(2)] == [[0, 1], [2, 1]]
+
+
+async def test_metrics_that_are_finite_go_to_the_run_of_the_algorithm() -> None:
+    algorithm, store = Careless(), InMemoryLightningStore()
+    run = await store.start_run("a run")
+    algorithm.set_store(store)
+    algorithm.set_run_id(run.run_id)
+
+    await report_metrics(algorithm, 3, {"reward": 0.5, "low": -math.inf, "loss": math.nan})
+
+    assert [(point.step, point.values) for point in await store.query_metrics(run.run_id)] == [(3, {"reward": 0.5})]
+
+
+async def test_metrics_of_an_algorithm_without_a_run_are_left_out() -> None:
+    await report_metrics(Careless(), 3, {"reward": 0.5})
 
 
 class FakeProxy:

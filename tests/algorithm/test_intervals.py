@@ -2,6 +2,7 @@
 
 import math
 import random
+from statistics import stdev
 
 import pytest
 
@@ -28,12 +29,48 @@ def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high
     assert [told.low, told.high] == pytest.approx([low, high], abs=1e-4)
 
 
-def test_other_rewards_get_students_interval() -> None:
-    told = estimate([0.2, 0.4, 0.6, 0.8, 0.5])
+SLEEP_GAINED = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+"""Hours, from the paper in which Student's distribution was published."""
 
-    half = 2.7764 * math.sqrt(0.05) / math.sqrt(5)
-    assert told.mean == pytest.approx(0.5)
-    assert told.high - told.mean == told.mean - told.low == pytest.approx(half, abs=1e-4)
+
+def test_rewards_beyond_one_get_students_interval() -> None:
+    told = estimate(SLEEP_GAINED)
+
+    assert told.mean == pytest.approx(1.58)
+    assert [told.low, told.high] == pytest.approx([0.7001142, 2.4598858], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        pytest.param([0.7] * 5, 0.374594, 0.839460, id="all the same"),
+        pytest.param([0.5], 0.0, 1.0, id="one alone"),
+        pytest.param([0.2, 0.4, 0.6, 0.8, 0.5], 0.207927, 0.792073, id="some that differ"),
+        pytest.param([0.9] * 19 + [0.0], 0.701292, 0.944835, id="a rare one"),
+    ],
+)
+def test_rewards_from_0_to_1_count_one_more_that_was_not_seen(values: list[float], low: float, high: float) -> None:
+    told = estimate(values)
+
+    assert [told.low, told.high] == pytest.approx([low, high], abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.001, 0.3, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("n", [1, 2, 5, 1000])
+def test_rewards_that_are_all_the_same_prove_no_mean(value: float, n: int) -> None:
+    told = estimate([value] * n)
+
+    assert 0 <= told.low <= value <= told.high <= 1
+    assert told.high - told.low > 1 / (n + 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_of_rewards_from_0_to_1_stay_there_and_hold_the_mean(seed: int) -> None:
+    rng = random.Random(seed)
+    values = [min(1.0, rng.betavariate(0.2, 0.1) * 1.05) for _ in range(rng.randint(1, 30))]
+    told = estimate(values)
+
+    assert 0 <= told.low <= told.mean <= told.high <= 1
 
 
 def test_more_confidence_is_a_wider_interval() -> None:
@@ -42,8 +79,9 @@ def test_more_confidence_is_a_wider_interval() -> None:
     assert estimate(values, 0.99).low < estimate(values, 0.95).low < estimate(values, 0.8).low
 
 
-def test_a_single_reward_says_nothing_about_the_mean() -> None:
-    assert estimate([0.5]) == Estimate(0.5, -math.inf, math.inf, 1)
+@pytest.mark.parametrize("values", [[1.5], [-2.0] * 5], ids=["one alone", "all the same"])
+def test_rewards_of_any_size_without_a_spread_say_nothing_about_the_mean(values: list[float]) -> None:
+    assert estimate(values) == Estimate(values[0], -math.inf, math.inf, len(values))
 
 
 def test_no_rewards_have_no_mean() -> None:
@@ -51,16 +89,58 @@ def test_no_rewards_have_no_mean() -> None:
         estimate([])
 
 
-@pytest.mark.parametrize("kind", ["0 or 1", "beta"])
-def test_intervals_hold_the_true_mean_about_as_often_as_they_say(kind: str) -> None:
-    rng = random.Random(kind)
-    held = 0
-    for _ in range(400):
-        values = [float(rng.random() < 0.3) if kind == "0 or 1" else rng.betavariate(3, 7) for _ in range(40)]
-        told = estimate(values)
-        held += told.low <= 0.3 <= told.high
+@pytest.mark.parametrize("n", [3, 5, 20, 50])
+@pytest.mark.parametrize(("less", "more"), [(0.0, 0.9), (0.05, 1.0), (0.3, 0.8)])
+def test_intervals_of_two_rewards_hold_the_true_mean_however_rare_one_is(less: float, more: float, n: int) -> None:
+    """Exactly: every outcome there can be is weighed with its chance."""
+    told = [estimate([more] * number + [less] * (n - number)) for number in range(n + 1)]
+    coverages = []
+    for percent in range(1, 100):
+        share = percent / 100
+        mean = share * more + (1 - share) * less
+        chances = [math.comb(n, number) * share**number * (1 - share) ** (n - number) for number in range(n + 1)]
+        coverages.append(sum(chance for chance, one in zip(chances, told, strict=True) if one.low <= mean <= one.high))
 
-    assert 0.92 <= held / 400 <= 0.98
+    assert min(coverages) > 0.93
+    assert sum(coverages) / len(coverages) > 0.95
+
+
+def _drawn(rng: random.Random, kind: str) -> float:
+    if kind == "0 or 1":
+        return float(rng.random() < 0.3)
+    if kind == "mostly the best":
+        return 1.0 if rng.random() < 0.8 else rng.random()
+    alpha, beta = {"around the mean": (3.0, 7.0), "mostly small": (0.2, 5.0), "close together": (50.0, 20.0)}[kind]
+    return rng.betavariate(alpha, beta)
+
+
+@pytest.mark.parametrize("n", [5, 20, 80])
+@pytest.mark.parametrize(
+    ("kind", "mean"),
+    [
+        ("0 or 1", 0.3),
+        ("mostly the best", 0.9),
+        ("around the mean", 0.3),
+        ("mostly small", 0.2 / 5.2),
+        ("close together", 5 / 7),
+    ],
+)
+def test_intervals_hold_the_true_mean_at_least_about_as_often_as_they_say(kind: str, mean: float, n: int) -> None:
+    rng = random.Random(f"{kind} {n}")
+    told = [estimate([_drawn(rng, kind) for _ in range(n)]) for _ in range(400)]
+
+    held = sum(one.low <= mean <= one.high for one in told)
+    assert held / len(told) >= 0.93
+
+
+@pytest.mark.parametrize(("n", "most"), [(100, 2.0), (1000, 1.25)])
+def test_intervals_of_many_rewards_are_hardly_wider_than_students(n: int, most: float) -> None:
+    rng = random.Random(n)
+    values = [rng.betavariate(50, 20) for _ in range(n)]
+    told = estimate(values)
+
+    students = 2 * student_quantile(0.975, n - 1) * stdev(values) / math.sqrt(n)
+    assert students < told.high - told.low < most * students
 
 
 def test_an_estimate_reads_as_mean_interval_and_count() -> None:

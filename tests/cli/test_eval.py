@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.intervals import estimate
 from agentlightning.cli import main
 from tests.e2e.server_process import left_behind
 from tests.stub_model.script import Script
@@ -35,6 +36,10 @@ def prompted(task, prompt_template):
 def ask(question, task):
     reply = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}], max_tokens=8)
     return float(task in (reply.choices[0].message.content or ""))
+
+
+def generous(task):
+    return 5.0
 
 
 def failing(task):
@@ -94,6 +99,15 @@ def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixtu
     assert "reward 1.000, 95 % interval" in told
     assert "n = 2" in told
     assert sorted(request.text for request in model.requests) == ["Please repeat: one", "Please repeat: two"]
+
+
+def test_rewards_of_one_size_beyond_one_have_no_interval(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:generous"]
+
+    code, told = evaluated(capsys, ["one", "two"], *given)
+
+    assert code == 0
+    assert "reward 5.000, no interval, because rewards are all the same, n = 2" in told
 
 
 @pytest.mark.slow
@@ -156,4 +170,12 @@ def test_evaluation_is_a_run_in_the_store(model: StubModel, capsys: pytest.Captu
         finally:
             await store.close()
 
-    assert asyncio.run(read()) == ("eval", "succeeded", {"validation/reward": 0.5, "validation/failed": 0.0})
+    name, status, figures = asyncio.run(read())
+    bounds = estimate([0.0, 1.0])
+    assert (name, status) == ("eval", "succeeded")
+    assert figures == {
+        "validation/reward": 0.5,
+        "validation/low": bounds.low,
+        "validation/high": bounds.high,
+        "validation/failed": 0.0,
+    }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, Rollout, RolloutConfig, RolloutMode
@@ -18,7 +19,6 @@ __all__ = [
     "first_traceback",
     "found_in",
     "send",
-    "shuffled_batches",
 ]
 
 _T = TypeVar("_T")
@@ -63,26 +63,6 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
         self._drawn += 1
         self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
         return TaskBatch(self._dataset, self.last)
-
-
-def shuffled_batches(count: int, size: int, shuffle: Callable[[list[int]], object]) -> Iterator[list[int]]:
-    """Numbers below `count` in batches, for ever, as `batch_iter_over_dataset` has them, by a shuffle of the caller's.
-
-    A batch that the last numbers of a pass cannot fill is filled from the next pass, with others than it has.
-    """
-    batch: list[int] = []
-    while True:
-        order = list(range(count))
-        shuffle(order)
-        if size >= count:
-            yield order
-            continue
-        for number in order:
-            if number not in batch:
-                batch.append(number)
-            if len(batch) == size:
-                yield batch
-                batch = []
 
 
 async def send(

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.utils.disk import bring_to_disk
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -189,9 +190,9 @@ class Checkpoints:
     def _point(self, pointer: str, name: str) -> None:
         beside = self.folder / f"{_UNFINISHED}{pointer}"
         beside.write_text(f"{name}\n", encoding="utf-8")
-        _sync(beside)
+        bring_to_disk(beside)
         beside.replace(self.folder / pointer)
-        _sync(self.folder)
+        bring_to_disk(self.folder)
 
     def _remove_old(self, newest: str) -> None:
         """Leave the newest ones, the best, and those of later steps; what killed writers left behind goes too."""
@@ -237,8 +238,8 @@ def _write(
     state["files"] = {name: {"bytes": _size(folder / name), "digest": _digest(folder / name)} for name in _FILES}
     (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     for name in (*_FILES, _STATE):
-        _sync(folder / name)
-    _sync(folder)
+        bring_to_disk(folder / name)
+    bring_to_disk(folder)
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -263,12 +264,3 @@ def _digest(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Bring a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

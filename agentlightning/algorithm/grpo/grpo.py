@@ -11,9 +11,8 @@ killed, goes on from a checkpoint with the tasks of that step.
 import asyncio
 import hashlib
 import logging
-import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -27,8 +26,10 @@ from agentlightning.algorithm.grpo.curriculum import Curriculum
 from agentlightning.algorithm.grpo.policy import Policy, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
+from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy
@@ -370,15 +371,9 @@ class GRPO(Algorithm):
             await self._collector.withdraw(sent.group_of)
             raise
         self.examples.append(finished[:MOST_EXAMPLES])
-        rewards = [one.reward for one in finished if one.has_succeeded and one.reward is not None]
-        if not rewards:
-            errors = Counter(one.error or f"status '{one.rollout.status}', no reward" for one in finished)
-            most = errors.most_common(1)[0][0] if errors else "the data set is empty"
-            raise TrainingError(f"None of {size} validation rollouts gave a reward; most often: {most}")
-        found = estimate(rewards)
-        figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": float(size - len(rewards))}
-        await self._report({f"validation/{name}": value for name, value in figures.items()})
-        return found
+        score = score_of(finished)
+        await self._report(score.metrics())
+        return score.reward
 
     async def _validate_now(self, dataset: Dataset[Any]) -> Estimate:
         found = await self.validate(dataset)
@@ -387,10 +382,7 @@ class GRPO(Algorithm):
         return found
 
     async def _report(self, metrics: Mapping[str, float]) -> None:
-        run_id = self.get_run_id()
-        if run_id is not None:
-            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            await self.get_store().add_metrics(run_id, self.progress.step, finite)
+        await report_metrics(self, self.progress.step, metrics)
 
 
 async def _stop(proxy: LLMProxy) -> None:

@@ -7,9 +7,8 @@ is context. The proxy and an engine run only where agents need the model: to sam
 
 import asyncio
 import logging
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,8 +19,9 @@ from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.algorithm.intervals import Estimate
 from agentlightning.algorithm.sft.examples import (
     Acceptance,
     Examples,
@@ -33,6 +33,7 @@ from agentlightning.algorithm.sft.examples import (
 )
 from agentlightning.algorithm.sft.fitting import Fitting
 from agentlightning.algorithm.sft.settings import FittingSettings
+from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.loading import load
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy
@@ -228,11 +229,11 @@ class SFT(Algorithm):
             progress={"rollout_ids": self.examples.rollout_ids},
         )
         if latest is None or checkpoints is None:
-            await self._report(0, self.examples.metrics() | await _in_thread(fitting.start))
+            await report_metrics(self, 0, self.examples.metrics() | await _in_thread(fitting.start))
         else:
             await _in_thread(lambda: fitting.resume(latest, checkpoints.best()))
         while not fitting.is_over:
-            await self._report(fitting.epoch + 1, await _epoch(fitting))
+            await report_metrics(self, fitting.epoch + 1, await _epoch(fitting))
         await _in_thread(fitting.finish)
         self.best_loss, self.epochs_made = fitting.best_loss, fitting.epoch
 
@@ -266,20 +267,10 @@ class SFT(Algorithm):
         tasks = [dataset[number] for number in range(len(dataset))]
         sent: Sent = await collector.send(tasks, mode="val", resources_id=resources_id)
         finished = await _awaited(collector, sent)
-        rewards = [one.reward for one in finished if one.has_succeeded and one.reward is not None]
-        if not rewards:
-            raise TrainingError(f"None of {len(finished)} validation rollouts gave a reward.")
-        found = estimate(rewards)
-        logger.info("Validation reward %s", found)
-        figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": len(finished) - len(rewards)}
-        await self._report(step, {f"validation/{name}": float(value) for name, value in figures.items()})
-        return found
-
-    async def _report(self, step: int, metrics: Mapping[str, float]) -> None:
-        run_id = self.get_run_id()
-        if run_id is not None:
-            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            await self.get_store().add_metrics(run_id, step, finite)
+        score = score_of(finished)
+        logger.info("Validation reward %s", score.reward)
+        await report_metrics(self, step, score.metrics())
+        return score.reward
 
 
 async def _awaited(collector: Collector, sent: Sent) -> Sequence[FinishedRollout]:

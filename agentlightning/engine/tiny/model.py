@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from agentlightning.engine.tiny.tokenizer import END, VOCABULARY_SIZE
-from agentlightning.errors import EngineError
+from agentlightning.engine.weights import copy_weights
 
 __all__ = ["TinyCache", "TinyModel", "TinyShape"]
 
@@ -173,19 +173,7 @@ class TinyModel(nn.Module):
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy another's weights; EngineError, and nothing changed, when they are not of this shape."""
-        own = dict(self.named_parameters())
-        if own.keys() != tensors.keys():
-            odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:4])
-            raise EngineError(f"The weights are not those of model '{self.name}': missing or unknown are {odd}.")
-        for name, weight in own.items():
-            if tensors[name].shape != weight.shape:
-                raise EngineError(
-                    f"Weight '{name}' has the shape {tuple(tensors[name].shape)}; "
-                    f"model '{self.name}' needs {tuple(weight.shape)}."
-                )
-        with torch.no_grad():
-            for name, weight in own.items():
-                weight.copy_(tensors[name])
+        copy_weights(tensors, dict(self.named_parameters()), model=self.name)
 
     def train_mode(self, enabled: bool) -> None:
         """Nothing differs here; it is kept for torch's own flag."""

@@ -64,6 +64,13 @@ class _Provider:
     gives_logprobs: bool = False
 
 
+_VLLM: Final = _Provider(
+    _OPENAI_DIALECTS,
+    ("HOSTED_VLLM_API_KEY",),
+    ("HOSTED_VLLM_API_BASE",),
+    gives_token_ids=True,
+    gives_logprobs=True,
+)
 _PROVIDERS: Final[Mapping[Provider, _Provider]] = {
     "openai": _Provider(
         _OPENAI_DIALECTS, ("OPENAI_API_KEY",), ("OPENAI_BASE_URL", "OPENAI_API_BASE"), OPENAI_URL, gives_token_ids=None
@@ -71,20 +78,8 @@ _PROVIDERS: Final[Mapping[Provider, _Provider]] = {
     "text-completion-openai": _Provider(
         ("completions",), ("OPENAI_API_KEY",), ("OPENAI_BASE_URL", "OPENAI_API_BASE"), OPENAI_URL
     ),
-    "hosted_vllm": _Provider(
-        _OPENAI_DIALECTS,
-        ("HOSTED_VLLM_API_KEY",),
-        ("HOSTED_VLLM_API_BASE",),
-        gives_token_ids=True,
-        gives_logprobs=True,
-    ),
-    "vllm": _Provider(
-        _OPENAI_DIALECTS,
-        ("HOSTED_VLLM_API_KEY",),
-        ("HOSTED_VLLM_API_BASE",),
-        gives_token_ids=True,
-        gives_logprobs=True,
-    ),
+    "hosted_vllm": _VLLM,
+    "vllm": _VLLM,
     "agl": _Provider(_OPENAI_DIALECTS, gives_token_ids=True, gives_logprobs=True),
     "anthropic": _Provider(
         ("messages",), ("ANTHROPIC_API_KEY",), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), ANTHROPIC_URL

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from agentlightning.llm_proxy.dialects.chat_on_messages_stream import ChatFromMessages
 from agentlightning.llm_proxy.dialects.chat_parts import arguments_object, arguments_text, data_url, function_call
+from agentlightning.llm_proxy.dialects.chat_terms import HINTS, answer, answer_message, meant
 from agentlightning.llm_proxy.dialects.messages_terms import counts_of, finish_reason_of
 from agentlightning.llm_proxy.dialects.terms import (
     JsonObject,
@@ -19,25 +20,7 @@ __all__ = ["CHAT_ON_MESSAGES", "DEFAULT_MAX_TOKENS"]
 
 DEFAULT_MAX_TOKENS: Final = 4096
 """Messages must say how long an answer may be; a chat need not."""
-_DROPPED: Final = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "safety_identifier",
-        "seed",
-        "service_tier",
-        "store",
-        "stream_options",
-        "user",
-        "verbosity",
-    }
-)
-"""Hints, without which an answer is as good, and what is the proxy's to see to."""
+_DROPPED: Final = HINTS | {"verbosity"}
 _SAID: Final = frozenset(
     {
         "max_completion_tokens",
@@ -56,17 +39,6 @@ _SAID: Final = frozenset(
         "top_p",
     }
 )
-_MEANINGLESS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "functions": ([],),
-}
-"""Values that say what is so anyway."""
 _SAME: Final = ("model", "temperature", "top_p", "top_k")
 _CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
 _EFFORTS: Final = {"minimal": "low"}
@@ -77,8 +49,7 @@ def _unsayable(field: str) -> UntranslatableRequest:
 
 
 def _request(body: Mapping[str, Any]) -> JsonObject:
-    meant = {name: value for name, value in body.items() if value not in _MEANINGLESS.get(name, ())}
-    refuse_others(meant, _SAID | _DROPPED, client="chat", backend="messages")
+    refuse_others(meant(body), _SAID | _DROPPED, client="chat", backend="messages")
     said: JsonObject = {name: body[name] for name in _SAME if body.get(name) is not None}
     said["max_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
     _say_messages(said, body["messages"])
@@ -227,16 +198,14 @@ def _say_format(said: JsonObject, form: Mapping[str, Any] | None) -> None:
 
 def _response(body: Mapping[str, Any], request: Mapping[str, Any]) -> JsonObject:
     del request  # nothing of it is repeated
-    choice = {"index": 0, "message": _message(body), "logprobs": None}
-    choice["finish_reason"] = finish_reason_of(body.get("stop_reason"))
-    return {
-        "id": body["id"],
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": body["model"],
-        "choices": [choice],
-        "usage": counts_of(body.get("usage") or {}).as_chat(),
-    }
+    return answer(
+        _message(body),
+        finish_reason_of(body.get("stop_reason")),
+        answer_id=body["id"],
+        model=body["model"],
+        created=int(time.time()),
+        counts=counts_of(body.get("usage") or {}),
+    )
 
 
 def _message(body: Mapping[str, Any]) -> JsonObject:
@@ -248,14 +217,9 @@ def _message(body: Mapping[str, Any]) -> JsonObject:
             texts[kind].append(block[kind])
         elif kind == "tool_use":
             calls.append(function_call(block["id"], block["name"], arguments_text(block["input"])))
-    text = "".join(texts["text"])
-    message: JsonObject = {"role": "assistant", "content": text or (None if calls else "")}
-    message["refusal"] = (body.get("stop_details") or {}).get("explanation")
-    if texts["thinking"]:
-        message["reasoning_content"] = "".join(texts["thinking"])
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    refusal = (body.get("stop_details") or {}).get("explanation")
+    text, reasoning = "".join(texts["text"]), "".join(texts["thinking"])
+    return answer_message(text, refusal=refusal, reasoning=reasoning, calls=calls)
 
 
 CHAT_ON_MESSAGES = Translation("chat", "messages", _request, _response, ChatFromMessages)

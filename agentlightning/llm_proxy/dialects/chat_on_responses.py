@@ -8,6 +8,7 @@ import orjson
 
 from agentlightning.llm_proxy.dialects.chat_on_responses_stream import ChatFromResponses
 from agentlightning.llm_proxy.dialects.chat_parts import function_call
+from agentlightning.llm_proxy.dialects.chat_terms import HINTS, answer, answer_message, meant
 from agentlightning.llm_proxy.dialects.failures import BackendStreamError, failure_in_stream
 from agentlightning.llm_proxy.dialects.responses_terms import counts_of, finish_reason_of
 from agentlightning.llm_proxy.dialects.terms import (
@@ -20,24 +21,6 @@ from agentlightning.llm_proxy.dialects.terms import (
 
 __all__ = ["CHAT_ON_RESPONSES"]
 
-_DROPPED: Final = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "safety_identifier",
-        "seed",
-        "service_tier",
-        "store",
-        "stream_options",
-        "user",
-    }
-)
-"""Hints, without which an answer is as good, and what is the proxy's to see to."""
 _SAID: Final = frozenset(
     {
         "max_completion_tokens",
@@ -55,18 +38,6 @@ _SAID: Final = frozenset(
         "verbosity",
     }
 )
-_MEANINGLESS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "stop": ([],),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "functions": ([],),
-}
-"""Values that say what is so anyway."""
 _SAME: Final = ("model", "temperature", "top_p")
 
 
@@ -75,8 +46,7 @@ def _unsayable(field: str) -> UntranslatableRequest:
 
 
 def _request(body: Mapping[str, Any]) -> JsonObject:
-    meant = {name: value for name, value in body.items() if value not in _MEANINGLESS.get(name, ())}
-    refuse_others(meant, _SAID | _DROPPED, client="chat", backend="responses")
+    refuse_others(meant(body), _SAID | HINTS, client="chat", backend="responses")
     said: JsonObject = {name: body[name] for name in _SAME if body.get(name) is not None}
     messages = enumerate(body["messages"])
     said["input"] = [item for number, message in messages for item in _items(message, f"messages[{number}]")]
@@ -197,16 +167,14 @@ def _response(body: Mapping[str, Any], request: Mapping[str, Any]) -> JsonObject
     if body.get("status") == "failed" or body.get("error"):
         raise BackendStreamError(failure_in_stream("responses", orjson.dumps(body)))
     message = _message(body)
-    choice: JsonObject = {"index": 0, "message": message, "logprobs": None}
-    choice["finish_reason"] = finish_reason_of(body, has_calls="tool_calls" in message)
-    return {
-        "id": body["id"],
-        "object": "chat.completion",
-        "created": int(body.get("created_at") or time.time()),
-        "model": body["model"],
-        "choices": [choice],
-        "usage": counts_of(body.get("usage")).as_chat(),
-    }
+    return answer(
+        message,
+        finish_reason_of(body, has_calls="tool_calls" in message),
+        answer_id=body["id"],
+        model=body["model"],
+        created=int(body.get("created_at") or time.time()),
+        counts=counts_of(body.get("usage")),
+    )
 
 
 def _message(body: Mapping[str, Any]) -> JsonObject:
@@ -221,13 +189,8 @@ def _message(body: Mapping[str, Any]) -> JsonObject:
         elif item["type"] == "reasoning":
             thoughts = [part["text"] for part in item.get("content") or item.get("summary") or ()]
             texts["reasoning"] += "\n\n".join(thoughts)
-    message: JsonObject = {"role": "assistant", "content": texts["output_text"] or (None if calls else "")}
-    message["refusal"] = texts["refusal"] or None
-    if texts["reasoning"]:
-        message["reasoning_content"] = texts["reasoning"]
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    refusal = texts["refusal"] or None
+    return answer_message(texts["output_text"], refusal=refusal, reasoning=texts["reasoning"], calls=calls)
 
 
 CHAT_ON_RESPONSES = Translation("chat", "responses", _request, _response, ChatFromResponses)

@@ -3,62 +3,32 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentlightning.llm_proxy.dialects.chat_parts import (
-    CallPieces,
-    ToolCallDelta,
-    UsageCounts,
-    reasoning_in,
-    usage_counts,
-)
+from agentlightning.llm_proxy.dialects.chat_parts import ToolCallDelta, UsageCounts, reasoning_in
+from agentlightning.llm_proxy.dialects.chunk_translation import ChunkTranslation
 from agentlightning.llm_proxy.dialects.messages_terms import ending, usage_of
 from agentlightning.llm_proxy.dialects.sse import ServerSentEvent
-from agentlightning.llm_proxy.dialects.terms import EventTranslation, JsonObject, named_event
+from agentlightning.llm_proxy.dialects.terms import JsonObject, named_event
 
 __all__ = ["MessagesFromChat"]
 
 
-class MessagesFromChat(EventTranslation):
-    """Turns chunks into events of blocks. A block ends when the next begins or the chat gives its finish reason."""
+class MessagesFromChat(ChunkTranslation):
+    """Turns chunks into events of blocks."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        super().__init__("chat")
-        self._model = request.get("model") or ""
-        self._is_started = self._is_finished = False
+        super().__init__(request)
+        self._is_started = False
         self._blocks = 0
         self._open: str | int | None = None
         """The block that is open: its kind, or the number of its tool call."""
         self._signature = ""
-        self._calls = CallPieces()
-        self._choice: JsonObject = {}
-        """What was said of the end."""
         self._message: JsonObject = {}
         """Which kinds of content there were, as far as the end depends on them."""
-        self._counts = UsageCounts(0, 0)
 
-    def finish(self) -> list[ServerSentEvent]:
-        if self._is_finished:
-            return []
-        self._is_finished = True
-        events = [*self._started({}), *self._closed()]
+    def _ended(self) -> Iterator[ServerSentEvent]:
         delta = ending(self._choice, self._message)
-        events.append(named_event({"type": "message_delta", "delta": delta, "usage": usage_of(self._counts)}))
-        events.append(named_event({"type": "message_stop"}))
-        return events
-
-    def _translated(self, event: JsonObject) -> Iterator[ServerSentEvent]:
-        yield from self._started(event)
-        if event.get("usage"):
-            self._counts = usage_counts(event["usage"])
-        for choice in event.get("choices") or ():
-            if choice.get("index"):
-                continue  # translated requests ask for one
-            yield from self._delta(choice.get("delta") or {})
-            if choice.get("finish_reason"):
-                self._choice = choice
-                self._is_complete = True
-                yield from self._closed()
-        if self._is_complete and event.get("usage") and not event.get("choices"):
-            yield from self.finish()
+        yield named_event({"type": "message_delta", "delta": delta, "usage": usage_of(self._counts)})
+        yield named_event({"type": "message_stop"})
 
     def _started(self, chunk: Mapping[str, Any]) -> Iterator[ServerSentEvent]:
         if self._is_started:
@@ -66,7 +36,7 @@ class MessagesFromChat(EventTranslation):
         self._is_started = True
         self._calls.answer_id = chunk.get("id") or ""
         message = {"id": chunk.get("id") or "", "type": "message", "role": "assistant"}
-        message |= {"model": chunk.get("model") or self._model, "content": []}
+        message |= {"model": chunk.get("model") or self._request.get("model") or "", "content": []}
         message |= {"stop_reason": None, "stop_sequence": None, "usage": usage_of(UsageCounts(0, 0))}
         yield named_event({"type": "message_start", "message": message})
 

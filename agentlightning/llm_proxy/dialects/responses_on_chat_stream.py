@@ -4,13 +4,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agentlightning.llm_proxy.dialects.chat_parts import (
-    CallPieces,
-    ToolCallDelta,
-    UsageCounts,
-    reasoning_in,
-    usage_counts,
-)
+from agentlightning.llm_proxy.dialects.chat_parts import ToolCallDelta, reasoning_in
+from agentlightning.llm_proxy.dialects.chunk_translation import ChunkTranslation
 from agentlightning.llm_proxy.dialects.responses_terms import (
     call_item,
     frame,
@@ -23,7 +18,7 @@ from agentlightning.llm_proxy.dialects.responses_terms import (
     usage_of,
 )
 from agentlightning.llm_proxy.dialects.sse import ServerSentEvent
-from agentlightning.llm_proxy.dialects.terms import EventTranslation, JsonObject, named_event
+from agentlightning.llm_proxy.dialects.terms import JsonObject, named_event
 
 __all__ = ["ResponsesFromChat"]
 
@@ -31,14 +26,12 @@ _PARTS: Final = {"output_text": text_part, "refusal": refusal_part, "reasoning_t
 _PART_TEXTS: Final = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text"}
 
 
-class ResponsesFromChat(EventTranslation):
-    """Turns chunks into events of items. An item ends when the next begins or the chat gives its finish reason."""
+class ResponsesFromChat(ChunkTranslation):
+    """Turns chunks into events of items."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        super().__init__("chat")
-        self._request = request
+        super().__init__(request)
         self._frame: JsonObject | None = None
-        self._is_finished = False
         self._sequence_number = 0
         self._output: list[JsonObject] = []
         self._item: JsonObject | None = None
@@ -49,38 +42,16 @@ class ResponsesFromChat(EventTranslation):
         """The kind of the part that is open."""
         self._texts: list[str] = []
         """What the open part, or the arguments of the open call, hold so far."""
-        self._calls = CallPieces()
-        self._finish_reason: str | None = None
-        self._counts = UsageCounts(0, 0)
 
-    def finish(self) -> list[ServerSentEvent]:
-        if self._is_finished:
-            return []
-        self._is_finished = True
-        events = [*self._started({}), *self._closed()]
+    def _ended(self) -> Iterator[ServerSentEvent]:
         if all(item["type"] == "reasoning" for item in self._output):  # an answer without words is one all the same
-            events += [*self._part_opened("output_text"), *self._closed()]
-        reason = incomplete_reason(self._finish_reason)
+            yield from self._part_opened("output_text")
+            yield from self._closed()
+        reason = incomplete_reason(self._choice.get("finish_reason"))
         status = "incomplete" if reason else "completed"
         whole = {**(self._frame or {}), "status": status, "output": self._output, "usage": usage_of(self._counts)}
         whole["incomplete_details"] = {"reason": reason} if reason else None
-        events.append(self._event(f"response.{status}", response=whole))
-        return events
-
-    def _translated(self, event: JsonObject) -> Iterator[ServerSentEvent]:
-        yield from self._started(event)
-        if event.get("usage"):
-            self._counts = usage_counts(event["usage"])
-        for choice in event.get("choices") or ():
-            if choice.get("index"):
-                continue  # translated requests ask for one
-            yield from self._delta(choice.get("delta") or {})
-            if choice.get("finish_reason"):
-                self._finish_reason = choice["finish_reason"]
-                self._is_complete = True
-                yield from self._closed()
-        if self._is_complete and event.get("usage") and not event.get("choices"):
-            yield from self.finish()
+        yield self._event(f"response.{status}", response=whole)
 
     def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
         number = self._sequence_number

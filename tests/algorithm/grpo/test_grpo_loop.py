@@ -226,9 +226,7 @@ def test_agent_that_always_fails_is_told_before_training(engine: SharedEngine) -
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         raise OSError("no disk")
 
-    with pytest.raises(
-        TrainingError, match="None of 2 validation rollouts gave a reward; most often: OSError: no disk"
-    ):
+    with pytest.raises(TrainingError, match="None of 2 rollouts gave a reward; most often: OSError: no disk"):
         trainer(grpo()).fit(Asking(judge), TASKS, TASKS[:2])
 
 

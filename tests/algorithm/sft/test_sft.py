@@ -176,16 +176,11 @@ class Validating:
 
     def __init__(self, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.algorithm = store, sft(store)
-        self.reported: list[dict[str, float]] = []
 
         async def no_resources(name: str, temperature: float | None) -> None:
             return None
 
-        async def report(step: int, metrics: dict[str, float]) -> None:
-            self.reported.append(metrics)
-
         monkeypatch.setattr(self.algorithm, "_resources", no_resources)
-        monkeypatch.setattr(self.algorithm, "_report", report)
 
     async def play(self, task: asyncio.Task[Any], status: Any, reward: float | None) -> None:
         while (rollout := await self.store.dequeue_rollout()) is None:
@@ -206,13 +201,16 @@ def validating(monkeypatch: pytest.MonkeyPatch) -> Validating:
 
 
 async def test_validation_counts_what_failed_and_leaves_it_out(validating: Validating) -> None:
+    run = await validating.store.start_run("sft")
+    validating.algorithm.set_run_id(run.run_id)
     task = asyncio.create_task(validating.algorithm._validate(["sky", "grass"], step=0))
 
     await validating.play(task, "succeeded", 1.0)
     await validating.play(task, "failed", None)
 
     assert (await asyncio.wait_for(task, 30)).mean == 1.0
-    assert validating.reported[0]["validation/failed"] == 1.0
+    (point,) = await validating.store.query_metrics(run.run_id)
+    assert (point.values["validation/reward"], point.values["validation/failed"]) == (1.0, 1.0)
 
 
 async def test_validation_without_any_reward_is_an_error(validating: Validating) -> None:
@@ -220,7 +218,7 @@ async def test_validation_without_any_reward_is_an_error(validating: Validating)
 
     await validating.play(task, "failed", None)
 
-    with pytest.raises(TrainingError, match="None of 1 validation rollouts"):
+    with pytest.raises(TrainingError, match="None of 1 rollouts"):
         await asyncio.wait_for(task, 30)
 
 

@@ -1,8 +1,12 @@
 """What all tests share: a clock they can turn, and spans they can add."""
 
+import gc
 import itertools
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,17 @@ from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStat
 # The same examples each time: a test that fails must fail again.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
+
+# Hundreds of tests start Python: where compiled code is not kept, each of them compiles the package anew. This is read
+# by the first process before it starts its workers, which start all the others.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look at it whenever a test asks what is left in memory."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +41,18 @@ def own_logging() -> Iterator[None]:
         logger.propagate, logger.disabled = propagate, disabled
         if logger.name == "agentlightning":
             logger.handlers[:] = handlers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_certificate(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every HTTP client reads all certificates of the world when it is made, in 25 ms; here is one, of nobody's.
+
+    Loops of GRPO read them all: two of their tests count on an agent that is not quicker than the algorithm.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        if "grpo" not in request.path.parts:
+            patches.setenv("SSL_CERT_FILE", str(Path(__file__).parent / "certificate.pem"))
+        yield
 
 
 class Clock:

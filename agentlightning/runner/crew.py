@@ -137,7 +137,8 @@ class Crew:
             finally:
                 place.close(following)
             claim = self._next()
-            self._fill()
+            if self._ahead:
+                self._fill()
 
     def _next(self) -> Claim | None:
         """What to begin with now, in a place that is then taken."""
@@ -166,11 +167,13 @@ class Crew:
         else:
             go_on()
         self._working -= 1
-        self._fill()
-        room = self.room
+        if self._ahead:
+            self._fill()
+        ahead = self._worth_ahead
+        room = self.free + ahead
         is_claiming = room > 0 and self._abilities.claims_next and self.shift.reserve(1) == 1
         self._coming += is_claiming
-        if room - is_claiming > self._worth_ahead // 2:
+        if room - is_claiming > ahead // 2:
             self._has_changed.set()
         return is_claiming
 
@@ -257,7 +260,8 @@ class Place:
 
     def close(self, following: Claim | None) -> None:
         """The attempt is finished, and this was claimed then."""
-        self.leave(_nothing)
+        if self._is_taken:
+            self.leave(_nothing)
         if self._is_claiming:
             self._crew.end_attempt(following, self._crew._loop.time() - self._since)
 

@@ -37,6 +37,16 @@ answer = client.chat.completions.create(
 print(answer.choices[0].message.content)
 print(os.environ["OPENAI_API_KEY"])
 """
+WITHOUT_SDK = """
+import json, os, urllib.request
+model = os.environ.get("OPENAI_MODEL", "stub-model")
+asked = {"model": model, "messages": [{"role": "user", "content": "Hello there"}]}
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+with urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), headers)) as answer:
+    print(json.load(answer)["choices"][0]["message"]["content"])
+"""
+"""For what is the same whichever library calls; it begins much sooner."""
 ANTHROPIC = """
 import anthropic
 client = anthropic.Anthropic()
@@ -153,6 +163,26 @@ def runs(tmp_path: Path, stub_model: StubModel) -> Runs:
     return Runs(tmp_path, stub_model)
 
 
+RunsHere = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def runs_here(runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunsHere:
+    """The command in this process, where neither its own process nor its environment is in question."""
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        with monkeypatch.context() as patches:
+            patches.chdir(runs.folder)
+            for name in os.environ.keys() - environment().keys():
+                patches.delenv(name)
+            for name, value in runs.provider.items():
+                patches.setenv(name, value)
+            code = main(["run", *arguments])
+        return subprocess.CompletedProcess(agl_run(*arguments), code, *capfd.readouterr())
+
+    return run
+
+
 # ---------------------------------------------------------------------- programs that know nothing
 
 
@@ -180,7 +210,7 @@ def test_real_keys_reach_neither_program_nor_record(runs: Runs) -> None:
         "AGL_PROXY_API_KEY": REAL_KEY,
     }
 
-    runs("--", sys.executable, runs.file("script.py", PYTHON), **secrets)
+    runs("--", sys.executable, runs.file("script.py", WITHOUT_SDK), **secrets)
     done = runs("--", sys.executable, "-c", program, **secrets)
 
     assert done.stdout == "[]\n"
@@ -226,16 +256,16 @@ def test_calls_that_fail_are_told(runs: Runs) -> None:
     ("command", "code", "status"),
     [("true", 0, "succeeded"), ("exit 3", 3, "failed"), ("kill -KILL $$", 137, "failed")],
 )
-def test_the_exit_code_is_the_program_s(runs: Runs, command: str, code: int, status: str) -> None:
-    done = runs("--", "sh", "-c", command)
+def test_the_exit_code_is_the_program_s(runs: Runs, runs_here: RunsHere, command: str, code: int, status: str) -> None:
+    done = runs_here("--", "sh", "-c", command)
 
     assert done.returncode == code
     assert runs.recorded()[0].status == status
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_that_is_not_there_is_told_as_shells_do(runs: Runs) -> None:
-    done = runs("--", "no-such-program")
+def test_a_program_that_is_not_there_is_told_as_shells_do(runs: Runs, runs_here: RunsHere) -> None:
+    done = runs_here("--", "no-such-program")
 
     assert done.returncode == 127
     assert "There is no program 'no-such-program'" in done.stderr
@@ -251,8 +281,8 @@ def test_a_program_that_is_not_there_is_told_as_shells_do(runs: Runs) -> None:
         ("--reward", "none", "printf", "%s ", "--reward", "--", "-x"),
     ],
 )
-def test_the_words_of_the_program_are_its_own(runs: Runs, words: tuple[str, ...]) -> None:
-    assert runs(*words).stdout == "--reward -- -x "
+def test_the_words_of_the_program_are_its_own(runs_here: RunsHere, words: tuple[str, ...]) -> None:
+    assert runs_here(*words).stdout == "--reward -- -x "
 
 
 def test_input_and_output_pass_through_as_they_come(runs: Runs) -> None:
@@ -270,7 +300,7 @@ def test_input_and_output_pass_through_as_they_come(runs: Runs) -> None:
 
 
 def test_sigterm_goes_to_the_program_and_its_calls_are_stored(runs: Runs) -> None:
-    script = PYTHON.replace("print(os.environ", "import signal, sys; print('ready', flush=True); print(os.environ")
+    script = f"{WITHOUT_SDK}import signal, sys\n"
     script += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print('waiting', flush=True); signal.pause()\n"
     process = runs.start("--", sys.executable, runs.file("script.py", script))
     assert process.stdout is not None
@@ -348,33 +378,34 @@ def read_until(terminal: int, words: bytes) -> bytes:
     ],
 )
 def test_a_reward_is_read_where_it_is_said_to_be(
-    runs: Runs, source: str, command: str, code: int, reward: float | None
+    runs: Runs, runs_here: RunsHere, source: str, command: str, code: int, reward: float | None
 ) -> None:
-    done = runs("--reward", source, "--", "sh", "-c", command)
+    done = runs_here("--reward", source, "--", "sh", "-c", command)
 
     rollout, spans = runs.recorded()
     assert (done.returncode, rollout.status, find_final_reward(spans)) == (code, "succeeded", reward)
     assert re.search(rf"reward\s*│ {'none' if reward is None else f'{reward:g}'} ", done.stderr)
 
 
-def test_a_reward_that_cannot_be_read_is_told(runs: Runs) -> None:
-    done = runs("--reward", "stdout", "--", "echo", "well")
+def test_a_reward_that_cannot_be_read_is_told(runs: Runs, runs_here: RunsHere) -> None:
+    done = runs_here("--reward", "stdout", "--", "echo", "well")
 
     assert done.returncode == 0
     assert "The last line of stdout must be a number" in done.stderr
     assert runs.recorded()[0].status == "failed"
 
 
-def test_a_task_is_the_rollout_s_input_and_reaches_the_program(runs: Runs) -> None:
-    done = runs("--task", '{"n": 1}', "--", "sh", "-c", 'echo "$AGL_TASK"')
+def test_a_task_is_the_rollout_s_input_and_reaches_the_program(runs: Runs, runs_here: RunsHere) -> None:
+    done = runs_here("--task", '{"n": 1}', "--", "sh", "-c", 'echo "$AGL_TASK"')
 
     assert json.loads(done.stdout) == {"n": 1}
     assert runs.recorded()[0].input == {"n": 1}
 
 
 def test_a_model_is_served_from_elsewhere_under_its_name(runs: Runs) -> None:
+    script = runs.file("script.py", WITHOUT_SDK)
     with running(models=("mine",)) as other:
-        done = runs("--model", f"gpt-x=openai/mine@{other.openai_url}", "--", sys.executable, runs.file("s.py", PYTHON))
+        done = runs("--model", f"gpt-x=openai/mine@{other.openai_url}", "--", sys.executable, script)
 
     assert (done.returncode, done.stdout.split("\n")[0]) == (0, "Hello there"), done.stderr
     assert [request.body["model"] for request in other.requests if request.dialect == "chat"] == ["mine"]
@@ -432,7 +463,7 @@ def proxy_of(runs: Runs) -> Iterator[Callable[[str], str]]:
 
 
 async def test_a_proxy_that_runs_already_is_used(runs: Runs, proxy_of: Callable[[str], str]) -> None:
-    script = runs.file("script.py", PYTHON)
+    script = runs.file("script.py", WITHOUT_SDK)
     with ServerProcess() as server:
         options = ("--store", server.url, "--proxy", proxy_of(server.url))
         done = await asyncio.to_thread(runs, *options, "--", sys.executable, script, AGL_PROXY_API_KEY=PROXY_KEY)
@@ -463,11 +494,11 @@ async def test_nothing_is_published_in_a_store_that_others_use(runs: Runs) -> No
             assert await store.get_latest_resources() is None
 
 
-def test_the_trace_of_a_rollout_is_shown(runs: Runs) -> None:
-    runs("--reward", "exit_code", "--", sys.executable, runs.file("script.py", PYTHON))
+def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> None:
+    runs("--reward", "exit_code", "--", sys.executable, runs.file("script.py", WITHOUT_SDK))
     rollout, _ = runs.recorded()
 
-    shown = runs("--show", rollout.rollout_id)
+    shown = runs_here("--show", rollout.rollout_id)
 
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"litellm_request +│ stub-model +│ 5\+3 +│ [\d.]+ +│ Hello there", shown.stdout)
@@ -515,10 +546,10 @@ def test_a_store_that_does_not_answer_is_told(runs: Runs) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_rollout_that_is_not_there_is_told(runs: Runs) -> None:
-    runs("--", "true")
+def test_a_rollout_that_is_not_there_is_told(runs_here: RunsHere) -> None:
+    runs_here("--", "true")
 
-    shown = runs("--show", "ro-missing")
+    shown = runs_here("--show", "ro-missing")
 
     assert shown.returncode == 1
     assert "There is no rollout 'ro-missing'" in shown.stderr

@@ -294,13 +294,20 @@ def test_a_module_that_cannot_be_imported_is_told_in_its_own_words(
         ("--store", "trainer", "trainer"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_told(folder: Path, option: str, value: str, words: str) -> None:
-    joining = Joining(folder, option, value, "user_agents:agent")
-    try:
-        code, printed = joining.end()
-    finally:
-        joining.kill()
+def test_an_option_that_makes_no_sense_is_told(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
-    assert code != 0
-    assert words in printed
-    assert "Traceback" not in printed, printed[-1500:]
+    code = main(["runner", option, value, "user_agents:agent"])
+
+    said = capsys.readouterr().err
+    assert code == 1
+    assert words in said
+    assert "Traceback" not in said, said[-1500:]

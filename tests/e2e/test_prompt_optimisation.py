@@ -18,7 +18,7 @@ def quick_poml(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0])
 def test_a_prompt_climbs_from_below_04_to_above_09(seed: int) -> None:
-    climbed = climb(seed, beam_rounds=8)
+    climbed = climb(seed)
 
     gain = climbed.result.gain
     assert gain is not None

@@ -75,11 +75,11 @@ class Climb:
     store: agl.LightningStore
 
 
-def test_score(model: SimulatedModel, prompt: agl.PromptTemplate, seed: int) -> float:
+def test_score(model: SimulatedModel, prompt: agl.PromptTemplate, seed: int, count: int) -> float:
     """The mean score on tasks of their own."""
     with openai.OpenAI(base_url=model.url, api_key="any") as client:
         scores = []
-        for task in make_tasks(TEST_TASKS, seed):
+        for task in make_tasks(count, seed):
             messages: Any = [{"role": "user", "content": prompt.format(request=task.text)}]
             reply = client.chat.completions.create(model=MODEL, messages=messages)
             scores.append(task.score(reply.choices[0].message.content or ""))
@@ -95,6 +95,7 @@ def climb(
     faults: float = 0.0,
     is_steady: bool = False,
     validation_tasks: int = VALIDATION_TASKS,
+    test_tasks: int = TEST_TASKS,
     search_seed: int | None = None,
     **settings: Any,
 ) -> Climb:
@@ -116,6 +117,6 @@ def climb(
         with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client, environment:
             trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(validation_tasks, seed + 1000))
         assert apo.result is not None
-        before = test_score(model, seed_prompt, seed + 2000)
-        after = test_score(model, apo.get_best_prompt(), seed + 2000)
+        before = test_score(model, seed_prompt, seed + 2000, test_tasks)
+        after = test_score(model, apo.get_best_prompt(), seed + 2000, test_tasks)
     return Climb(seed, apo, apo.result, before, after, store)

@@ -76,7 +76,7 @@ async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monk
 
 def test_search_on_the_simulated_model_follows_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apo_module.poml, "poml", rendered_here)
-    settings: dict[str, Any] = {"is_steady": True, "validation_tasks": 40, "beam_rounds": 2}
+    settings: dict[str, Any] = {"is_steady": True, "validation_tasks": 40, "test_tasks": 1, "beam_rounds": 2}
 
     first, again, other = (told(climb(0, search_seed=seed, **settings).apo) for seed in (1, 1, 2))
 

@@ -9,7 +9,7 @@ import openai
 
 import agentlightning as agl
 from agentlightning.algorithm.gepa import GEPA, OptimisationResult
-from tests.algorithm.apo.climbing import Booking, tasks, test_score
+from tests.algorithm.apo.climbing import TEST_TASKS, Booking, tasks, test_score
 from tests.simulated_model.server import MODEL, SEED_PROMPT, SimulatedModel
 
 TRAIN_TASKS, VALIDATION_TASKS = 40, 60
@@ -33,6 +33,8 @@ def evolve(
     *,
     faults: float = 0.0,
     is_steady: bool = False,
+    validation_tasks: int = VALIDATION_TASKS,
+    test_tasks: int = TEST_TASKS,
     store: Any = None,
     search_seed: int | None = None,
     **settings: Any,
@@ -53,8 +55,8 @@ def evolve(
         )
         environment = patch.dict(os.environ, {"OPENAI_API_KEY": "any", "OPENAI_BASE_URL": model.url})
         with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client, environment:
-            trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(VALIDATION_TASKS, seed + 1000))
+            trainer.fit(Booking(client), tasks(TRAIN_TASKS, seed), tasks(validation_tasks, seed + 1000))
         assert gepa.result is not None
-        before = test_score(model, seed_prompt, seed + 2000)
-        after = test_score(model, gepa.get_best_prompts()["prompt"], seed + 2000)
+        before = test_score(model, seed_prompt, seed + 2000, test_tasks)
+        after = test_score(model, gepa.get_best_prompts()["prompt"], seed + 2000, test_tasks)
     return Evolved(gepa, gepa.result, before, after, store)

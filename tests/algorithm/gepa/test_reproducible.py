@@ -7,7 +7,8 @@ from tests.algorithm.gepa.evolving import evolve
 
 def told(seed: int) -> Any:
     """All that an evolution on the simulated model came to."""
-    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=3)
+    few: dict[str, Any] = {"validation_tasks": 24, "test_tasks": 1}
+    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=3, **few)
     rows = [(one.version, one.parent, one.template, one.scores, one.fate) for one in done.gepa.candidates]
     return rows, done.result.best, done.result.challenges, done.result.spent
 

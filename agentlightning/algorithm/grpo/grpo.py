@@ -159,7 +159,9 @@ class GRPO(Algorithm):
         self.examples: list[list[FinishedRollout]] = []
         """The first rollouts of each validation, in the order of its tasks."""
         self.progress = Progress(self.checkpoints)
-        self._resources: dict[str, str] = {}
+        owner = generate_id(12) if self.checkpoints is None else _digest(self.checkpoints)
+        self._resources = {mode: f"grpo-{owner}-{mode}" for mode in ("train", "val")}
+        """Ids of what rollouts run with; those of a run that goes on are the same."""
         self._ahead: deque[_Planned] = deque()
         """Steps that are sent; the first one is learned from next."""
         self._collector: Collector | None = None
@@ -190,15 +192,15 @@ class GRPO(Algorithm):
             raise ConfigurationError("GRPO needs tasks to train on; give the Trainer a train_dataset.")
         self._begin()
         curriculum = Curriculum(train_dataset, self.seed)
+        self._collector = Collector(self.get_store(), self._config)
+        if self.checkpoints is not None:  # before all that takes long: runners take up what is in the queue
+            await self._collector.withdraw_all(self._resources.values())
         async with AsyncExitStack() as stack:
             for policy in self.policies:
                 stack.push_async_callback(policy.stop)
             await undisturbed(*(policy.start() for policy in self.policies))
             proxy = self._open_proxy(stack)
             await self._publish_resources(proxy)
-            self._collector = Collector(self.get_store(), self._config)
-            if self.checkpoints is not None:
-                await self._collector.withdraw_all(self._resources.values())
             if self.resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
                 await undisturbed(*(policy.publish() for policy in self.policies))
             self.baseline = self.progress.baseline
@@ -222,14 +224,12 @@ class GRPO(Algorithm):
 
     async def _publish_resources(self, proxy: LLMProxy) -> None:
         """The models as resources, twice: with the temperature for training, and with that for validation."""
-        owner = generate_id(12) if self.checkpoints is None else _digest(self.checkpoints)
         for mode, temperature in (("train", self.temperature), ("val", self.validation_temperature)):
             resources: NamedResources = dict(self.get_initial_resources() or {})
             for policy in self.policies:
                 name = MAIN if len(self.policies) == 1 else policy.name
                 resources[name] = proxy.as_resource(model=policy.name, sampling_parameters={"temperature": temperature})
-            update = await self.get_store().update_resources(f"grpo-{owner}-{mode}", resources)
-            self._resources[mode] = update.resources_id
+            await self.get_store().update_resources(self._resources[mode], resources)
 
     async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
         progress, began = self.progress, time.monotonic()

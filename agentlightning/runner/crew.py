@@ -119,7 +119,7 @@ class Crew:
         """Begin with what waits, for as long as there are free places."""
         while (claim := self._next()) is not None:
             self._start(self._work_from(claim), self._tasks)
-        if self._ahead and self._watch is None:
+        if self._ahead and self._watch is None and not self._is_over:
             self._watch = self._loop.call_later(LONGEST_AHEAD_SECONDS, self._look_ahead)
 
     def _start(self, work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]]") -> None:
@@ -215,10 +215,13 @@ class Crew:
     # ------------------------------------------------------------------ ending
 
     async def finish(self) -> None:
-        """Wait for all who work; what is claimed then is given back."""
+        """Wait for all who work; what is claimed then is given back, or done where the store cannot take it back."""
         while self._tasks or self._returning:
             await asyncio.wait(self._tasks | self._returning)
         await self.give_back()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._ahead.clear()  # what is left could not be given back just now: the store's own time limits will settle it
         if self._error is not None:
             raise self._error
 

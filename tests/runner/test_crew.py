@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.emitter import emit_reward
+from agentlightning.errors import StoreUnavailable
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.abilities import Abilities
 from agentlightning.runner.pace import FIRST_GUESS_SECONDS, Pace
@@ -41,6 +42,13 @@ class Refusing(Slow):
     async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
         self.asked += 1
         raise NotImplementedError("never heard of")
+
+
+class Away(Slow):
+    """Cannot be reached when claims are to be given back."""
+
+    async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
+        raise StoreUnavailable("away")
 
 
 class Unable(Slow):
@@ -218,6 +226,26 @@ async def test_a_runner_that_ends_gives_back_what_it_has_not_begun_with(
     assert found.pop("queuing") == 60 - 30 - SIZE
     assert sum(found.values()) == 30 + SIZE
     assert found.get(outcome, 0) >= SIZE
+
+
+@pytest.mark.parametrize(("store_type", "left"), [(Refusing, 0), (Away, 1)], ids=["refuses", "is away"])
+async def test_a_runner_ends_though_the_store_takes_nothing_back(store_type: type[Slow], left: int) -> None:
+    store, stuck = await stocked(store_type(), 60), Stuck(30)
+    runner = make_runner()
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = asyncio.create_task(runner.iter())
+        await until(lambda: stuck.waiting == SIZE)
+        await until(lambda: holding(store))
+        runner.stop()
+        stuck.may_go.set()
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    found = await counts(store)
+    assert (found.get("preparing", 0) > 0) == bool(left)
+    assert found["succeeded"] >= 30 + SIZE
+    assert sum(found.values()) == 60
+    assert set(found) <= {"succeeded", "preparing", "queuing"}
 
 
 async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:

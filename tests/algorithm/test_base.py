@@ -267,7 +267,13 @@ async def test_metrics_that_are_finite_go_to_the_run_of_the_algorithm() -> None:
 
 
 async def test_metrics_of_an_algorithm_without_a_run_are_left_out() -> None:
-    await report_metrics(Careless(), 3, {"reward": 0.5})
+    algorithm, store = Careless(), InMemoryLightningStore()
+    run = await store.start_run()
+    algorithm.set_store(store)
+
+    await report_metrics(algorithm, 3, {"reward": 0.5})
+
+    assert list(await store.query_metrics(run.run_id)) == []
 
 
 class FakeProxy:

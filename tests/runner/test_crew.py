@@ -11,6 +11,7 @@ from agentlightning.emitter import emit_reward
 from agentlightning.errors import StoreUnavailable
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.abilities import Abilities
+from agentlightning.runner.agent import SHORTEST_POLL_SECONDS
 from agentlightning.runner.pace import FIRST_GUESS_SECONDS, Pace
 from agentlightning.runner.turns import Turns
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -158,6 +159,14 @@ async def holding(store: LightningStore) -> bool:
     return found.get("preparing", 0) + found.get("running", 0) > SIZE
 
 
+async def until_it_holds(runner: LitAgentRunner[Any], stuck: Stuck) -> "asyncio.Task[None]":
+    """Start a runner, and come back when it has claims behind agents that are stuck."""
+    running = asyncio.create_task(runner.iter())
+    await until(lambda: stuck.waiting == SIZE)
+    await until(lambda: holding(runner.get_store()))
+    return running
+
+
 async def test_claims_behind_agents_that_suddenly_take_long_go_to_another_runner() -> None:
     store, stuck = await stocked(Slow(), 60), Stuck(30)
     done_elsewhere: list[Any] = []
@@ -167,9 +176,7 @@ async def test_claims_behind_agents_that_suddenly_take_long_go_to_another_runner
 
     first, second = make_runner(worker_name="First"), make_runner(worker_name="Second", max_concurrency=1)
     with first.run_context(agent=Awaiting(stuck), store=store):
-        running = asyncio.create_task(first.iter())
-        await until(lambda: stuck.waiting == SIZE)
-        await until(lambda: holding(store))
+        running = await until_it_holds(first, stuck)
         with second.run_context(agent=Awaiting(elsewhere), store=store):
             also_running = asyncio.create_task(second.iter())
             await until(lambda: len(done_elsewhere) == 60 - 30 - SIZE)
@@ -214,9 +221,7 @@ async def test_a_runner_that_ends_gives_back_what_it_has_not_begun_with(
     runner = make_runner()
 
     with runner.run_context(agent=Awaiting(stuck), store=store):
-        running = asyncio.create_task(runner.iter())
-        await until(lambda: stuck.waiting == SIZE)
-        await until(lambda: holding(store))
+        running = await until_it_holds(runner, stuck)
         end(runner, running)
         asyncio.get_running_loop().call_later(0.05, stuck.may_go.set)
         await asyncio.wait([running], timeout=PATIENCE_SECONDS)
@@ -234,9 +239,7 @@ async def test_a_runner_ends_though_the_store_takes_nothing_back(store_type: typ
     runner = make_runner()
 
     with runner.run_context(agent=Awaiting(stuck), store=store):
-        running = asyncio.create_task(runner.iter())
-        await until(lambda: stuck.waiting == SIZE)
-        await until(lambda: holding(store))
+        running = await until_it_holds(runner, stuck)
         runner.stop()
         stuck.may_go.set()
         await asyncio.wait_for(running, PATIENCE_SECONDS)
@@ -253,9 +256,7 @@ async def test_a_pause_gives_back_what_waits_and_begins_with_nothing() -> None:
     runner = make_runner(max_rollouts=60)
 
     with runner.run_context(agent=Awaiting(stuck), store=store):
-        running = asyncio.create_task(runner.iter())
-        await until(lambda: stuck.waiting == SIZE)
-        await until(lambda: holding(store))
+        running = await until_it_holds(runner, stuck)
         runner.pause()
         stuck.may_go.set()
 
@@ -368,18 +369,21 @@ async def test_turns_come_one_in_a_round_and_in_their_order() -> None:
     assert happened == ["a", "b", "c", "d"]
 
 
-async def test_a_runner_that_may_ask_all_the_time_leaves_the_loop_to_others() -> None:
-    store = await stocked(InMemoryLightningStore(), 0)
-    runner = make_runner(poll_interval=0.0)
+async def test_a_runner_that_may_ask_all_the_time_does_not() -> None:
+    asked = 0
 
-    with runner.run_context(agent=Awaiting(asyncio.sleep), store=store):
-        running = asyncio.create_task(runner.iter())
-        await asyncio.wait([running], timeout=0.1)
-        await store.enqueue_rollout(0)
-        await until(lambda: counts_as_done(store))
+    class Counted(InMemoryLightningStore):
+        async def claim_rollouts(self, **options: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await super().claim_rollouts(**options)
+
+    runner, clock = make_runner(poll_interval=0.0), asyncio.get_running_loop().time
+    with runner.run_context(agent=Awaiting(asyncio.sleep), store=await stocked(Counted(), 0)):
+        began, running = clock(), asyncio.create_task(runner.iter())
+        await until(lambda: asked >= 5)
+        asks, took = asked, clock() - began
         runner.stop()
         await asyncio.wait_for(running, PATIENCE_SECONDS)
 
-
-async def counts_as_done(store: LightningStore) -> bool:
-    return await counts(store) == {"succeeded": 1}
+    assert asks <= took / SHORTEST_POLL_SECONDS + 2

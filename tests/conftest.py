@@ -14,8 +14,8 @@ from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
 
-# The same examples each time: a test that fails must fail again.
-settings.register_profile("same", derandomize=True)
+# The same examples each time, however long one takes: a test that fails must fail again.
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 # Hundreds of tests start Python: where compiled code is not kept, each of them compiles the package anew. This is read

@@ -32,6 +32,8 @@ __all__ = ["ClientServerExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
 
+LEAVING = "Leaving when what runs has finished; Ctrl-C again leaves at once."
+
 Role = Literal["algorithm", "runner", "both"]
 RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attempt", "update_attempt", "update_worker")
 """What every runner calls; their codecs are made once, before the processes are."""
@@ -260,7 +262,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     def _execute_one_runner(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
         """In this process; Ctrl-C lets it finish what it is at."""
-        own_stop = InterruptibleEvent(stop)
+        own_stop = InterruptibleEvent(stop, LEAVING)
         is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
         before = signal.signal(signal.SIGINT, own_stop.interrupt) if is_main else None
         try:

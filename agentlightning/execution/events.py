@@ -1,11 +1,15 @@
 """Stop signals: one side sets them, the other looks."""
 
 import multiprocessing
+import os
 import threading
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Protocol
 
 __all__ = ["ExecutionEvent", "InterruptibleEvent", "MultiprocessingEvent", "ThreadingEvent"]
+
+STANDARD_ERROR = 2
 
 
 class ExecutionEvent(Protocol):
@@ -65,8 +69,10 @@ class MultiprocessingEvent:
 class InterruptibleEvent:
     """A flag that Ctrl-C sets too, for this process alone: what runs may end well. A second Ctrl-C ends it at once."""
 
-    def __init__(self, event: ExecutionEvent) -> None:
+    def __init__(self, event: ExecutionEvent, notice: str = "") -> None:
+        """What is told of the first Ctrl-C goes to the standard error output."""
         self._event = event
+        self._notice = notice
         self._is_interrupted = False  # not the event itself, whose lock the interrupted code may hold
 
     def set(self) -> None:
@@ -87,3 +93,6 @@ class InterruptibleEvent:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
+        if self._notice:
+            with suppress(OSError):  # not `print`, which the interrupted code may be in
+                os.write(STANDARD_ERROR, f"\n{self._notice}\n".encode())

@@ -21,11 +21,12 @@ from tests.runner.working import RESOURCES
 
 PATIENCE_SECONDS = 60.0
 AGENTS = """
-import time
+import pathlib, time
 from agentlightning import LitAgent, rollout
 
 class Halving(LitAgent):
     def rollout(self, task, resources, rollout):
+        pathlib.Path("begun").touch()
         time.sleep(task.get("seconds", 0))
         return task["n"] / 2
 
@@ -61,27 +62,30 @@ class Joining:
     """The command as a process group of its own."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentlightning.cli", "runner", *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self._output = folder / f"output-{len(list(folder.glob('output-*')))}"
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agentlightning.cli", "runner", *arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def printed(self) -> str:
+        return self._output.read_text()
 
     def interrupt(self) -> None:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
-        printed, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
-        return self.process.returncode, printed
+        return self.process.wait(timeout=PATIENCE_SECONDS), self.printed()
 
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.communicate()
+            self.process.wait()
 
 
 @pytest.fixture
@@ -127,12 +131,12 @@ async def test_it_works_for_a_store_and_leaves_with_ctrl_c(join: Any, options: t
 
 
 @pytest.mark.slow
-async def test_ctrl_c_lets_what_runs_finish(join: Any) -> None:
+async def test_ctrl_c_lets_what_runs_finish(join: Any, folder: Path) -> None:
     with ServerProcess() as server:
         async with LightningStoreClient(server.url) as store:
             ids = await enqueue(store, {"n": 1, "seconds": 2.0}, {"n": 2, "seconds": 2.0})
             runner = join("--store", server.url, "user_agents:agent")
-            await until_claimed(store)
+            await until((folder / "begun").exists)  # what is only claimed by then is given back
             runner.interrupt()
             code, _ = await asyncio.to_thread(runner.end)
             statuses = [rollout.status for rollout in await store.query_rollouts(rollout_ids=ids)]
@@ -141,15 +145,15 @@ async def test_ctrl_c_lets_what_runs_finish(join: Any) -> None:
 
 
 @pytest.mark.slow
-async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any) -> None:
+async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any, folder: Path) -> None:
     config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
     with ServerProcess() as server:
         async with LightningStoreClient(server.url) as store:
             (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
             runner = join("--store", server.url, "user_agents:agent")
-            await until_claimed(store)
+            await until((folder / "begun").exists)
             runner.interrupt()
-            await asyncio.sleep(0.5)  # two at once would be one
+            await until(lambda: "Ctrl-C again leaves at once" in runner.printed())  # two at once would be one
             runner.interrupt()
             began = time.monotonic()
             _, printed = await asyncio.to_thread(runner.end)
@@ -162,10 +166,10 @@ async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any) -> None:
     assert "Traceback" not in printed, printed
 
 
-async def until_claimed(store: LightningStoreClient) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await store.query_rollouts(status_in=["preparing", "running"]):
-        assert time.monotonic() < deadline, "nothing was claimed"
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
         await asyncio.sleep(0.05)
 
 
@@ -210,18 +214,13 @@ def test_a_wrong_token_is_told(join: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_is_not_there_is_told_and_waited_for(join: Any) -> None:
+async def test_a_store_that_is_not_there_is_told_and_waited_for(join: Any) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     runner = join("--store", url, "user_agents:agent")
-    assert runner.process.stdout is not None
 
-    lines: list[str] = []
-    while not any("does not answer" in line for line in lines):
-        line = runner.process.stdout.readline()
-        assert line, "".join(lines)
-        lines.append(line)
+    await until(lambda: "does not answer" in runner.printed())
     runner.interrupt()
-    code, printed = runner.end()
+    code, printed = await asyncio.to_thread(runner.end)
 
     assert (code, "Traceback" in printed) == (0, False), printed
 

@@ -65,6 +65,13 @@ def test_ctrl_c_sets_an_interruptible_flag_for_this_process_alone() -> None:
     assert not shared.is_set()
 
 
+def test_the_first_ctrl_c_is_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    InterruptibleEvent(ThreadingEvent(), "Soon.").interrupt(2, None)
+    InterruptibleEvent(ThreadingEvent()).interrupt(2, None)
+
+    assert capfd.readouterr().err == "\nSoon.\n"
+
+
 def test_a_second_ctrl_c_ends_the_process() -> None:
     own = InterruptibleEvent(ThreadingEvent())
     own.interrupt(2, None)

@@ -203,7 +203,7 @@ def test_structured_output_is_parsed_and_told(ask: Asking) -> None:
 
 
 def test_the_time_to_the_first_token_is_measured(ask: Asking) -> None:
-    ask.model.script = Script([Answer("One two three.", latency_seconds=0.05, pause_seconds=0.03)])
+    ask.model.script = Script([Answer("One two three.", latency_seconds=0.05, pause_seconds=0.1)])
 
     trace = ask("chat.completions.create", **CHAT, stream=True)
 

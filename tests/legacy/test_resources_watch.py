@@ -13,7 +13,7 @@ from agentlightning.types import PromptTemplate, ResourcesUpdate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 def prompt(text: str) -> dict[str, PromptTemplate]:

@@ -86,7 +86,7 @@ def record(rollout: AttemptedRollout | None = None, number: int = 0, **changes: 
     return CallRecord(**{**fields, **changes})
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.utils.loop_thread import LoopThread
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 EVENT_STREAM = "text/event-stream"
 
 

@@ -359,7 +359,7 @@ def test_defaults_of_a_backend_are_limited_too(model: StubModel) -> None:
 
 
 def test_answer_whose_usage_is_not_told_costs_what_it_might_have_been() -> None:
-    slow = Script(lambda _: Answer("word " * 50, pause_seconds=0.05))
+    slow = Script(lambda _: Answer("word " * 500, pause_seconds=0.05))
     with running(slow) as model, serving(model, run_budget=Budget(tokens=1000)) as proxy:
         body = chat("Hi", stream=True, max_tokens=300)
         with requests.post(f"{proxy.endpoint}/v1/chat/completions", json=body, stream=True, timeout=10) as answer:

@@ -48,7 +48,7 @@ def react(request: Request) -> Turn:
         "break": Answer("one two three", cut_after_events=2, cut_with=Failure(500, "out of luck")),
         "wait": Failure(429, "slow down", retry_after_seconds=7),
         "be late": Answer("late", latency_seconds=30.0),
-        "be slow": Answer("one two three four five six", pause_seconds=0.1),
+        "be slow": Answer("one" + " more" * 100, pause_seconds=0.1),
     }
     return turns.get(text, text)
 

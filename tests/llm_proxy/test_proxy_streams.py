@@ -189,7 +189,7 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
     with rough(then_hang(STREAM_HEAD, *map(chunk, begun))) as server, proxied(entry(server.url)) as door:
         with door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True) as chunks:
             said = [next(chunks).choices[0].delta.content for _ in range(2)]
-        until(lambda: server.open_connections == 0, seconds=1.0)
+        until(lambda: server.open_connections == 0, seconds=5.0)
         call = door.only_call()
 
         assert said == ["one", " two"]
@@ -204,15 +204,15 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
 def test_caller_who_leaves_before_the_first_byte(stream: bool) -> None:
     with rough(then_hang()) as server, proxied(entry(server.url)) as door:
         with pytest.raises(openai.APITimeoutError):
-            door.openai(timeout=0.2).chat.completions.create(model=MODEL, messages=USER, stream=stream)
-        until(lambda: server.open_connections == 0, seconds=1.0)
+            door.openai(timeout=0.5).chat.completions.create(model=MODEL, messages=USER, stream=stream)
+        until(lambda: server.open_connections == 0, seconds=5.0)
         call = door.only_call()
 
         assert (call.outcome, call.status, call.response_body) == ("cancelled", 499, "")
 
 
 def test_anthropic_caller_who_leaves_in_the_middle(door: Proxied, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("one two three four", pause_seconds=0.05)])
+    stub_model.script = Script([Answer("one" + " more" * 200, pause_seconds=0.05)])
 
     with door.anthropic().messages.stream(model=CLAUDE, max_tokens=9, messages=USER) as stream:
         assert next(iter(stream.text_stream)) == "one"
@@ -230,7 +230,7 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
         until(lambda: stub_model.requests)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
-    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0, seconds=1.0)
+    until(lambda: door.proxy.status()["calls"]["in_flight"] == 0, seconds=5.0)
     assert door.only_call().outcome == "cancelled"
 
 

@@ -126,7 +126,7 @@ async def test_large_calls_go_in_small_batches(store: MoodyStore, rollout: Attem
     assert store.batches == [4, 4, 4]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "It did not happen in time."

@@ -9,7 +9,7 @@ import pytest
 from agentlightning.store.notices import Listener, NoticeBoard, NoticeFields
 from agentlightning.types import Notice, NoticeKind
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 """How long a test waits for what must happen at once before it fails."""
 
 

@@ -185,7 +185,7 @@ async def test_an_agent_waits_once_for_room_and_then_loses_at_once(lines: list[L
 
     line.put(*["step"] * 200)
 
-    assert time.perf_counter() - began < 1.0
+    assert time.perf_counter() - began < 5.0  # 190 times the patience are 9.5
     assert line.lost["the queue was full"] >= 180
     assert len(line.delivery._queue) <= 10
 
@@ -226,7 +226,7 @@ async def test_a_slow_store_does_not_slow_the_agent(lines: list[Line]) -> None:
 
     line.put(*["step"] * 100)
 
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 10.0  # the store does not go on before this
     release.set()
     assert await line.flush()
     assert len(await line.stored()) == 100

@@ -9,7 +9,7 @@ from typing import Any
 from agentlightning.llm_proxy.backends import Ask, Backend, Clock, Outgoing
 from agentlightning.llm_proxy.backends.clock import Alarm
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], object]) -> None:

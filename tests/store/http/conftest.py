@@ -172,7 +172,7 @@ async def scripted() -> AsyncIterator[Script]:
 def eventually() -> Eventually:
     """Waits until a condition holds, for as long as a slow machine may need."""
 
-    async def wait(holds: Callable[[], Any], *, seconds: float = 10.0) -> None:
+    async def wait(holds: Callable[[], Any], *, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, "it did not happen in time"

@@ -115,10 +115,10 @@ async def test_dequeue_in_an_outage_is_none_and_told_once(
 
 
 async def test_dequeue_in_an_outage_does_not_wait_for_a_subscription_to_begin(nowhere: str, connect: Any) -> None:
-    client = connect(nowhere, outage_seconds=10.0)
+    client = connect(nowhere, outage_seconds=60.0)
     notices = client.subscribe(["rollout"])
 
-    assert await asyncio.wait_for(client.dequeue_rollout(), 3) is None
+    assert await asyncio.wait_for(client.dequeue_rollout(), 30) is None
 
     await notices.aclose()
 
@@ -243,7 +243,7 @@ async def test_waiting_polls_only_without_a_live_channel(
     await eventually(lambda: store.waits >= (3 if polls else 1))
     await asyncio.wait([waiting], timeout=0.3)
     await store.update_rollout("r", status="cancelled")
-    (finished,) = await asyncio.wait_for(waiting, 5)
+    (finished,) = await asyncio.wait_for(waiting, 30)
 
     assert finished.status == "cancelled"
     assert (store.waits >= 3) if polls else (store.waits == 1)
@@ -261,7 +261,7 @@ async def test_work_is_waited_for_by_long_polls(
     await asyncio.wait([asking], timeout=0.2)
     await server.enqueue_rollout("a")
 
-    assert (await asyncio.wait_for(asking, 5)).input == "a"
+    assert (await asyncio.wait_for(asking, 30)).input == "a"
     assert await client.dequeue_rollout(wait=0.12) is None
 
 
@@ -274,7 +274,7 @@ async def test_any_timeout_is_accepted(timeout: float | None, transport: str, se
     await server.update_rollout("r", status="cancelled")
     await server.enqueue_rollout("b")
 
-    (finished,) = await asyncio.wait_for(client.wait_for_rollouts(rollout_ids=["r"], timeout=timeout), 5)
-    claimed = await asyncio.wait_for(client.dequeue_rollout(wait=timeout), 5)
+    (finished,) = await asyncio.wait_for(client.wait_for_rollouts(rollout_ids=["r"], timeout=timeout), 30)
+    claimed = await asyncio.wait_for(client.dequeue_rollout(wait=timeout), 30)
 
     assert (finished.rollout_id, claimed.input) == ("r", "b")

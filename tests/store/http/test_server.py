@@ -55,7 +55,7 @@ async def test_busy_port_is_an_error_at_once(method: str, serve: Any) -> None:
     second = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", first.port)
 
     with pytest.raises(RuntimeError, match="Another process may already be using this port"):
-        await asyncio.wait_for(getattr(second, method)(), 5)
+        await asyncio.wait_for(getattr(second, method)(), 30)
 
     await second.stop()
     assert (await fetched(f"{first.endpoint}/health")).status_code == 200
@@ -130,9 +130,9 @@ async def test_serving_for_ever_ends_with_its_task_and_ends_what_waits(connect: 
 
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, 30)
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
 
     await server.start()
     assert (await fetched(f"{server.endpoint}/health")).status_code == 200
@@ -205,8 +205,8 @@ async def test_call_that_waits_is_told_to_ask_again_when_the_server_stops(
     asking = asyncio.create_task(session.get(f"{server.endpoint}/dequeue_rollout?wait=60"))
     await eventually(lambda: server.app.service.waiting_calls == 1)
 
-    await asyncio.wait_for(server.stop(), 5)
-    answer = await asyncio.wait_for(asking, 5)
+    await asyncio.wait_for(server.stop(), 30)
+    answer = await asyncio.wait_for(asking, 30)
 
     assert answer.status == 503
     assert (await answer.json())["error_type"] == "StoreUnavailable"
@@ -355,7 +355,7 @@ async def test_half_a_header_does_not_hold_a_connection(
         await reader.readuntil(b"}")
 
     writer.write(b"GET /health HTTP/1.1\r\nHo")
-    rest = await asyncio.wait_for(reader.read(), 5)
+    rest = await asyncio.wait_for(reader.read(), 30)
     writer.close()
 
     assert rest == b""

@@ -132,11 +132,11 @@ async def pass_by(soak: Soak) -> None:
 async def watch(soak: Soak) -> None:
     began = time.monotonic()
     while True:
-        await asyncio.sleep(SAMPLE_SECONDS)
         memory = rss_mb(soak.server.pid)
         soak.samples.append((time.monotonic() - began, memory, soak.rollouts))
         if soak.kind == "sqlite" and len(soak.samples) % 10 == 0:
             tell(f"{time.monotonic() - began:.0f} s, sqlite {memory:.0f} MB")
+        await asyncio.sleep(SAMPLE_SECONDS)
 
 
 async def soak_server(kind: str, folder: str, seconds: float) -> dict[str, Any]:

@@ -44,14 +44,10 @@ def own_logging() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_certificate(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every HTTP client reads all certificates of the world when it is made, in 25 ms; here is one, of nobody's.
-
-    Loops of GRPO read them all: two of their tests count on an agent that is not quicker than the algorithm.
-    """
+def one_certificate() -> Iterator[None]:
+    """Every HTTP client reads all certificates of the world when it is made, in 25 ms; here is one, of nobody's."""
     with pytest.MonkeyPatch.context() as patches:
-        if "grpo" not in request.path.parts:
-            patches.setenv("SSL_CERT_FILE", str(Path(__file__).parent / "certificate.pem"))
+        patches.setenv("SSL_CERT_FILE", str(Path(__file__).parent / "certificate.pem"))
         yield
 
 

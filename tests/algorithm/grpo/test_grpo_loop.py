@@ -16,7 +16,19 @@ from agentlightning.algorithm.grpo import Checkpoints, SampleSettings  # noqa: E
 from agentlightning.algorithm.grpo.grpo import GRPO, MOST_EMPTY_STEPS  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError, TrainingError  # noqa: E402
-from tests.algorithm.grpo.training import Asking, SharedEngine, ask, settings, shared_engine, trainer  # noqa: E402
+from tests.algorithm.grpo.training import (  # noqa: E402
+    PATIENCE_SECONDS,
+    Asking,
+    SharedEngine,
+    are_same,
+    ask,
+    curve,
+    every_second,
+    settings,
+    shared_engine,
+    trainer,
+    weights,
+)
 from tests.e2e.server_process import left_behind  # noqa: E402
 
 TASKS = [f"say {number}" for number in range(40, 64)]
@@ -42,11 +54,6 @@ def nothing_is_left() -> Iterator[None]:
     assert [process for process in left_behind() if process.pid not in before] == []
 
 
-def every_second(agent: Asking, task: Any, rollout: Any, said: str) -> float:
-    """Half of every group does well."""
-    return float(agent.seen[f"{rollout.mode}/{task}"] % 2)
-
-
 def grpo(**changes: Any) -> GRPO:
     options: dict[str, Any] = {"group_size": 2, "tasks_per_step": 2, "steps": 3, "learning": settings()}
     return GRPO(**{**options, **changes})
@@ -56,25 +63,6 @@ def fit(algorithm: GRPO, agent: Any = None, **options: Any) -> agl.Trainer:
     made = trainer(algorithm, **{"concurrency": 1, **options})
     made.fit(agent or Asking(every_second), TASKS)
     return made
-
-
-def weights(algorithm: GRPO, number: int = 0) -> dict[str, Any]:
-    return {name: tensor.clone() for name, tensor in algorithm.policies[number].model.state().items()}
-
-
-def are_same(left: dict[str, Any], right: Any) -> bool:
-    return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
-
-
-def curve(made: agl.Trainer, *names: str) -> list[dict[str, float]]:
-    """The points of the last run that have these figures."""
-
-    async def read() -> list[dict[str, float]]:
-        runs = await made.store.query_runs()
-        points = await made.store.query_metrics(runs[-1].run_id, names=names)
-        return [point.values for point in points]
-
-    return asyncio.run(read())
 
 
 async def calls(made: agl.Trainer) -> list[tuple[int, str]]:
@@ -256,7 +244,7 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps(
     from agentlightning.algorithm.grpo.learner import Learner
 
     made: list[agl.Trainer] = []
-    original = Learner.update
+    original, is_cancelled = Learner.update, threading.Event()
 
     def stopping(self: Learner, samples: Any) -> Any:
         if self.version == 1 and moment == "learning":
@@ -266,10 +254,22 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps(
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         if rollout.metadata["step"] == 1 and moment == "rollouts" and made[0].state == "running":
             made[0].stop()
+        if made[0].state != "running":  # an agent may be quicker than the algorithm notices
+            assert is_cancelled.wait(PATIENCE_SECONDS)
         return every_second(agent, task, rollout, said)
 
     monkeypatch.setattr(Learner, "update", stopping)
     stopped, agent = grpo(steps=50, checkpoints=tmp_path), Asking(judge)
+    run = stopped.run
+
+    async def watched(*args: Any, **kwargs: Any) -> None:
+        try:
+            await run(*args, **kwargs)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            raise
+
+    monkeypatch.setattr(stopped, "run", watched)
     made.append(trainer(stopped, concurrency=1))
     made[0].fit(agent, TASKS)
 

@@ -40,7 +40,7 @@ class Pair(agl.LitAgent[str]):
     async def rollout_async(self, task: str, resources: Any, rollout: Any) -> float:
         has_called = dict[str, bool]()
         for name, by_step in self.calls.items():
-            said = await ask(resources[name], rollout, task, has_certificates=False, seed=next(self.seeds[task]))
+            said = await ask(resources[name], rollout, task, seed=next(self.seeds[task]))
             has_called[name] = said.startswith(text_of([CALL]))
             by_step[rollout.metadata["step"]].append(has_called[name])
         return (has_called["planner"] + (not has_called["solver"])) / 2

@@ -24,6 +24,7 @@ class FunctionalAlgorithm(Algorithm):
     def __init__(self, algorithm_func: Callable[..., Any]) -> None:
         self._algorithm_func = algorithm_func
         self._parameters = frozenset(inspect.signature(algorithm_func).parameters)
+        self._blocking_store: BlockingStore | None = None
         functools.update_wrapper(self, algorithm_func)
 
     def is_async(self) -> bool:
@@ -62,11 +63,16 @@ class FunctionalAlgorithm(Algorithm):
         if "store" not in arguments:
             self._algorithm_func(**arguments)
             return
-        store = BlockingStore(arguments["store"])
+        self._blocking_store = store = BlockingStore(arguments["store"])
         try:
             self._algorithm_func(**{**arguments, "store": store})
         finally:
             store.close()
+
+    def abandon(self) -> None:
+        """Close the store to a plain function that still runs, which nobody can end: its next call of it raises."""
+        if self._blocking_store is not None:
+            self._blocking_store.close()
 
     @property
     def _name(self) -> str:

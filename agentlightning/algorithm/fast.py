@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 SpanVerbosity = Literal["keys", "key_values", "none"]
 _QUEUED: Final = ("queuing", "requeuing")
-_FINISHED: Final = ("succeeded", "failed", "cancelled")
+_SHORTEST_WAIT_SECONDS: Final = 0.01
+"""A wait of no time at all would leave the event loop to nobody else."""
 
 
 class FastAlgorithm(Algorithm):
@@ -46,6 +47,8 @@ class Baseline(FastAlgorithm):
         """
         if not 0 < train_split < 1:
             raise ConfigurationError(f"train_split must lie between 0 and 1; it is {train_split}.")
+        if max_queue_length < 0:
+            raise ConfigurationError(f"max_queue_length must not be below zero; it is {max_queue_length}.")
         self.n_epochs = n_epochs
         self.train_split = train_split
         self.polling_interval = polling_interval
@@ -63,13 +66,18 @@ class Baseline(FastAlgorithm):
         resources_id = await self._publish(store)
         for epoch in range(self.n_epochs):
             harvests: list[asyncio.Task[None]] = []
-            for mode, sample in samples:
-                await self._wait_for_room(store)
-                rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
-                name = f"harvest-{rollout.rollout_id}"
-                harvests.append(asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name))
-            logger.info("Epoch %d of %d: %d rollouts sent.", epoch + 1, self.n_epochs, len(harvests))
-            await asyncio.gather(*harvests)
+            try:
+                for mode, sample in samples:
+                    await self._wait_for_room(store)
+                    rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
+                    name = f"harvest-{rollout.rollout_id}"
+                    harvests.append(asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name))
+                logger.info("Epoch %d of %d: %d rollouts sent.", epoch + 1, self.n_epochs, len(harvests))
+                await asyncio.gather(*harvests)
+            finally:
+                for harvest in harvests:
+                    harvest.cancel()
+                await asyncio.gather(*harvests, return_exceptions=True)
 
     async def _publish(self, store: LightningStore) -> str | None:
         resources = self.get_initial_resources()
@@ -84,8 +92,9 @@ class Baseline(FastAlgorithm):
     async def _harvest(self, store: LightningStore, rollout_id: str) -> None:
         """Wait for one rollout and log what became of it."""
         finished: Sequence[Rollout] = []
+        patience_seconds = max(self.polling_interval, _SHORTEST_WAIT_SECONDS)
         while not finished:
-            finished = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=self.polling_interval)
+            finished = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=patience_seconds)
         rollout = finished[0]
         for attempt in await store.query_attempts(rollout_id):
             self._log_attempt(rollout_id, attempt)

@@ -68,7 +68,13 @@ def with_store(method: _MethodT) -> _MethodT:
     def wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
         return method(self, self.get_store(), *args, **kwargs)
 
-    return wrapper  # type: ignore[return-value] # it takes one argument less than what it wraps
+    @functools.wraps(method)
+    async def coroutine_wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
+        return await method(self, self.get_store(), *args, **kwargs)
+
+    # A coroutine function stays one, which `is_async` asks for.
+    is_coroutine = inspect.iscoroutinefunction(method)
+    return coroutine_wrapper if is_coroutine else wrapper  # type: ignore[return-value] # one argument less
 
 
 def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[[_MethodT], _MethodT]:
@@ -78,8 +84,15 @@ def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[
         required: ConfigurationError if there is none; otherwise None is handed in.
         auto_start: Start a proxy that does not run, and stop it again afterwards.
     """
+    if callable(required):
+        raise ConfigurationError("with_llm_proxy is used with parentheses: @with_llm_proxy().")
 
     def decorate(method: _MethodT) -> _MethodT:
+        if not inspect.iscoroutinefunction(inspect.unwrap(method)):
+            raise ConfigurationError(
+                f"with_llm_proxy needs a coroutine method; write it as async def {method.__name__}."
+            )
+
         @functools.wraps(method)
         async def wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
             proxy = self.get_llm_proxy()

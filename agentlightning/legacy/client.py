@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -35,6 +36,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 RESOURCES_WAIT_SECONDS = 25.0
 """How long the server is asked to wait for new resources before it answers that there are none."""
+CLOSE_LOOK_SECONDS = 0.1
+"""How often a coroutine that polls looks whether the client was closed."""
 
 
 class AgentLightningClient:
@@ -93,8 +96,17 @@ class AgentLightningClient:
             task = self._claimed(await self._request_json_async(self._url(self._next_task_uri)))
             if task is not None:
                 return task
-            await asyncio.sleep(self.poll_interval)
+            await self._pause_async()
         return None
+
+    async def _pause_async(self) -> None:
+        until = time.monotonic() + self.poll_interval
+        left = self.poll_interval
+        while True:
+            await asyncio.sleep(min(left, CLOSE_LOOK_SECONDS))
+            left = until - time.monotonic()
+            if left <= 0 or self._closed.is_set():  # by any thread
+                return
 
     def _claimed(self, answer: Json | None) -> Task | None:
         offer = _checked(TaskIfAny, answer)

@@ -101,7 +101,7 @@ class CommandAgent(LitAgent[Any]):
         super().__init__()
         self.command = _checked_command(command)
         self.cwd = None if cwd is None else os.fspath(cwd)
-        self.env = dict(env or {})
+        self.env = _checked_env(env or {})
         self.inherit_env = inherit_env
         self.timeout_seconds = timeout_seconds
         self.reward_from = reward_from
@@ -313,6 +313,13 @@ def _checked_command(command: object) -> tuple[str, ...]:
             f"The command of CommandAgent must be a list of words such as ['python', 'agent.py']; it is {command!r}."
         )
     return checked
+
+
+def _checked_env(env: Mapping[str, object]) -> dict[str, str]:
+    for name, value in env.items():
+        if not isinstance(value, (str, os.PathLike)):
+            raise ConfigurationError(f"Variables in env are text; {name} is a {type(value).__name__}: give str(...).")
+    return {name: os.fspath(value) for name, value in env.items() if isinstance(value, (str, os.PathLike))}
 
 
 def _split(command: str) -> list[str]:

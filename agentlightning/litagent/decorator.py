@@ -79,13 +79,20 @@ class FunctionalLitAgent(LitAgent[T]):
     def check_parameters(self) -> None:
         """ConfigurationError if the function asks for something that there is not."""
         known = {"rollout", "llm", "prompt_template"}
-        _, *others = inspect.signature(self._rollout_func).parameters.values()
+        signature = inspect.signature(self._rollout_func)
+        others = list(signature.parameters.values())[1:]
         unknown = [p.name for p in others if p.name not in known and p.default is p.empty and p.kind not in _OPEN_KINDS]
         if unknown:
             raise ConfigurationError(
                 f"{self._name} asks for {', '.join(unknown)}; a function is given its task and, by name, llm, "
                 "prompt_template and rollout. Give the others defaults, or write a LitAgent."
             )
+        try:
+            signature.bind(None, **dict.fromkeys(known & self._parameters))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{self._name}{signature} cannot be called with its task first and the others by name: {error}."
+            ) from error
 
     def __reduce__(self) -> Any:
         """By its address, because that is where the function is too, which cannot be found by its own any more."""

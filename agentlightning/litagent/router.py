@@ -17,6 +17,7 @@ from agentlightning.errors import ConfigurationError, RolloutFailed
 from agentlightning.litagent.calling import RolloutMethod, call_agent, method_of
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
+from agentlightning.litagent.signature import check_signature
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult
 from agentlightning.utils.daemon_threads import DaemonThreads
@@ -63,7 +64,7 @@ class AgentRouter(LitAgent[T]):
         if isinstance(routes, Mapping):
             routes = [_route_of(name, pair) for name, pair in routes.items()]
         self.routes = tuple(routes)
-        self.default = None if default is None else Route(DEFAULT_NAME, default, lambda task: True)
+        self.default = None if default is None else Route(DEFAULT_NAME, default, _any_task)
         _check(self._all_routes())
 
     def set_trainer(self, trainer: Any) -> None:
@@ -143,6 +144,12 @@ def _check_parts(name: str, agent: object, matches: object) -> None:
             f"The route '{name}' needs a predicate, which is a function of the task, and an agent; it has a "
             f"{type(matches).__name__} and a {type(agent).__name__}. @rollout makes an agent of a function."
         )
+    check_signature(agent)
+
+
+def _any_task(task: Any) -> bool:
+    """What the default takes; a function of the module, so that a router can be pickled."""
+    return True
 
 
 async def _does_match(route: Route, task: Any) -> bool:

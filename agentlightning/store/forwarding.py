@@ -4,19 +4,23 @@
 methods are derived from the contract; an operation added there is forwarded here without another line.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import Notice, NoticeKind, Span
 from agentlightning.utils.cross_loop_lock import CrossLoopLock
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.loop_thread import LoopThread, LoopThreadEnded
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 __all__ = ["BlockingStore", "LightningStoreThreaded", "capabilities_of"]
+
+ResultT = TypeVar("ResultT")
 
 UNLOCKED = frozenset(["wait_for_rollouts"])
 """Operations that wait, during which others must be able to act."""
@@ -97,7 +101,7 @@ class BlockingStore:
         method = getattr(self.store, name)
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            return self._thread.run(method(*args, **kwargs))
+            return self._run(method(*args, **kwargs))
 
         blocking.__name__, blocking.__doc__ = name, getattr(LightningStore, name).__doc__
         return blocking
@@ -111,13 +115,19 @@ class BlockingStore:
         async def begin() -> AsyncIterator[Notice]:
             return self.store.subscribe(kinds, after=after)
 
-        notices = self._thread.run(begin())
+        notices = self._run(begin())
 
         async def next_notice() -> Notice:
             return await notices.__anext__()
 
-        return iter(lambda: self._thread.run(next_notice()), None)
+        return iter(lambda: self._run(next_notice()), None)
+
+    def _run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        try:
+            return self._thread.run(coroutine)
+        except (LoopThreadEnded, CancelledError) as error:
+            raise StoreUnavailable("This way to the store was closed; what used it should end.") from error
 
     def close(self) -> None:
-        """End the loop thread; the store behind it stays open."""
-        self._thread.stop()
+        """End the loop thread for good: later calls raise `StoreUnavailable`. The store behind it stays open."""
+        self._thread.end()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm import Algorithm, FunctionalAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.recovery import recover_attempts, worker_name
@@ -97,8 +97,14 @@ class AlgorithmSide:
             result = algorithm.run(**datasets)
         else:
             threads = DaemonThreads("algorithm")
-            result = await threads.run(lambda: algorithm.run(**datasets))
-            threads.close()
+            try:
+                result = await threads.run(lambda: algorithm.run(**datasets))
+            except asyncio.CancelledError:
+                if isinstance(algorithm, FunctionalAlgorithm):
+                    algorithm.abandon()
+                raise
+            finally:
+                threads.close()
         if inspect.isawaitable(result):
             await result
 
@@ -125,15 +131,14 @@ async def _watch_workers(store: LightningStore) -> None:
         await asyncio.sleep(SILENCE_SECONDS / 4)
         try:
             workers = await store.query_workers(status_in=["busy"])
+            latest = max((worker.last_heartbeat_time or 0.0 for worker in workers), default=0.0)
+            for worker in workers:
+                if _is_silent(worker, latest):
+                    await recover_attempts(store, worker.worker_id, f"it has been silent for {SILENCE_SECONDS:g} s")
         except NotImplementedError:  # a store of the 0.2 release knows no workers
             return
         except Exception as error:  # noqa: BLE001 # it is looked again
             logger.warning("Workers could not be looked at: %s", error)
-            continue
-        latest = max((worker.last_heartbeat_time or 0.0 for worker in workers), default=0.0)
-        for worker in workers:
-            if _is_silent(worker, latest):
-                await recover_attempts(store, worker.worker_id, f"it has been silent for {SILENCE_SECONDS:g} s")
 
 
 def _is_silent(worker: Worker, now: float) -> bool:
@@ -151,6 +156,8 @@ class RunnerSide:
     hooks: Sequence[Hook]
     switches: Switches
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_alone: bool = False
+    """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
 
     def store_worker_id(self, number: int) -> str:
         """What the store calls a worker."""
@@ -163,7 +170,7 @@ class RunnerSide:
         runner.init(agent=self.agent, hooks=self.hooks)
         try:
             runner.init_worker(worker_id, store)
-            follow = asyncio.create_task(self._follow_switches(runner), name="switches")
+            follow = asyncio.create_task(self._follow_switches(runner, event), name="switches")
             try:
                 await runner.iter(event=event)
             finally:
@@ -172,13 +179,13 @@ class RunnerSide:
         finally:
             _quietly(runner.teardown, "Error during runner teardown")
 
-    async def _follow_switches(self, runner: Runner[Any]) -> None:
-        """Pause and go on with the training."""
-        if not isinstance(runner, LitAgentRunner):
-            return
+    async def _follow_switches(self, runner: Runner[Any], event: ExecutionEvent) -> None:
+        """Pause, go on and, if alone, stop with the training."""
         is_paused = False
         while True:
-            if self.switches.paused.is_set() != is_paused:
+            if self.is_alone and self.switches.stopped.is_set():
+                event.set()
+            if isinstance(runner, LitAgentRunner) and self.switches.paused.is_set() != is_paused:
                 is_paused = not is_paused
                 (runner.pause if is_paused else runner.resume)()
             await asyncio.sleep(LOOK_SECONDS)

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import pkgutil
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.trainer.console import Console, ProgressMode
+from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
 from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
@@ -104,7 +105,8 @@ class Trainer:
         self.name = name
         self.initial_resources = initial_resources
         self.max_rollouts = _renamed("max_rollouts", max_rollouts, "max_tasks", max_tasks)
-        self.n_runners = _renamed("n_runners", n_runners, "n_workers", n_workers) or 1
+        asked = _renamed("n_runners", n_runners, "n_workers", n_workers)
+        self.n_runners = 1 if asked is None else asked
         self.store = built_store(store)
         self.tracer: Tracer = build_component(
             tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer
@@ -120,8 +122,10 @@ class Trainer:
         self.llm_proxy = self._built_proxy(llm_proxy)
         self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
         self.progress = progress
+        resolved_mode(progress)  # a word that is not known is answered here
         self._agents: list[LitAgent[Any]] = []
         self._life = Lifecycle("The trainer")
+        self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
         self._switches: Switches | None = None
 
     triplet_exporter = property(lambda self: self.adapter)
@@ -170,7 +174,8 @@ class Trainer:
             registry=ExecutionStrategyRegistry,
         )
         if isinstance(strategy, ClientServerExecutionStrategy) and self.port is not None:
-            strategy.server_port = self.port
+            # 0 is one that is free now, which its constructor finds.
+            strategy.server_port = self.port or ClientServerExecutionStrategy(server_port=0).server_port
         return built
 
     def _built_runner(self, runner: Any) -> Runner[Any]:
@@ -189,7 +194,7 @@ class Trainer:
 
     def _built_proxy(self, llm_proxy: Any) -> Any:
         """A proxy of another make is taken as it is."""
-        if not (isinstance(llm_proxy, (str, dict)) or inspect.isclass(llm_proxy)):
+        if llm_proxy is None or (hasattr(llm_proxy, "set_store") and not inspect.isclass(llm_proxy)):
             return llm_proxy
         spec: Any = llm_proxy
         return build_component(
@@ -273,7 +278,7 @@ class Trainer:
     async def _stopped(self, work: "asyncio.Future[None]") -> None:
         """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""
         while not work.done():
-            with suppress(InvalidTransition, ConfigurationError):  # it has not quite begun, or has just ended
+            with suppress(InvalidTransition):  # it has not quite begun, or has just ended
                 self.stop()
             await asyncio.wait([work], timeout=LOOK_SECONDS)
 
@@ -298,20 +303,29 @@ class Trainer:
             initial_resources=self.initial_resources,
             llm_proxy=self.llm_proxy,
         )
-        self._switches = switches
+        is_alone = getattr(self.strategy, "role", "both") == "runner"
+        worker = RunnerSide(self.runner, agent, self.hooks, switches, is_alone=is_alone)
         self.tracer.init()
-        self._life.step("start")
+        with self._turning:
+            self._life.step("start")
+            self._switches = switches
         try:
-            self.strategy.execute(
-                _AlgorithmBundle(self, side), RunnerSide(self.runner, agent, self.hooks, switches), self.store
-            )
+            self._execute(_AlgorithmBundle(self, side), worker)
         except BaseException as error:
-            self._life.step("fail", error=error)
+            self._ended("fail", error)
             raise
+        self._ended("end")
+
+    def _execute(self, algorithm: "_AlgorithmBundle", worker: RunnerSide) -> None:
+        try:
+            self.strategy.execute(algorithm, worker, self.store)
         finally:
-            self._switches = None
             self.tracer.teardown()
-        self._life.step("end")
+
+    def _ended(self, step: str, error: BaseException | None = None) -> None:
+        with self._turning:
+            self._life.step(step, error=error)
+            self._switches = None
 
     async def _algorithm_bundle(self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide) -> None:
         """The algorithm's side of a training, kept as a run in the store."""
@@ -364,18 +378,18 @@ class Trainer:
 
     def pause(self) -> None:
         """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
-        self._life.step("pause")
-        self._turned().paused.set()
+        self._turned("pause").paused.set()
 
     def resume(self) -> None:
         """Undo `pause`."""
-        self._life.step("resume")
-        self._turned().paused.clear()
+        self._turned("resume").paused.clear()
 
     def stop(self) -> None:
-        """End the algorithm and the runners; `fit` returns when they have ended."""
-        self._life.step("stop")
-        self._turned().stopped.set()
+        """End the algorithm and the runners; `fit` returns when they have ended.
+
+        An algorithm that is a plain function cannot be ended; it is left behind in its thread, without the store.
+        """
+        self._turned("stop").stopped.set()
 
     def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Fit again after a failure; with a durable store, what was finished is still there."""
@@ -383,10 +397,15 @@ class Trainer:
             self._life.step("become ready")
         self.fit(agent, train_dataset, val_dataset)
 
-    def _turned(self) -> Switches:
-        if self._switches is None:
-            raise ConfigurationError("The trainer does not run, so there is nothing to pause, resume or stop.")
-        return self._switches
+    def _turned(self, step: str) -> Switches:
+        """The switches of the training that runs, which takes this step."""
+        with self._turning:
+            if self._switches is None:
+                raise InvalidTransition(
+                    f"The trainer is {self.state.value} and cannot {step}; it could while it runs a training."
+                )
+            self._life.step(step)
+            return self._switches
 
 
 class _AlgorithmBundle:
@@ -428,6 +447,8 @@ def _checked_agent(agent: Any) -> LitAgent[Any]:
 
 
 def _check_dataset(label: str, dataset: Any) -> None:
+    if isinstance(dataset, (str, bytes)):
+        raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
     if dataset is None or is_indexed:
         return

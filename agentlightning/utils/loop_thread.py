@@ -6,9 +6,13 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "LoopThreadEnded"]
 
 ResultT = TypeVar("ResultT")
+
+
+class LoopThreadEnded(RuntimeError):
+    """A loop thread that was ended for good was asked to run something."""
 
 
 class LoopThread:
@@ -16,26 +20,36 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._starting = threading.Lock()  # protects `_loop` and `_thread`
+        self._starting = threading.Lock()  # protects what follows; nothing is handed to a loop that is being stopped
+        self._has_ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Run a coroutine to its end and return what it returns; blocks the calling thread."""
-        loop = self._started()
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError(f"Called from the loop thread '{self._name}' itself, which would wait for ever.")
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        future = self.start_soon(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    def start_soon(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def start_soon(self, coroutine: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
         """Run a coroutine in the background of the calling thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        with self._starting:
+            if self._has_ended:
+                coroutine.close()
+                raise LoopThreadEnded(f"The loop thread '{self._name}' has ended.")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+
+    def end(self) -> None:
+        """As `stop`, for good: what is under way is cancelled, and a later call raises `LoopThreadEnded`."""
+        with self._starting:
+            self._has_ended = True
+        self.stop()
 
     def stop(self) -> None:
         """End the loop and its thread; a later call starts a new one."""
@@ -46,12 +60,11 @@ class LoopThread:
             thread.join()
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
-            return self._loop
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -344,3 +344,34 @@ async def test_a_proxy_that_is_needed_must_be_there() -> None:
     assert await Using().ask("why") == (None, "why")  # type: ignore[call-arg] # as above
     with pytest.raises(ConfigurationError, match="needs an LLM proxy"):
         await Using().must_ask()  # type: ignore[call-arg] # as above
+
+
+def test_an_algorithm_with_the_store_handed_in_knows_whether_it_is_a_coroutine() -> None:
+    class Plain(Algorithm):
+        @with_store
+        def run(self, store: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
+
+    class Coroutine(Algorithm):
+        @with_store
+        async def run(self, store: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
+
+    class Both(Algorithm):
+        @with_llm_proxy()
+        @with_store
+        async def run(self, store: Any, proxy: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
+
+    assert [kind().is_async() for kind in (Plain, Coroutine, Both)] == [False, True, True]
+
+
+def test_a_plain_method_cannot_have_a_proxy_handed_in() -> None:
+    def run(self: Any, proxy: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="write it as async def run"):
+        with_llm_proxy()(run)
+
+
+def test_the_decorator_of_proxies_is_used_with_parentheses() -> None:
+    async def run(self: Any, proxy: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="used with parentheses"):
+        with_llm_proxy(run)  # type: ignore[arg-type] # as a user may who forgets them

@@ -9,6 +9,7 @@ import pytest
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Baseline
 from agentlightning.emitter import emit_message
+from agentlightning.errors import ConfigurationError
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
@@ -160,3 +161,28 @@ async def test_spans_that_an_adapter_cannot_read_are_logged(caplog: pytest.LogCa
     await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a", "b"])
 
     assert caplog.text.count("unreadable") == 2
+
+
+def test_a_queue_shorter_than_empty_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_queue_length must not be below zero; it is -1"):
+        Baseline(max_queue_length=-1)
+
+
+async def test_without_a_pause_between_questions_others_have_their_turn() -> None:
+    store = await run_baseline(Baseline(polling_interval=0), train_dataset=["a", "b"])
+
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded"}
+
+
+async def test_an_algorithm_that_is_cancelled_leaves_nothing_that_waits() -> None:
+    store = await stocked_store()
+    algorithm = Baseline(max_queue_length=1, polling_interval=PATIENCE_SECONDS)
+    algorithm.set_store(store)
+    running = asyncio.create_task(algorithm.run(train_dataset=["a", "b", "c"]))
+    while len(await store.query_rollouts()) < 2:
+        await asyncio.sleep(0.01)
+
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert [task for task in asyncio.all_tasks() if task.get_name().startswith("harvest-")] == []

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"
 
 TASK = {"is_available": True, "task": {"rollout_id": "rollout-1", "input": "hello"}}
 LONG = "x" * 2000
+PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -89,6 +90,18 @@ def test_closing_ends_a_poll(canned: Any) -> None:
     polling.join()
 
     assert answers == [None]
+
+
+async def test_closing_ends_a_poll_of_a_coroutine(canned: Any) -> None:
+    server = canned((200, {"is_available": False}))
+    client = AgentLightningClient(server.endpoint, poll_interval=3600)
+    polling = asyncio.create_task(client.poll_next_task_async())
+    while not server.requests:
+        await asyncio.sleep(0.01)
+
+    await client.aclose()
+
+    assert await asyncio.wait_for(polling, PATIENCE_SECONDS) is None
 
 
 def test_every_request_says_who_asks(canned: Any, connect: Any, ask: Any) -> None:

@@ -399,7 +399,9 @@ def test_a_command_is_a_list_of_words(command: Any, message: str) -> None:
         CommandAgent(command)
 
 
-@pytest.mark.parametrize("options", [{"reward_from": "stderr"}, {"stdin": "xml"}, {"timeout_seconds": 0}])
+@pytest.mark.parametrize(
+    "options", [{"reward_from": "stderr"}, {"stdin": "xml"}, {"timeout_seconds": 0}, {"env": {"PORT": 8080}}]
+)
 def test_options_that_do_not_exist_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         CommandAgent(["true"], **options)

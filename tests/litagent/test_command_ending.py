@@ -9,18 +9,22 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from agentlightning.litagent.command import CommandAgent
+from agentlightning.litagent.command import CommandAgent, RunningProgram
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import RolloutConfig
+from agentlightning.utils.program import ProgramPlan
 from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 20.0
+ROLLOUT_SECONDS = 3.0
+"""Limit of a rollout in which a program must have begun, also on a machine that stalls."""
 
 STUBBORN = """
 import os, signal, time
@@ -38,7 +42,7 @@ if os.fork() == 0:
         time.sleep(1000)
     os._exit(0)
 os.wait()
-while not os.path.exists("pids"):
+while not os.path.exists("pids") or not os.path.getsize("pids"):
     time.sleep(0.01)
 """
 
@@ -75,6 +79,34 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("It did not happen.")
 
 
+class Awaited(CommandAgent):
+    """Its time begins to run when so many processes have said that they are ready."""
+
+    def __init__(self, command: list[str], folder: Path, *, count: int = 1) -> None:
+        super().__init__(command, cwd=folder, timeout_seconds=0.1)
+        self.folder = folder
+        self.count = count
+
+    async def start_program(self, plan: ProgramPlan) -> RunningProgram:
+        program = await super().start_program(plan)
+        try:
+            await until(self.is_ready)
+        except BaseException:
+            await program.end(grace_seconds=0)
+            raise
+        return program
+
+    def is_ready(self) -> bool:
+        return len(pids(self.folder)) == self.count
+
+
+class AwaitedStop(Awaited):
+    """Its program is ready when it has stopped itself."""
+
+    def is_ready(self) -> bool:
+        return super().is_ready() and psutil.Process(pids(self.folder)[0]).status() == psutil.STATUS_STOPPED
+
+
 def nothing_lives(folder: Path, count: int) -> bool:
     found = pids(folder)
     return len(found) == count and not any(map(is_alive, found))
@@ -84,12 +116,12 @@ def nothing_lives(folder: Path, count: int) -> bool:
 
 
 async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_path: Path) -> None:
-    agent = shell("echo begun; echo hint >&2; echo $$ > pids; sleep 1000", tmp_path, timeout_seconds=0.5)
+    agent = Awaited(["sh", "-c", "echo begun; echo hint >&2; echo $$ > pids; sleep 1000"], tmp_path)
 
     outcome = await workbench.run(agent)
 
     assert outcome.attempt.status == "timeout"
-    assert "did not end within 0.5 s and was killed. The end of its stderr:\nhint" in outcome.message
+    assert "did not end within 0.1 s and was killed. The end of its stderr:\nhint" in outcome.message
     assert outcome.text("stdout") == "begun\n"
     assert nothing_lives(tmp_path, 1)
 
@@ -97,16 +129,16 @@ async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_
 async def test_the_limit_of_the_rollout_ends_it_too(workbench: Workbench, tmp_path: Path) -> None:
     agent = shell("echo begun; echo $$ > pids; sleep 1000", tmp_path)
 
-    outcome = await workbench.run(agent, config=RolloutConfig(timeout_seconds=0.5))
+    outcome = await workbench.run(agent, config=RolloutConfig(timeout_seconds=ROLLOUT_SECONDS))
 
     assert (outcome.attempt.status, outcome.text("stdout")) == ("timeout", "begun\n")
     assert nothing_lives(tmp_path, 1)
 
 
 async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_path: Path) -> None:
-    agent = shell("trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done", tmp_path, timeout_seconds=0.5)
+    script = "trap 'echo bye; exit 0' TERM; echo $$ > pids; while :; do sleep 0.05; done"
 
-    outcome = await workbench.run(agent)
+    outcome = await workbench.run(Awaited(["sh", "-c", script], tmp_path))
 
     assert outcome.text("stdout") == "bye\n"
 
@@ -114,14 +146,14 @@ async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_
 async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
     code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
 
-    outcome = await workbench.run(CommandAgent([sys.executable, "-c", code], cwd=tmp_path, timeout_seconds=1.5))
+    outcome = await workbench.run(Awaited([sys.executable, "-c", code], tmp_path, count=4))
 
-    assert "did not end within 1.5 s" in outcome.message
+    assert "did not end within 0.1 s" in outcome.message
     assert nothing_lives(tmp_path, 4)
 
 
 async def test_a_stopped_program_is_ended(workbench: Workbench, tmp_path: Path) -> None:
-    outcome = await workbench.run(shell("echo $$ > pids; kill -STOP $$", tmp_path, timeout_seconds=0.5))
+    outcome = await workbench.run(AwaitedStop(["sh", "-c", "echo $$ > pids; kill -STOP $$"], tmp_path))
 
     assert "did not end" in outcome.message
     assert nothing_lives(tmp_path, 1)
@@ -142,7 +174,10 @@ async def test_children_that_outlive_the_program_are_ended(workbench: Workbench,
 
 
 async def test_children_that_ignore_being_asked_are_killed(workbench: Workbench, tmp_path: Path) -> None:
-    code = f"import os, sys, time\nif os.fork():\n  time.sleep(0.3); print(1); sys.exit()\n{STUBBORN}"
+    parent = (
+        "while not os.path.exists('pids') or not os.path.getsize('pids'): time.sleep(0.01)\n  print(1)\n  sys.exit()"
+    )
+    code = f"import os, sys, time\nif os.fork():\n  {parent}\n{STUBBORN}"
 
     outcome = await workbench.run(CommandAgent([sys.executable, "-c", code], cwd=tmp_path))
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from agentlightning.errors import ConfigurationError
 from agentlightning.litagent import LitAgent, llm_rollout, prompt_rollout, rollout
 from agentlightning.litagent.decorator import (
     FunctionalLitAgent,
     _validate_llm_rollout_func,
     _validate_prompt_rollout_func,
 )
+from agentlightning.litagent.signature import check_signature
 from agentlightning.types import (
     LLM,
     Attempt,
@@ -255,3 +257,20 @@ def test_a_function_that_is_no_prompt_agent_is_told_why() -> None:
 def test_a_function_that_is_no_agent_at_all_is_told(function: Any) -> None:
     with pytest.raises(NotImplementedError, match="does not match any known agent patterns"):
         rollout(function)
+
+
+def by_position_alone(task: str, llm: LLM, /) -> None: ...
+
+
+def by_name_alone(*, task: str, llm: LLM) -> None: ...
+
+
+@pytest.mark.parametrize("function", [by_position_alone, by_name_alone, no_parameters])
+def test_a_function_that_cannot_be_called_is_told_before_it_is(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{function.__name__}\(.*\).* cannot be called with its task first"):
+        check_signature(FunctionalLitAgent(function))
+
+
+@pytest.mark.parametrize("function", [plain_function, only_a_task, takes_anything, lambda *args, **kwargs: None])
+def test_a_function_that_can_be_called_is_left_alone(function: Any) -> None:
+    check_signature(FunctionalLitAgent(function))

@@ -1,6 +1,7 @@
 """AgentRouter: the right agent, called as it is written, with its own resources, under its own name."""
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,11 @@ class CoroutineUnderAPlainName(Plain):
         return self.note("any", resources)
 
     training_rollout = validation_rollout = rollout  # type: ignore[assignment]
+
+
+class TakesOnlyATask(LitAgent[Any]):
+    def rollout(self, task: Any) -> float:  # type: ignore[override]
+        return 1.0
 
 
 def kind_is(kind: str) -> Callable[[Any], bool]:
@@ -261,8 +267,10 @@ async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> 
         ({"a": Plain()}, r"The route 'a' must be a pair \(predicate, agent\)"),
         ({"a": (Plain(), bool)}, "The route 'a' needs a predicate, .* it has a Plain and a type"),
         ([Route("a", Plain(), bool), Route("a", Plain(), bool)], "Two routes are called 'a'"),
+        ({"a": (bool, TakesOnlyATask())}, r"TakesOnlyATask.rollout\(.* cannot be called with"),
+        ({"a": (bool, rollout(lambda task, llm, database: 1.0))}, "asks for database"),
     ],
-    ids=["none", "scope in name", "no pair", "wrong order", "twice"],
+    ids=["none", "scope in name", "no pair", "wrong order", "twice", "wrong method", "wrong function"],
 )
 def test_wrong_routes_are_refused(routes: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -272,3 +280,16 @@ def test_wrong_routes_are_refused(routes: Any, message: str) -> None:
 def test_a_route_must_not_be_called_default_beside_a_default() -> None:
     with pytest.raises(ConfigurationError, match="Two routes are called 'default'"):
         AgentRouter({"default": (bool, Plain())}, default=Plain())
+
+
+def test_the_default_must_be_callable_too() -> None:
+    with pytest.raises(ConfigurationError, match="TakesOnlyATask"):
+        AgentRouter({"a": (bool, Plain())}, default=TakesOnlyATask())
+
+
+async def test_a_router_with_a_default_travels_to_another_process(workbench: Workbench) -> None:
+    router = AgentRouter[Any]({"a": (bool, Plain(0.1))}, default=Plain(0.2))
+
+    copy: AgentRouter[Any] = pickle.loads(pickle.dumps(router))
+
+    assert [(await workbench.run(copy, task)).reward for task in ("text", "")] == [0.1, 0.2]

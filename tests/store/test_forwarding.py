@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from agentlightning.errors import StoreUnavailable
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore, LightningStoreThreaded
 from agentlightning.store.base import UNSET
 from agentlightning.types import Attempt, RolloutConfig
@@ -166,6 +169,24 @@ def test_blocking_store_raises_what_the_store_raises(blocking: Any) -> None:
 
 async def test_blocking_store_works_inside_a_running_loop(blocking: Any) -> None:
     assert blocking.enqueue_rollout("a").input == "a"
+
+
+def test_blocking_store_that_is_closed_says_so_to_whoever_waits_and_whoever_asks(blocking: Any) -> None:
+    rollout = blocking.enqueue_rollout("a")
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(blocking.wait_for_rollouts, [rollout.rollout_id])
+        while not any(task.get_name().startswith("Task") for task in asyncio.all_tasks(blocking._thread._loop)):
+            time.sleep(0.001)
+        blocking.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            waiting.result(timeout=30)
+
+    with pytest.raises(StoreUnavailable, match="closed"):
+        blocking.enqueue_rollout("b")
+    with pytest.raises(StoreUnavailable, match="closed"):
+        blocking.subscribe()
+    assert len(asyncio.run(blocking.store.query_rollouts())) == 1
 
 
 def test_blocking_subscription_is_an_iterator(blocking: Any) -> None:

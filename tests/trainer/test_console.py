@@ -126,6 +126,12 @@ def text_of(screen: Terminal) -> str:
     return screen.file.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end all is read, however busy the machine is."""
+    monkeypatch.setattr(console_module, "LAST_READ_SECONDS", PATIENCE_SECONDS)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_module, "REFRESH_SECONDS", 0.01)

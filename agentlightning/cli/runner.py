@@ -15,6 +15,7 @@ from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent
+from agentlightning.litagent.signature import check_signature
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore, LightningStoreClient
@@ -110,9 +111,9 @@ def loaded_agent(address: str) -> LitAgent[object]:
     agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
     if inspect.isfunction(agent):
         agent = FunctionalLitAgent(agent)
-        agent.check_parameters()
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(
             f"'{address}' is a {type(agent).__name__}, not an agent; name a function, or derive a class from LitAgent."
         )
+    check_signature(agent)
     return agent

@@ -32,7 +32,7 @@ __all__ = ["ClientServerExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
 
-LEAVING = "Leaving when what runs has finished; Ctrl-C again leaves at once."
+LEAVING = "Leaving when what runs has finished, in {:g} s at the latest; Ctrl-C again leaves at once."
 
 Role = Literal["algorithm", "runner", "both"]
 RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attempt", "update_attempt", "update_worker")
@@ -171,12 +171,18 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _spawn_runners(
         self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
     ) -> list[BaseProcess]:
-        return self._spawn_reporting_runners(runner, store, stop_evt, ctx.SimpleQueue(), ctx=ctx)
+        return self._spawn_reporting_runners(runner, store, stop_evt, None, ctx=ctx)
 
     def _spawn_reporting_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, deaths: Any, *, ctx: Any
+        self,
+        runner: RunnerBundle,
+        store: LightningStore,
+        stop_evt: ExecutionEvent,
+        deaths: children.Deaths | None,
+        *,
+        ctx: Any,
     ) -> list[BaseProcess]:
-        """As `_spawn_runners`; runners that are started again put their number and exit code into the queue first."""
+        """As `_spawn_runners`; of runners that are started again the deaths are told first."""
         owned = None if self.managed_store else store  # a client needs none, and not every store can travel
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
@@ -252,21 +258,39 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.n_runners == 1:
             self._execute_one_runner(runner, store, stop)
             return
-        runners = self._spawn_runners(runner, store, stop, ctx=ctx)
+        crew = _Crew(self, runner, store, stop, ctx)
         try:
-            for process in runners:
-                process.join()
+            asyncio.run(self._attend(crew, store))
+        except KeyboardInterrupt:  # which the runners were told of too
+            logger.warning(LEAVING.format(self.graceful_timeout))
+            raise
         finally:
-            self._shutdown_processes(runners, stop)
-        self._check_process_exitcodes(runners)
+            self._shutdown_processes(crew.processes, stop)
+        self._check_process_exitcodes(crew.processes)
+
+    async def _attend(self, crew: "_Crew", store: LightningStore) -> None:
+        """Wait for runners to end; what those were at that died is given back."""
+        client = LightningStoreClient(f"http://{self.server_host}:{self.server_port}") if self.managed_store else None
+        lost = asyncio.ensure_future(crew.until_lost(store if client is None else client))
+        try:
+            while not crew.has_left():  # noqa: ASYNC110 # they are processes
+                await asyncio.sleep(_LOOK_SECONDS)
+            if any(process.exitcode not in self.allowed_exit_codes for process in crew.processes):
+                await lost
+        finally:
+            lost.cancel()
+            await asyncio.wait([lost])
+            if client is not None:
+                await client.close()
 
     def _execute_one_runner(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
-        """In this process; Ctrl-C lets it finish what it is at."""
-        own_stop = InterruptibleEvent(stop, LEAVING)
+        """In this process; Ctrl-C lets it finish what it is at, if that does not take too long."""
+        own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
         is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
         before = signal.signal(signal.SIGINT, own_stop.interrupt) if is_main else None
         try:
-            asyncio.run(self._execute_runner(runner, 0, store, own_stop))
+            work = self._execute_runner(runner, 0, store, own_stop)
+            asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
         finally:
             if is_main:
                 signal.signal(signal.SIGINT, before)
@@ -385,8 +409,8 @@ class _Crew:
         self._name_of: Callable[[int], str] = getattr(runner, "store_worker_id", worker_name)
         self._stop = stop
         self._is_dismissed = False
-        self._restarted = ctx.SimpleQueue()
-        self.processes = strategy._spawn_reporting_runners(runner, store, stop, self._restarted, ctx=ctx)
+        self._deaths = children.Deaths(ctx, strategy.n_runners)
+        self.processes = strategy._spawn_reporting_runners(runner, store, stop, self._deaths, ctx=ctx)
 
     async def until_lost(self, store: LightningStore) -> None:
         """Give back what dead runners were working on; returns when the algorithm would wait for them in vain.
@@ -395,8 +419,9 @@ class _Crew:
         """
         told: set[int] = set()
         while True:
-            while not self._restarted.empty():
-                await self._recover(store, *self._restarted.get())
+            while (death := self._deaths.next()) is not None:
+                await self._recover(store, death.number, death.exit_code)
+                self._deaths.hear(death)
             for number, process in enumerate(self.processes):
                 if process.exitcode is not None and number not in told:
                     told.add(number)

@@ -13,16 +13,20 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution.events import ExecutionEvent
 
 __all__ = [
+    "Death",
+    "Deaths",
     "end_with_parent",
     "interrupt",
     "join_until_deadline",
+    "run_in_time",
     "run_quietly",
     "signal_processes",
     "start_context",
@@ -31,6 +35,47 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+HEARING_SECONDS: Final = 10.0
+"""How long a child waits until its parent has heard of a death."""
+_LOOK_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that is going to be started again."""
+
+    number: int
+    exit_code: int
+
+
+class Deaths:
+    """Tells a parent of deaths before the dead are started again.
+
+    Whoever is started again has the name of the dead: if it began before the parent has given back what that was
+    working on, its own work would be given back too.
+    """
+
+    def __init__(self, ctx: Any, count: int) -> None:
+        self._told = ctx.SimpleQueue()
+        self._heard = [ctx.Semaphore(0) for _ in range(count)]
+
+    def tell(self, death: Death, stop: ExecutionEvent) -> None:
+        """In a child: returns when the parent has heard, or is not going to."""
+        self._told.put(death)
+        deadline = time.monotonic() + HEARING_SECONDS
+        while not self._heard[death.number].acquire(timeout=_LOOK_SECONDS):
+            if stop.is_set() or time.monotonic() > deadline:
+                return
+
+    def next(self) -> Death | None:
+        """In the parent: what it has not heard of; None if there is nothing."""
+        death: Death | None = None if self._told.empty() else self._told.get()
+        return death
+
+    def hear(self, death: Death) -> None:
+        """In the parent: all that had to be done about a death is done."""
+        self._heard[death.number].release()
 
 
 def start_context(method: Literal["fork", "spawn"] | None = None) -> Any:
@@ -70,17 +115,42 @@ def run_quietly(work: Coroutine[Any, Any, None]) -> None:
         sys.exit(1)
 
 
+async def run_in_time(work: Coroutine[Any, Any, None], stop: ExecutionEvent, grace_seconds: float) -> None:
+    """Run to the end; once it is told to stop, it has so long to end by itself, and is cancelled then."""
+    running, is_late = asyncio.current_task(), False
+
+    async def watch() -> None:
+        nonlocal is_late
+        while not stop.is_set():  # noqa: ASYNC110 # it may be another process's, or a signal's
+            await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(grace_seconds)
+        logger.warning("The runner did not end within %g s and is interrupted.", grace_seconds)
+        is_late = True
+        assert running is not None  # we are in a coroutine
+        running.cancel()
+
+    watching = asyncio.create_task(watch(), name="grace")
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+    finally:
+        watching.cancel()
+
+
 def work_again(
     work: Callable[[], None],
     stop: ExecutionEvent,
-    deaths: Any,
+    deaths: Deaths | None,
     number: int,
     most_restarts: int,
     allowed_exit_codes: Sequence[int],
 ) -> None:
     """In a child: do the work in a child of its own, and again when that dies. Its last exit code becomes ours.
 
-    The process that starts others again has nothing else to do, so that it can fork without tearing threads apart.
+    Deaths are told first, if there is somebody who listens. The process that starts others again has nothing else to
+    do, so that it can fork without tearing threads apart.
     """
     end_with_parent(stop, 0.0)
     name = multiprocessing.current_process().name
@@ -94,7 +164,8 @@ def work_again(
         code = process.exitcode
         if code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
             sys.exit(code if code is None or code >= 0 else 128 - code)
-        deaths.put((number, code))
+        if deaths is not None and code is not None:
+            deaths.tell(Death(number, code), stop)
         logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
 
 

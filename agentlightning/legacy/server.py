@@ -18,7 +18,7 @@ from agentlightning.legacy.routes import add_routes
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources, RolloutLegacy, RolloutMode, TaskInput
 from agentlightning.utils.deprecation import deprecated
-from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from agentlightning.utils.server_launcher import UNOBSERVED, PythonServerLauncher, PythonServerLauncherArgs
 
 if TYPE_CHECKING:
     import uvicorn
@@ -54,7 +54,9 @@ class AgentLightningServer:
         self.startup_event = threading.Event()
         self._task_timeout_seconds = task_timeout_seconds
         self._data_store = ServerDataStore(store, task_timeout_seconds=task_timeout_seconds)
-        self._app = FastAPI(title="Agent Lightning server (v0.1 protocol)", lifespan=self._lifespan)
+        self._app = FastAPI(
+            title="Agent Lightning server (v0.1 protocol)", lifespan=self._lifespan, telemetry=UNOBSERVED
+        )
         self._launcher: PythonServerLauncher | None = None
         self._stopped = asyncio.Event()
         self._setup_routes()

@@ -199,10 +199,10 @@ class LitAgentRunner(Runner[T_task]):
             give_back=self._give_back,
         )
         try:
-            while not self._is_over(event) and (crew.is_busy or shift.left != 0):
+            while not self._is_over(event) and (crew.is_busy or not shift.is_spent):
                 if not self._is_claiming(event):
                     await crew.give_back()
-                elif crew.room > 0 and shift.left != 0:
+                elif crew.room > 0 and not shift.is_spent:
                     await self._claim_for(crew, event)
                     continue
                 await crew.change(EVENT_SECONDS)

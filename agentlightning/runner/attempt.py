@@ -22,7 +22,7 @@ from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
 from agentlightning.litagent.litagent import working_for
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
-from agentlightning.runner.crew import Place
+from agentlightning.runner.crew import LEAVING_SECONDS, Place
 from agentlightning.runner.known_resources import KnownResources
 from agentlightning.runner.results import record_reward, store_returned_spans
 from agentlightning.store.base import LightningStore
@@ -128,10 +128,12 @@ class AttemptRun:
     async def _run_and_report(self) -> None:
         status: AttemptStatus = "failed"
         is_claiming = True
+        patience: float | None = None
         try:
             status = await self._run()
         except asyncio.CancelledError:
             status, is_claiming = "unresponsive", False  # the runner leaves: it is not the agent's fault
+            patience = LEAVING_SECONDS
             self.error = RolloutFailed("The runner was stopped while the agent was running.")
             raise
         except KeyboardInterrupt as error:
@@ -155,7 +157,7 @@ class AttemptRun:
                     self._tell_agent("on_rollout_end", self.rollout)
                     await self._tell_hooks("on_rollout_end", spans=self.spans)
             finally:
-                await self._write_status(status, is_claiming=is_claiming)
+                await self._write_status(status, patience, is_claiming=is_claiming)
 
     async def _run(self) -> AttemptStatus:
         resources = self.resources if self.resources is not None else await self._stored_resources()
@@ -213,7 +215,7 @@ class AttemptRun:
             )
             raise RolloutFailed(
                 f"{missing}, so rollout '{self.rollout.rollout_id}' cannot run; publish some with store.add_resources, "
-                "or give the Trainer initial_resources."
+                "or give the Trainer initial_resources, which an algorithm of your own publishes itself."
             )
         return update.resources
 
@@ -289,14 +291,18 @@ class AttemptRun:
         except (Exception, SystemExit):  # as with hooks
             logger.exception("%s.%s failed.", type(agent).__name__, name)
 
-    async def _write_status(self, status: AttemptStatus, *, is_claiming: bool) -> None:
-        rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
+    async def _write_status(self, status: AttemptStatus, patience: float | None, *, is_claiming: bool) -> None:
         try:
-            if not await self._finish_at_once(status, is_claiming=is_claiming):
-                await self._store_last_spans()
-                await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **self._changes())
+            finishing = self._finish(status, is_claiming=is_claiming)
+            await (finishing if patience is None else asyncio.wait_for(finishing, patience))
         except Exception:  # the store's own time limits will settle the attempt
-            logger.exception("The status of rollout %s could not be written.", rollout_id)
+            logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
+
+    async def _finish(self, status: AttemptStatus, *, is_claiming: bool) -> None:
+        if not await self._finish_at_once(status, is_claiming=is_claiming):
+            await self._store_last_spans()
+            rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
+            await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **self._changes())
 
     async def _finish_at_once(self, status: AttemptStatus, *, is_claiming: bool) -> bool:
         """Write the status in one step with the last spans, or the next claim, or both; False if that did not work."""

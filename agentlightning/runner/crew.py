@@ -18,10 +18,12 @@ from agentlightning.runner.shift import Shift
 from agentlightning.runner.turns import Turns
 from agentlightning.store.claims import Claim
 
-__all__ = ["LONGEST_AHEAD_SECONDS", "Crew", "Place"]
+__all__ = ["LEAVING_SECONDS", "LONGEST_AHEAD_SECONDS", "Crew", "Place"]
 
 LONGEST_AHEAD_SECONDS: Final = 0.25
 """How long a claim may wait for an agent to end before it is given back."""
+LEAVING_SECONDS: Final = 5.0
+"""How long the store may take to hear of what ends before its time: it may be gone, and whoever leaves does so now."""
 
 
 class Crew:
@@ -70,7 +72,7 @@ class Crew:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._tasks or self._ahead)
+        return bool(self._tasks or self._ahead or self._returning)
 
     @property
     def free(self) -> int:
@@ -230,11 +232,18 @@ class Crew:
         self._is_over = True
         for task in self._tasks:
             task.cancel()
-        if ending := self._tasks | self._returning:
-            await asyncio.wait(ending)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._watch is not None:
             self._watch.cancel()
-        await self.give_back()
+        if self._ahead:
+            self._start(self.give_back(), self._returning)
+        if self._returning:
+            _, late = await asyncio.wait(self._returning, timeout=LEAVING_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
 
 class Place:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.collector import calm_collector
@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-__all__ = ["LaunchMode", "PythonServerLauncher", "PythonServerLauncherArgs", "is_loopback"]
+__all__ = ["UNOBSERVED", "LaunchMode", "PythonServerLauncher", "PythonServerLauncherArgs", "is_loopback"]
 
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["asyncio", "thread", "mp"]
 Application = Callable[..., Any]
 
+UNOBSERVED: Final[Any] = {"tracing": False, "metrics": False, "logs": False}
+"""What applications give FastAPI as `telemetry`: it would make a span of every request of its own accord, and those
+would be found in the traces of agents that run in the same process."""
 BACKLOG = 4096
 _POLL_SECONDS = 0.005
 _HEALTH_TIMEOUT_SECONDS = 5.0

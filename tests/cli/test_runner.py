@@ -21,12 +21,13 @@ from tests.runner.working import RESOURCES
 
 PATIENCE_SECONDS = 60.0
 AGENTS = """
-import pathlib, time
+import os, pathlib, time
 from agentlightning import LitAgent, rollout
 
 class Halving(LitAgent):
     def rollout(self, task, resources, rollout):
-        pathlib.Path("begun").touch()
+        pathlib.Path("begun.part").write_text(str(os.getpid()))
+        pathlib.Path("begun.part").replace("begun")
         time.sleep(task.get("seconds", 0))
         return task["n"] / 2
 
@@ -39,6 +40,10 @@ async def prompted(task, prompt_template):
 class Needy(LitAgent):
     def __init__(self, argument):
         raise AssertionError
+
+class Short(LitAgent):
+    def rollout(self, task):
+        return 1.0
 
 number = 1
 """
@@ -166,6 +171,27 @@ async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any, folder: 
     assert "Traceback" not in printed, printed
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--n-runners", "2")], ids=str)
+async def test_what_does_not_finish_in_the_time_that_is_left_is_given_back(
+    join: Any, folder: Path, options: tuple[str, ...]
+) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
+            runner = join("--store", server.url, "--grace", "0.5", *options, "user_agents:agent")
+            await until((folder / "begun").exists)
+            runner.interrupt()
+            code, printed = await asyncio.to_thread(runner.end)
+            rollout = await store.get_rollout_by_id(rollout_id)
+
+    assert rollout is not None
+    assert (code, rollout.status) == (0, "requeuing"), printed
+    assert "in 0.5 s at the latest; Ctrl-C again leaves at once" in printed
+    assert "Traceback" not in printed, printed
+
+
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -242,6 +268,24 @@ def test_a_runner_process_that_is_killed_leaves_no_other(join: Any) -> None:
     assert alive == []
 
 
+@pytest.mark.slow
+async def test_what_a_killed_process_was_at_is_done_by_another(join: Any, folder: Path) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            (rollout_id,) = await enqueue(store, {"n": 1, "seconds": 500.0}, config=config)
+            join("--store", server.url, "--n-runners", "2", "user_agents:agent")
+            await until((folder / "begun").exists)
+            os.kill(int((folder / "begun").read_text()), signal.SIGKILL)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(attempts := await store.query_attempts(rollout_id)) < 2:
+                assert time.monotonic() < deadline, attempts
+                await asyncio.sleep(0.05)
+
+    assert attempts[0].status == "unresponsive"
+    assert "exit code -9" in attempts[0].metadata["error"]["message"]
+
+
 # ---------------------------------------------------------------------- wrong addresses
 
 
@@ -251,6 +295,7 @@ def test_a_runner_process_that_is_killed_leaves_no_other(join: Any) -> None:
         ("user_agents", "write it as module:agent"),
         ("missing_module:agent", "There is no agent at 'missing_module:agent'"),
         ("user_agents:missing", "There is no agent at 'user_agents:missing'"),
+        ("user_agents:Short", "cannot be called with (task, resources, rollout)"),
         ("user_agents:number", "name a function, or derive a class from LitAgent"),
         (":agent", "There is no agent at ':agent'"),
         ("user agents:agent", "There is no agent"),

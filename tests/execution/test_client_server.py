@@ -578,6 +578,30 @@ def test_a_killed_runner_is_started_again_if_that_is_allowed(tmp_path: Path, n_r
     assert sorted(map(len, tries)) == [1, 1, 1, 1, 1, 2]
 
 
+def test_what_a_runner_claims_that_was_started_again_is_not_given_back(tmp_path: Path) -> None:
+    died, seen = tmp_path / "died", tmp_path / "seen"
+
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        claim = await store.dequeue_rollout(worker_id=f"Worker-{worker_id}", wait=PATIENCE_SECONDS)
+        assert claim is not None
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while len(await store.query_rollouts(status_in=["preparing"])) > 1:  # until the dead one's is given back
+            await asyncio.sleep(0.01)
+        latest = await store.get_latest_attempt(claim.rollout_id)
+        assert latest is not None
+        seen.write_text(latest.status)
+        await store.update_attempt(claim.rollout_id, latest.attempt_id, status="succeeded")
+        await working(store, worker_id, event)
+
+    store = InMemoryLightningStore()
+    a_strategy(max_restarts=1).execute(enqueueing(2), runner, store)
+
+    assert seen.read_text() == "preparing"
+    assert sorted(outcomes(store)) == [["succeeded"], ["unresponsive", "succeeded"]]
+
+
 def test_a_runner_that_always_dies_is_not_started_for_ever() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

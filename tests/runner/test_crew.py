@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import StoreUnavailable
-from agentlightning.runner import LitAgentRunner
+from agentlightning.runner import LitAgentRunner, attempt, crew
 from agentlightning.runner.abilities import Abilities
 from agentlightning.runner.agent import SHORTEST_POLL_SECONDS
 from agentlightning.runner.pace import FIRST_GUESS_SECONDS, Pace
@@ -99,14 +99,15 @@ class Watching:
 async def test_next_agents_begin_while_attempts_are_finished_and_never_too_many() -> None:
     store = await stocked(Slow(), 0)
     agent = Watching(store)
+    count = 120  # so many that the pace is found again when the machine stands still at the beginning
 
-    worked = await work_off(Awaiting(agent), *range(40), store=store, max_concurrency=SIZE)
+    worked = await work_off(Awaiting(agent), *range(count), store=store, max_concurrency=SIZE)
 
     assert agent.most == SIZE
     assert agent.begun_early >= 10
-    assert await worked.statuses() == ["succeeded"] * 40
-    assert [await worked.rewards(number) for number in range(40)] == [[float(number)] for number in range(40)]
-    assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * 40
+    assert await worked.statuses() == ["succeeded"] * count
+    assert [await worked.rewards(number) for number in range(count)] == [[float(number)] for number in range(count)]
+    assert [len(await store.query_attempts(rollout_id)) for rollout_id in worked.rollout_ids] == [1] * count
 
 
 async def test_a_store_that_takes_nothing_back_is_not_asked_for_more_than_there_are_places() -> None:
@@ -136,6 +137,29 @@ async def test_no_more_are_claimed_than_a_runner_may_run() -> None:
     assert await counts(store) == {"succeeded": 21, "queuing": 19}
 
 
+class Generous(InMemoryLightningStore):
+    """Gives one more than it is asked for, once, as after an outage, when a lost answer comes instead of a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int] = []
+
+    async def claim_rollouts(self, *, limit: int = 1, **options: Any) -> Any:
+        self.limits.append(limit)
+        return await super().claim_rollouts(limit=limit + (len(self.limits) == 1), **options)
+
+
+async def test_a_runner_that_got_more_than_it_may_run_ends_after_them() -> None:
+    store = await stocked(Generous(), 10)
+    runner = make_runner(max_rollouts=2)
+
+    with runner.run_context(agent=Awaiting(lambda _: asyncio.sleep(0)), store=store):
+        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": 3, "queuing": 7}
+    assert store.limits == [2]
+
+
 class Stuck:
     """Agents that are quick until a task comes from which on they wait to be let go."""
 
@@ -146,7 +170,7 @@ class Stuck:
 
     async def __call__(self, task: Any) -> None:
         if task < self._from_task:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)  # what a busy machine adds to a longer one would be taken for its pace
             return
         self.waiting += 1
         await self.may_go.wait()
@@ -190,6 +214,38 @@ async def test_claims_behind_agents_that_suddenly_take_long_go_to_another_runner
     assert await counts(store) == {"succeeded": 60}
 
 
+class SlowlyTaking(Slow):
+    """Takes long to take claims back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.may_go = asyncio.Event(), asyncio.Event()
+
+    async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
+        self.is_asked.set()
+        await self.may_go.wait()
+        return await super().return_claims(*args, **kwargs)
+
+
+async def test_what_is_being_given_back_counts_again_for_a_runner_with_nothing_else_to_do() -> None:
+    most = 30 + SIZE + 2
+    store, stuck = await stocked(SlowlyTaking(), 60), Stuck(30)
+    runner = make_runner(max_rollouts=most)
+
+    async def has_nothing_to_do() -> bool:
+        return (await counts(store)).get("succeeded") == 30 + SIZE
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = asyncio.create_task(runner.iter())
+        await asyncio.wait_for(store.is_asked.wait(), PATIENCE_SECONDS)
+        stuck.may_go.set()
+        await until(has_nothing_to_do)
+        asyncio.get_running_loop().call_later(0.05, store.may_go.set)
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert await counts(store) == {"succeeded": most, "queuing": 60 - most}
+
+
 async def test_what_cannot_be_given_back_is_run_here(caplog: pytest.LogCaptureFixture) -> None:
     store, stuck = await stocked(Refusing(), 60), Stuck(30)
     runner = make_runner(max_rollouts=60)
@@ -231,6 +287,43 @@ async def test_a_runner_that_ends_gives_back_what_it_has_not_begun_with(
     assert found.pop("queuing") == 60 - 30 - SIZE
     assert sum(found.values()) == 30 + SIZE
     assert found.get(outcome, 0) >= SIZE
+
+
+class Gone(Slow):
+    """Answers nothing, once it is gone."""
+
+    is_gone = False
+
+    async def finish_and_claim(self, *args: Any, **kwargs: Any) -> Any:
+        await self._answering()
+        return await super().finish_and_claim(*args, **kwargs)
+
+    async def update_attempt(self, *args: Any, **kwargs: Any) -> Any:
+        await self._answering()
+        return await super().update_attempt(*args, **kwargs)
+
+    async def return_claims(self, *args: Any, **kwargs: Any) -> Any:
+        await self._answering()
+        return await super().return_claims(*args, **kwargs)
+
+    async def _answering(self) -> None:
+        if self.is_gone:
+            await asyncio.Event().wait()
+
+
+async def test_a_runner_that_is_cancelled_leaves_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attempt, crew):
+        monkeypatch.setattr(module, "LEAVING_SECONDS", 0.05)
+    store, stuck = await stocked(Gone(), 60), Stuck(30)
+    runner = make_runner()
+
+    with runner.run_context(agent=Awaiting(stuck), store=store):
+        running = await until_it_holds(runner, stuck)
+        store.is_gone = True
+        running.cancel()
+        await asyncio.wait([running], timeout=PATIENCE_SECONDS)
+
+    assert running.cancelled()
 
 
 @pytest.mark.parametrize(("store_type", "left"), [(Refusing, 0), (Away, 1)], ids=["refuses", "is away"])

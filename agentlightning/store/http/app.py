@@ -16,6 +16,7 @@ from agentlightning.store.http.dispatch import StoreRoutes
 from agentlightning.store.http.openapi import describe
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES, StoreService
 from agentlightning.utils.metrics import MetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
+from agentlightning.utils.server_launcher import UNOBSERVED
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -61,7 +62,13 @@ def build_app(
         tracker=_trackers(registry, tracker),
         max_request_bytes=max_request_bytes,
     )
-    app = StoreApp(title="Agent Lightning store", version=agentlightning.__version__, docs_url=None, redoc_url=None)
+    app = StoreApp(
+        title="Agent Lightning store",
+        version=agentlightning.__version__,
+        docs_url=None,
+        redoc_url=None,
+        telemetry=UNOBSERVED,
+    )
     app.service = service
     app.add_middleware(StoreRoutes, service=service)
     if cors_allow_origins:

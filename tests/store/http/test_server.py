@@ -5,6 +5,8 @@ import contextlib
 import logging
 import pickle
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -367,3 +369,44 @@ def test_server_arguments_can_be_given_as_one() -> None:
 
     assert server.endpoint == "http://store.example:0"
     assert isinstance(pickle.loads(pickle.dumps(server))._target, LightningStoreClient)
+
+
+# ---------------------------------------------------------------------- not observed
+
+SERVED_AND_TRACED = """
+import asyncio, warnings
+import opentelemetry.trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+spans, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+opentelemetry.trace.set_tracer_provider(provider)
+
+import requests
+import agentlightning as agl
+
+warnings.simplefilter("ignore", DeprecationWarning)
+
+async def serve_both():
+    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
+    await server.start()
+    for transport in ("http", "ws"):
+        async with agl.LightningStoreClient(server.endpoint, transport=transport) as client:
+            await client.enqueue_rollout("a")
+    await server.stop()
+    old = agl.AgentLightningServer("127.0.0.1", 0)
+    await old.start()
+    answer = await asyncio.to_thread(requests.get, old.endpoint + "/task", timeout=30)
+    await old.stop()
+    return answer.status_code
+
+print(asyncio.run(serve_both()), [span.name for span in spans.get_finished_spans()])
+"""
+
+
+def test_servers_make_no_spans_of_their_own() -> None:
+    ended = subprocess.run([sys.executable, "-c", SERVED_AND_TRACED], capture_output=True, text=True, timeout=60)
+
+    assert ended.stdout == "200 []\n", ended.stderr

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 LEAVING = "Leaving when what runs has finished, in {:g} s at the latest; Ctrl-C again leaves at once."
 
+REPORT_SECONDS: Final = 2.0
+"""How much longer than their grace runners are served, so that they can tell what they had to leave."""
 Role = Literal["algorithm", "runner", "both"]
 RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attempt", "update_attempt", "update_worker")
 """What every runner calls; their codecs are made once, before the processes are."""
@@ -324,7 +326,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 await algorithm(store, event)
             finally:  # while they are still served, so that they can report
                 crew.dismiss()
-                await crew.until_ended(self.graceful_timeout)
+                await crew.until_ended(self.graceful_timeout + REPORT_SECONDS)
 
         work = asyncio.ensure_future(self._execute_algorithm(and_wait_for_runners, store, stop))
         lost = asyncio.ensure_future(crew.until_lost(store))
@@ -483,7 +485,8 @@ def _work_as_runner(
     children.end_with_parent(stop, strategy.graceful_timeout)
     own_stop = InterruptibleEvent(stop)
     signal.signal(signal.SIGINT, own_stop.interrupt)
-    children.run_quietly(strategy._execute_runner(runner, number, store, own_stop))  # type: ignore[arg-type] # None if managed
+    work = strategy._execute_runner(runner, number, store, own_stop)  # type: ignore[arg-type] # None if managed
+    children.run_quietly(children.run_in_time(work, own_stop, strategy.graceful_timeout))
 
 
 def _work_as_algorithm(

@@ -26,8 +26,9 @@ from agentlightning import LitAgent, rollout
 
 class Halving(LitAgent):
     def rollout(self, task, resources, rollout):
-        pathlib.Path("begun.part").write_text(str(os.getpid()))
-        pathlib.Path("begun.part").replace("begun")
+        part = pathlib.Path(f"begun-{task['n']}.part")
+        part.write_text(str(os.getpid()))
+        part.replace("begun")
         time.sleep(task.get("seconds", 0))
         return task["n"] / 2
 

@@ -610,13 +610,33 @@ def test_a_runner_that_always_dies_is_not_started_for_ever() -> None:
         a_strategy(max_restarts=2).execute(enqueueing(1), runner, InMemoryLightningStore())
 
 
+def test_a_runner_that_awaits_for_ever_ends_by_itself_while_it_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        await store.enqueue_rollout("ready")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await store.enqueue_rollout("left")
+
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        while not await store.query_rollouts():
+            await asyncio.sleep(0.01)
+
+    store = InMemoryLightningStore()
+    with caplog.at_level(logging.WARNING):
+        a_strategy(graceful_timeout=0.2).execute(algorithm, runner, store)
+
+    assert [rollout.input for rollout in asyncio.run(store.query_rollouts())] == ["ready", "left"]
+    assert "did not end" not in caplog.text
+
+
 def test_a_runner_that_hangs_is_ended_in_the_stated_time() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         await store.enqueue_rollout("ready")
         while True:
-            await asyncio.sleep(1)
+            time.sleep(1)  # noqa: ASYNC251 # that is what is wrong with it
 
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         while not await store.query_rollouts():

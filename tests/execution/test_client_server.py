@@ -1,6 +1,7 @@
 """Algorithm and runners as processes around a store server."""
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import signal

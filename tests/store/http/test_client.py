@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import socket
+import time
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.http import client as client_module
+from agentlightning.store.http import retries
 
 TOKEN = "a-secret-nobody-may-read"
 both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
@@ -135,23 +137,40 @@ async def test_outage_shorter_than_patience_is_not_noticed(serve: Any, connect: 
     assert (await asyncio.wait_for(asking, 10)).input == "a"
 
 
+class Jumping:
+    """The clock of the retries, which can be put forward."""
+
+    offset = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.offset
+
+
 @both_transports
-async def test_wait_survives_one_outage_after_another(
-    transport: str, serve: Any, connect: Any, eventually: Any
+@pytest.mark.parametrize("operation", ["dequeue_many_rollouts", "wait_for_rollouts"])
+async def test_every_outage_of_a_long_wait_has_a_patience_of_its_own(
+    operation: str, transport: str, serve: Any, connect: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retries, "time", clock := Jumping())
     server = await serve()
     client = connect(server.endpoint, outage_seconds=30.0, transport=transport, retry_delays=(0.01,) * 20)
-    await server.enqueue_rollout("a", rollout_id="r")
-    waiting = asyncio.create_task(client.wait_for_rollouts(["r"]))
+    rollout = await server.start_rollout("a")
+    waiting = asyncio.create_task(
+        client.dequeue_many_rollouts(wait=100)
+        if operation == "dequeue_many_rollouts"
+        else client.wait_for_rollouts([rollout.rollout_id])
+    )
 
     for _ in range(3):
         await eventually(lambda: server.app.service.waiting_calls == 1 or waiting.done())
+        clock.offset += 3600.0  # for so long all was well
         await server.stop()
+        await asyncio.wait([waiting], timeout=0.2)
         await server.start()
-    await server.update_rollout("r", status="cancelled")
+    await server.enqueue_rollout("b")
+    await server.update_rollout(rollout.rollout_id, status="succeeded")
 
-    (finished,) = await asyncio.wait_for(waiting, 30)
-    assert finished.rollout_id == "r"
+    assert len(await asyncio.wait_for(waiting, 30)) == 1
 
 
 # ---------------------------------------------------------------------- lost answers

@@ -244,7 +244,7 @@ async def test_a_server_told_to_leave_under_load_loses_nothing(tmp_path: Path) -
         second_code = await asyncio.to_thread(server.terminate)
 
     assert (code, second_code) == (0, 0)
-    assert seconds < 4
+    assert seconds < 20
     await check(path, load.record, is_complete=True)
 
 
@@ -270,7 +270,7 @@ async def test_blocked_dequeues_end_promptly_when_the_server_is_told_to_leave(tm
     assert code == 0
     assert status == 503
     assert [type(result) for result in results] == [StoreUnavailable] * len(TRANSPORTS)
-    assert seconds < 4
+    assert seconds < 20
 
 
 async def _status(session: aiohttp.ClientSession, url: str, body: Any) -> int:

@@ -322,5 +322,5 @@ async def test_an_agent_does_not_notice_a_store_that_is_down_for_five_seconds() 
         losses = tracer.get_last_losses()
     ending.cancel()
 
-    assert (emitting_seconds < 1.0, outage.is_down, losses.count) == (True, False, 0)
+    assert (emitting_seconds < 4.0, outage.is_down, losses.count) == (True, False, 0)
     assert [span.name for span in await store.query_spans(attempted.rollout_id)] == [f"step {n}" for n in range(100)]

@@ -34,7 +34,7 @@ examples:
   agl runner --n-runners 4 --max-concurrency 16 my_agent:agent   64 rollouts at once, in 4 processes
   agl runner --max-rollouts 100 my_agent:agent                   leave after 100
 
-Ctrl-C lets running rollouts finish, and a second one leaves at once: what was running is given back.
+Ctrl-C lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is given back.
 """
 
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=GRACE_SECONDS,
         metavar="SECONDS",
-        help="for the last rollouts (default: %(default)s)",
+        help="how long the last rollouts may take once it leaves (default: %(default)s)",
     )
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser

@@ -284,7 +284,11 @@ def test_other_machines_are_let_in_with_a_token_only(monkeypatch: pytest.MonkeyP
 
 
 def test_other_machines_are_let_in_where_the_user_says_so() -> None:
-    a_strategy(server_host="0.0.0.0", insecure=True).execute(enqueueing(2), working, InMemoryLightningStore())
+    store = InMemoryLightningStore()
+
+    a_strategy(server_host="0.0.0.0", insecure=True).execute(enqueueing(2), working, store)
+
+    assert outcomes(store) == [["succeeded"]] * 2
 
 
 # ---------------------------------------------------------------------- processes
@@ -505,6 +509,8 @@ def test_a_keyboard_interrupt_is_absorbed_when_all_has_ended() -> None:
 
     a_strategy(n_runners=2).execute(algorithm, serving, InMemoryLightningStore())
 
+    assert multiprocessing.active_children() == []
+
 
 def test_a_runner_that_raises_ends_a_training_that_would_wait_for_ever() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
@@ -694,7 +700,10 @@ async def spawned_runner(store: LightningStore, worker_id: int, event: Execution
 def test_what_can_be_pickled_runs_under_spawn(max_restarts: int) -> None:
     strategy = a_strategy(start_method="spawn", n_runners=2, graceful_timeout=15, max_restarts=max_restarts)
 
-    strategy.execute(enqueueing(4), spawned_runner, InMemoryLightningStore())
+    store = InMemoryLightningStore()
+    strategy.execute(enqueueing(4), spawned_runner, store)
+
+    assert outcomes(store) == [["succeeded"]] * 4
 
 
 def test_what_cannot_be_pickled_is_told_under_spawn() -> None:

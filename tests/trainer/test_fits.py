@@ -228,7 +228,8 @@ def test_an_agent_s_runner_is_the_one_that_runs_it() -> None:
     assert [own for own, _ in seen] == [real for _, real in seen]
 
 
-def test_a_store_of_the_0_2_release_will_do_over_threads() -> None:
+@pytest.mark.parametrize(("make", "runners"), [(a_trainer, "n_runners"), (over_processes, "n")], ids=["shm", "cs"])
+def test_a_store_of_the_0_2_release_will_do(make: Any, runners: str) -> None:
     store = OldStore()
 
     @algo
@@ -237,19 +238,7 @@ def test_a_store_of_the_0_2_release_will_do_over_threads() -> None:
         ids = [(await store.enqueue_rollout(task)).rollout_id for task in range(4)]
         assert len(await store.wait_for_rollouts(rollout_ids=ids, timeout=PATIENCE_SECONDS)) == 4
 
-    a_trainer(store=store, algorithm=algorithm, n_runners=2).fit(Halving())
-
-
-def test_a_store_of_the_0_2_release_will_do_over_processes() -> None:
-    store = OldStore()
-
-    @algo
-    async def algorithm(*, store: LightningStore) -> None:
-        await store.add_resources(RESOURCES)
-        ids = [(await store.enqueue_rollout(task)).rollout_id for task in range(4)]
-        assert len(await store.wait_for_rollouts(rollout_ids=ids, timeout=PATIENCE_SECONDS)) == 4
-
-    over_processes(store=store, algorithm=algorithm, n=2).fit(Halving())
+    make(store=store, algorithm=algorithm, **{runners: 2}).fit(Halving())
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ the rest in variables that begin with `AGL_`. Later entries win: what is inherit
 and last our `AGL_` variables, which are the contract with the program.
 """
 
+import functools
+import logging
 import os
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -19,10 +20,11 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import RolloutFailed
+from agentlightning.litagent.litagent import current_claim
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import capabilities_of
-from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.store.http.tokens import is_signed, sign_for_attempt
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, TaskInput
 
 __all__ = [
@@ -35,19 +37,19 @@ __all__ = [
     "telemetry_variables",
 ]
 
+logger = logging.getLogger(__name__)
+
 REWARD_FILE: Final = "AGL_REWARD_FILE"
 LONGEST_VARIABLE_BYTES: Final = 100_000
 """Linux starts no program with a variable above 128 KiB."""
-TOKEN_SECONDS: Final = 24 * 3600.0
-"""How long the token that a program gets is valid."""
 SHORTEST_SECRET: Final = 6
 """Placeholders such as `EMPTY` are shorter, and would be blacked out in every other word."""
 _PLACEHOLDER_KEY: Final = "unused"
 """For servers that want no key, because the SDKs want one."""
 _STORE_TOKEN: Final = LightningEnvVar.AGL_STORE_TOKEN.value
-_SIGNED: Final = "agl1."
 _SECRET_NAME: Final = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
 _OURS: Final = "agentlightning."
+_WARNINGS_KEPT: Final = 64
 
 
 def as_json(value: object, name: str) -> str:
@@ -145,25 +147,42 @@ def _current_span() -> dict[str, str]:
 
 
 def _exporter(rollout: AttemptedRollout, store: LightningStore) -> dict[str, str]:
+    endpoint = store.otlp_traces_endpoint()
     variables = {
         "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": store.otlp_traces_endpoint(),
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
     }
-    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN)
+    token = _token_of_attempt(rollout, endpoint)
     if token:
-        narrow = _token_of_attempt(token, rollout)
-        variables[_STORE_TOKEN] = narrow
-        variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"Authorization=Bearer%20{quote(narrow, safe='')}"
+        variables[_STORE_TOKEN] = token
+        variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"Authorization=Bearer%20{quote(token, safe='')}"
     return variables
 
 
-def _token_of_attempt(token: str, rollout: AttemptedRollout) -> str:
-    """A token that is good for this attempt alone; one that is signed already cannot be narrowed."""
-    if token.startswith(_SIGNED):
-        return token
-    scope = Scope("attempt", rollout.rollout_id, rollout.attempt.attempt_id)
-    return sign_token(token, scope, expires_at=time.time() + TOKEN_SECONDS)
+def _token_of_attempt(rollout: AttemptedRollout, endpoint: str) -> str | None:
+    """A token that is good for this attempt alone: the claim's, or one that we can sign; None if there is neither."""
+    claim = current_claim()
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    if claim is not None and claim.token and (claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) == ids:
+        return claim.token
+    ours = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN)
+    if not ours:
+        return None
+    if is_signed(ours):  # it permits more than one attempt, and cannot be narrowed
+        _warn_of_no_token(endpoint)
+        return None
+    return sign_for_attempt(ours, *ids)
+
+
+@functools.lru_cache(maxsize=_WARNINGS_KEPT)  # once, not once for each program
+def _warn_of_no_token(endpoint: str) -> None:
+    logger.warning(
+        "%s is a signed token, which is not handed on, and none came with the attempt, so programs get no token and "
+        "may not send spans to %s: claim rollouts from the queue of an up-to-date server, or set the master token.",
+        _STORE_TOKEN,
+        endpoint,
+    )
 
 
 # ---------------------------------------------------------------------- what is inherited, and what is secret

@@ -10,13 +10,14 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.store.claims import Claim
 from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutRawResult, Task
 from agentlightning.utils.deprecation import deprecated
 
 if TYPE_CHECKING:
     from agentlightning.tracer import Tracer
 
-__all__ = ["LitAgent", "is_v0_1_rollout_api", "working_for"]
+__all__ = ["LitAgent", "current_claim", "is_v0_1_rollout_api", "working_for"]
 
 T = TypeVar("T")
 
@@ -25,19 +26,28 @@ _PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
 
 
 _RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
+_CLAIM: ContextVar[Claim | None] = ContextVar("agentlightning_claim", default=None)
 
 
 class working_for:  # noqa: N801 # read as a verb; a class, because a generator takes longer
-    """What agents do inside is done for this runner; several may share an agent."""
+    """What agents do inside is done for this runner, which may have got the attempt by a claim."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, claim: Claim | None = None) -> None:
         self._runner = runner
+        self._claim = claim
 
     def __enter__(self) -> None:
-        self._token = _RUNNER.set(self._runner)
+        self._resets = _RUNNER.set(self._runner), _CLAIM.set(self._claim)
 
     def __exit__(self, *exc_info: object) -> None:
-        _RUNNER.reset(self._token)
+        runner, claim = self._resets
+        _RUNNER.reset(runner)
+        _CLAIM.reset(claim)
+
+
+def current_claim() -> Claim | None:
+    """The claim that the agent works on here, with the credentials of its attempt; None outside of claimed work."""
+    return _CLAIM.get()
 
 
 def is_v0_1_rollout_api(func: Any) -> bool:

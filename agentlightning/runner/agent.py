@@ -233,7 +233,7 @@ class LitAgentRunner(Runner[T_task]):
 
     async def _run_attempt(self, claim: Claim, place: Place) -> Claim | None:
         around = self._surroundings()
-        attempt = AttemptRun(around, claim.rollout, around.known.of(claim), place)
+        attempt = AttemptRun(around, claim.rollout, around.known.of(claim), place, claim)
         await attempt.run()
         return attempt.following
 

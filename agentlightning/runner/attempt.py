@@ -103,6 +103,8 @@ class AttemptRun:
     """As they came with the claim; None if the store must be asked."""
     place: Place | None = None
     """In a crew, where the agent works; None for an attempt beside the queue."""
+    claim: Claim | None = None
+    """By which the runner got the attempt, with its credentials; None for an attempt beside the queue."""
     following: Claim | None = None
     """What was claimed in the step that finished this attempt."""
     error: BaseException | None = None
@@ -120,7 +122,7 @@ class AttemptRun:
         running, attempt_id = self.around.running, self.rollout.attempt.attempt_id
         running[attempt_id] = self.rollout.rollout_id
         try:
-            with working_for(self.around.runner):
+            with working_for(self.around.runner, self.claim):
                 await self._run_and_report()
         finally:
             running.pop(attempt_id, None)

@@ -1,8 +1,8 @@
 """Claims: a rollout from the queue, and all that a runner needs to begin with it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from agentlightning.types import AttemptedRollout, ResourcesUpdate
 
@@ -25,6 +25,16 @@ class Claim:
     """Its resources: those it names or, if it names none, the latest when it was claimed; None if there are none."""
     resources: ResourcesUpdate | None = None
     """What they are, unless the caller said that it knows this version."""
+    token: str | None = field(default=None, repr=False, compare=False)
+    """For programs that the attempt runs: permits to write its spans. The server that answers signs it; a store never
+    keeps it, and a server without a token gives none."""
+    proxy_keys: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The attempt's keys for LLM proxies by the references that stand in `resources` in the place of the proxies'
+    secrets; empty for a caller who reads the secrets themselves."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the credentials: a pickle may be kept, or go where the attempt does not."""
+        return {**vars(self), "token": None, "proxy_keys": {}}
 
 
 def claim_with(

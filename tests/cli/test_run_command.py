@@ -19,6 +19,7 @@ import pytest
 from agentlightning.cli import main
 from agentlightning.emitter import find_final_reward
 from agentlightning.store import LightningStore, LightningStoreClient, SqliteLightningStore
+from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import Rollout, Span
 from tests.e2e.server_process import ServerProcess, free_port, left_behind
 from tests.stub_model.fixtures import stub_model as stub_model
@@ -27,6 +28,7 @@ from tests.stub_model.server import StubModel, running
 
 PATIENCE_SECONDS = 60.0
 REAL_KEY = "sk-real-key-of-the-provider-0123456789"
+MASTER = "the-master-token-of-this-server"
 PROXY_KEY = "a-key-of-the-proxy-0123456789"
 PYTHON = """
 import os, openai
@@ -492,6 +494,17 @@ async def test_nothing_is_published_in_a_store_that_others_use(runs: Runs) -> No
 
             assert rollout.status == "succeeded"
             assert await store.get_latest_resources() is None
+
+
+async def test_the_token_of_a_runner_is_not_the_program_s(runs: Runs) -> None:
+    token = sign_token(MASTER, Scope("runner"), expires_at=None)
+    program = "import os; print([name for name, value in os.environ.items() if 'agl' + '1.' in value])"
+    with ServerProcess(token=MASTER) as server:
+        command = ("--store", server.url, "--", sys.executable, "-c", program)
+        done = await asyncio.to_thread(runs, *command, AGL_STORE_TOKEN=token)
+
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert "programs get no token" in done.stderr
 
 
 def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import InvalidToken, NotAllowed, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import OperationCodec
+from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.exchange import Request
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
@@ -79,6 +80,7 @@ class StoreService:
         self._tracker = tracker
         self._waiting: set[asyncio.Task[Any]] = set()
         self._perform = remembering(store)
+        self._credentials = AnswerCredentials(token)
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             tracker.register_counter(FAILURES, ["operation", "error_type"])
@@ -145,7 +147,8 @@ class StoreService:
         if scope is not _ADMIN:
             check_permission(scope, codec.op.name, arguments)
         running = self._perform(codec.op.name, arguments, request_id=request_id if codec.op.mutates else None)
-        return await (self.waiting(running) if _waits(codec.op.name, arguments) else running)
+        result = await (self.waiting(running) if _waits(codec.op.name, arguments) else running)
+        return await self._credentials.shown_to(scope, result)
 
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long, unless the server shuts down meanwhile."""

@@ -12,6 +12,7 @@ permits is decided in `permissions`. No message ever contains a token.
 
 import base64
 import hmac
+import time
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -19,7 +20,17 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from agentlightning.errors import ConfigurationError, InvalidToken
 
-__all__ = ["Scope", "ScopeKind", "SignedToken", "check_secret", "describe_token", "sign_token", "verify_token"]
+__all__ = [
+    "Scope",
+    "ScopeKind",
+    "SignedToken",
+    "check_secret",
+    "describe_token",
+    "is_signed",
+    "sign_for_attempt",
+    "sign_token",
+    "verify_token",
+]
 
 ScopeKind = Literal["admin", "runner", "reader", "attempt"]
 
@@ -27,6 +38,8 @@ _KINDS: Final[tuple[ScopeKind, ...]] = get_args(ScopeKind)
 _FORMAT: Final = "agl1"
 _SIGNING_PURPOSE: Final = b"agentlightning token signing key, format 1"
 """Sets the signing key apart from the master token and from any other key derived from it."""
+ATTEMPT_TOKEN_SECONDS: Final = 24 * 3600.0
+"""How long the token that a program gets for its attempt is valid."""
 _LONGEST_TOKEN = 4096
 _LONGEST_KIND = 20
 _PARTS = 3
@@ -70,11 +83,22 @@ def check_secret(secret: str) -> None:
     if not secret.isascii() or not secret or secret != "".join(secret.split()):
         what = "is empty" if not secret else "holds white space" if secret.isascii() else "is not plain ASCII"
         raise ConfigurationError(f"The master token {what}; make one with `agl tokens new`.")
-    if secret.startswith(f"{_FORMAT}."):
+    if is_signed(secret):
         raise ConfigurationError(
             "The master token is itself a signed token, which can neither sign nor be served; "
             "give the server's own token, or make one with `agl tokens new`."
         )
+
+
+def is_signed(token: str) -> bool:
+    """Whether a token looks like one that a master token has signed; such a token can sign no other."""
+    return token.startswith(f"{_FORMAT}.")
+
+
+def sign_for_attempt(secret: str, rollout_id: str, attempt_id: str) -> str:
+    """The token for programs that an attempt runs."""
+    scope = Scope("attempt", rollout_id, attempt_id)
+    return sign_token(secret, scope, expires_at=time.time() + ATTEMPT_TOKEN_SECONDS)
 
 
 def sign_token(secret: str, scope: Scope, *, expires_at: float | None) -> str:

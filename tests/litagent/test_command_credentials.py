@@ -1,0 +1,122 @@
+"""What programs are given of the credentials around them: those of their own attempt, and no others."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.litagent.command import CommandAgent
+from agentlightning.litagent.router import AgentRouter, Route
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.tokens import Scope, sign_token, verify_token
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import NamedResources, PromptTemplate
+from tests.litagent.workbench import Workbench
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+MASTER = "the-master-token-of-this-server"
+SAVE = "import json, os; open(os.environ['AGL_ROLLOUT_ID'], 'w').write(json.dumps(dict(os.environ)))"
+PROMPT: NamedResources = {"prompt": PromptTemplate(template="Be brief.", engine="f-string")}
+WARNING = "programs get no token"
+
+
+def runner_token() -> str:
+    return sign_token(MASTER, Scope("runner"), expires_at=None)
+
+
+def saving(folder: Path, **options: Any) -> CommandAgent:
+    """Saves its environment in a file that is called like its rollout."""
+    return CommandAgent([sys.executable, "-c", SAVE], cwd=folder, reward_from="none", **options)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LightningStoreServer]:
+    started = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, token=MASTER)
+    await started.start()
+    yield started
+    await started.stop()
+
+
+async def environments(
+    server: LightningStoreServer, agent: Any, folder: Path, *, count: int = 1, resources: NamedResources = PROMPT
+) -> list[dict[str, str]]:
+    """What the programs of some rollouts saw, run by a runner that has a runner's token."""
+    await server.add_resources(resources)
+    rollouts = [await server.enqueue_rollout(f"task {number}") for number in range(count)]
+    runner = LitAgentRunner[Any](OtelTracer(instrument=False), max_rollouts=count, heartbeat_interval=0)
+    store = LightningStoreClient(server.endpoint, token=runner_token())
+    try:
+        with runner.run_context(agent=agent, store=store):
+            await runner.iter()
+    finally:
+        await store.close()
+    return [json.loads((folder / rollout.rollout_id).read_text()) for rollout in rollouts]
+
+
+# ---------------------------------------------------------------------- the store's token
+
+
+async def test_programs_of_a_runner_with_a_runner_s_token_get_their_attempt_s(
+    server: LightningStoreServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AGL_STORE_TOKEN", runner_token())
+
+    told = await environments(server, saving(tmp_path), tmp_path, count=3)
+
+    for variables in told:
+        scope = verify_token(MASTER, variables["AGL_STORE_TOKEN"], time.time())
+        assert scope == Scope("attempt", variables["AGL_ROLLOUT_ID"], variables["AGL_ATTEMPT_ID"])
+        header = f"Authorization=Bearer%20{variables['AGL_STORE_TOKEN']}"
+        assert variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == header
+        assert runner_token() not in str(variables)
+
+
+async def test_programs_of_routed_agents_get_it_too(server: LightningStoreServer, tmp_path: Path) -> None:
+    router: Any = AgentRouter([Route("only", saving(tmp_path), lambda task: True)])
+
+    (told,) = await environments(server, router, tmp_path)
+
+    assert verify_token(MASTER, told["AGL_STORE_TOKEN"], time.time()).attempt_id == told["AGL_ATTEMPT_ID"]
+
+
+async def test_without_a_claim_s_token_a_runner_s_is_not_handed_on(
+    server: LightningStoreServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("AGL_STORE_TOKEN", runner_token())
+    await server.add_resources(PROMPT)
+    store = LightningStoreClient(server.endpoint)
+    runner = LitAgentRunner[Any](OtelTracer(instrument=False), heartbeat_interval=0)
+
+    with caplog.at_level(logging.WARNING), runner.run_context(agent=saving(tmp_path), store=store):
+        rollouts = [await runner.step("task") for _ in range(2)]
+    await store.close()
+
+    for rollout in rollouts:
+        told = json.loads((tmp_path / rollout.rollout_id).read_text())
+        assert "AGL_STORE_TOKEN" not in told
+        assert "agl1." not in str(told)
+    assert caplog.text.count(WARNING) == 1
+    assert "agl1." not in caplog.text
+
+
+async def test_a_runner_with_the_master_token_signs_without_a_claim(
+    server: LightningStoreServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AGL_STORE_TOKEN", MASTER)
+    store = LightningStoreClient(server.endpoint)
+
+    outcome = await Workbench(store).run(saving(tmp_path))
+    await store.close()
+
+    told = json.loads((tmp_path / outcome.attempt.rollout_id).read_text())
+    assert verify_token(MASTER, told["AGL_STORE_TOKEN"], time.time()).attempt_id == outcome.attempt.attempt_id

@@ -1,0 +1,157 @@
+"""Claims over the network: the answer holds a token for the claimed attempt alone, and nothing keeps that token."""
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.errors import NotAllowed
+from agentlightning.store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+)
+from agentlightning.store.claims import Claim
+from agentlightning.store.http.tokens import ATTEMPT_TOKEN_SECONDS, Scope, describe_token, sign_token, verify_token
+from agentlightning.types import Span
+from tests.store.http.conftest import Connect, Serve
+
+MASTER = "the-master-token-of-this-server"
+every_transport = pytest.mark.parametrize("transport", ["http", "ws"])
+
+
+def runner_token() -> str:
+    return sign_token(MASTER, Scope("runner"), expires_at=None)
+
+
+def scope_of(claim: Claim) -> Scope:
+    return Scope("attempt", claim.rollout.rollout_id, claim.rollout.attempt.attempt_id)
+
+
+async def claim_of(client: LightningStore, server: LightningStoreServer) -> Claim:
+    await server.enqueue_rollout("task")
+    (claim,) = await client.claim_rollouts(worker_id="w")
+    return claim
+
+
+async def claim_of_a_finished(client: LightningStoreClient, server: LightningStoreServer) -> Claim:
+    claim = await claim_of(client, server)
+    await server.enqueue_rollout("the next")
+    ids = claim.rollout.rollout_id, claim.rollout.attempt.attempt_id
+    following = await client.finish_and_claim(*ids, "succeeded")
+    assert following is not None
+    return following
+
+
+@every_transport
+@pytest.mark.parametrize("claiming", [claim_of, claim_of_a_finished], ids=["claimed", "claimed with a finish"])
+async def test_a_claim_carries_a_token_of_its_attempt(
+    serve: Serve, connect: Connect, transport: str, claiming: Any
+) -> None:
+    server = await serve(token=MASTER)
+    claim = await claiming(connect(server.endpoint, token=runner_token(), transport=transport), server)
+
+    assert claim.token is not None
+    assert verify_token(MASTER, claim.token, time.time()) == scope_of(claim)
+    expires_at = describe_token(claim.token).expires_at
+    assert expires_at is not None
+    assert abs(expires_at - time.time() - ATTEMPT_TOKEN_SECONDS) < 600
+
+
+async def test_a_claim_in_json_carries_the_token_too(serve: Serve, session: aiohttp.ClientSession) -> None:
+    server = await serve(token=MASTER)
+    rollout = await server.enqueue_rollout("task")
+    headers = {"Authorization": f"Bearer {runner_token()}"}
+
+    url = f"{server.endpoint}/v1/agl/queues/rollouts/claim"
+    async with session.post(url, json={}, headers=headers) as response:
+        (claim,) = await response.json(content_type=None)
+
+    assert describe_token(claim["token"]).scope.rollout_id == rollout.rollout_id
+
+
+async def test_the_token_of_a_claim_writes_its_spans_and_reads_nothing(serve: Serve, connect: Connect) -> None:
+    server = await serve(token=MASTER)
+    runner = connect(server.endpoint, token=runner_token())
+    claim, other = [await claim_of(runner, server) for _ in range(2)]
+    program = connect(server.endpoint, token=claim.token)
+
+    own, foreign = [
+        Span.from_attributes(
+            attributes={}, rollout_id=found.rollout.rollout_id, attempt_id=found.rollout.attempt.attempt_id
+        )
+        for found in (claim, other)
+    ]
+    assert await program.add_span(own) is not None
+    for forbidden in (program.add_span(foreign), program.get_latest_resources(), program.query_resources()):
+        with pytest.raises(NotAllowed):
+            await forbidden
+
+
+@pytest.mark.parametrize("is_remote", [True, False], ids=["over the network", "in process"])
+async def test_without_a_token_there_is_none_in_claims(serve: Serve, connect: Connect, is_remote: bool) -> None:
+    server = await serve(token=None if is_remote else MASTER)
+
+    claim = await claim_of(connect(server.endpoint) if is_remote else server, server)
+
+    assert claim.token is None
+
+
+async def test_a_repeated_claim_is_signed_again_and_its_token_is_not_kept(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    server = await serve(store, token=MASTER)
+    client = connect(server.endpoint, token=runner_token())
+    await server.enqueue_rollout("task")
+
+    first, again = [await client.perform("claim_rollouts", {}, request_id="once") for _ in range(2)]
+    await store.close()
+
+    assert first[0].rollout == again[0].rollout
+    assert verify_token(MASTER, again[0].token, time.time()) == scope_of(first[0])
+    for path in tmp_path.iterdir():
+        assert b"agl1." not in path.read_bytes(), path
+
+
+async def test_a_server_before_another_gives_no_token_of_the_other(serve: Serve, connect: Connect) -> None:
+    behind = await serve(token=MASTER)
+    await behind.enqueue_rollout("task")
+    before = await serve(connect(behind.endpoint, token=runner_token()))
+
+    (claim,) = await connect(before.endpoint).claim_rollouts(worker_id="w")
+
+    assert claim.token is None
+
+
+class OneLongId(LightningStore):
+    """A store of somebody else's, whose ids no token can hold."""
+
+    async def claim_rollouts(self, **_: Any) -> list[Claim]:
+        claimed = await InMemoryLightningStore().start_rollout("task")
+        attempt = claimed.attempt.model_copy(update={"rollout_id": "r" * 5000})
+        return [Claim(claimed.model_copy(update={"rollout_id": attempt.rollout_id, "attempt": attempt}))]
+
+
+async def test_ids_too_long_for_a_token_do_not_stop_a_claim(serve: Serve, connect: Connect) -> None:
+    server = await serve(OneLongId(), token=MASTER)
+
+    (claim,) = await connect(server.endpoint, token=runner_token()).claim_rollouts()
+
+    assert claim.token is None
+
+
+async def test_neither_repr_nor_pickle_of_a_claim_holds_its_secrets() -> None:
+    rollout = await InMemoryLightningStore().start_rollout("task")
+    claim = Claim(rollout, token="agl1.secret", proxy_keys={"agl-proxyref-1": "agl-attempt-secret"})
+
+    copy = pickle.loads(pickle.dumps(claim))
+
+    assert (copy, copy.token, dict(copy.proxy_keys)) == (claim, None, {})
+    assert "secret" not in repr(claim)
+    assert b"secret" not in pickle.dumps(claim)

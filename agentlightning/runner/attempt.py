@@ -20,6 +20,7 @@ from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
 from agentlightning.litagent.litagent import working_for
+from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.crew import LEAVING_SECONDS, Place
@@ -162,7 +163,8 @@ class AttemptRun:
                 await self._write_status(status, patience, is_claiming=is_claiming)
 
     async def _run(self) -> AttemptStatus:
-        resources = self.resources if self.resources is not None else await self._stored_resources()
+        found = self.resources if self.resources is not None else await self._stored_resources()
+        resources = with_claimed_keys(found)
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
         self._tell_agent("on_rollout_start")

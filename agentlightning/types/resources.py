@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, derive_attempt_key
+from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 
 if TYPE_CHECKING:
     from agentlightning.types.core import AttemptedRollout
@@ -79,9 +79,16 @@ class ProxyLLM(LLM):
 
     def get_api_key(self, rollout_id: str, attempt_id: str) -> str | None:
         """The key for one attempt: made of `api_key` where that is the proxy's secret, which no agent is to see."""
-        if self.api_key is None or not self.api_key.startswith(PROXY_SECRET_PREFIX):
-            return self.api_key
-        return derive_attempt_key(self.api_key, rollout_id, attempt_id)
+        key = self.api_key
+        if key is not None and key.startswith(PROXY_REFERENCE_PREFIX):
+            raise ConfigurationError(
+                f"The key of attempt '{attempt_id}' for the LLM proxy at {self.__dict__['endpoint']} did not come with "
+                "its claim; run what is claimed from the queue with the resources that the agent is given, or give the "
+                "runner the store's master token."
+            )
+        if key is None or not key.startswith(PROXY_SECRET_PREFIX):
+            return key
+        return derive_attempt_key(key, rollout_id, attempt_id)
 
     def with_attempted_rollout(self, rollout: "AttemptedRollout") -> LLM:
         """A plain LLM whose endpoint and key are bound to this attempt."""

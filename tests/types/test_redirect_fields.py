@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.errors import ConfigurationError
 from agentlightning.types import LLM, Attempt, AttemptedRollout, ProxyLLM, ResourcesUpdate
 from agentlightning.utils.attempt_keys import AttemptKey, read_attempt_key
 
@@ -55,3 +56,11 @@ def test_any_other_key_is_given_as_it_is(key: str | None) -> None:
 
     assert llm.with_attempted_rollout(attempted()).api_key == key
     assert llm.get_api_key("R", "A") == key
+
+
+def test_a_reference_to_the_secret_of_a_proxy_is_no_key() -> None:
+    llm = ProxyLLM(endpoint="http://h:1", model="m", api_key="agl-proxyref-0123")
+
+    for bind in (lambda: llm.get_api_key("R", "A"), lambda: llm.with_attempted_rollout(attempted())):
+        with pytest.raises(ConfigurationError, match="attempt 'A' for the LLM proxy at http://h:1 did not come"):
+            bind()

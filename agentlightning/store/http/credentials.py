@@ -1,46 +1,135 @@
-"""Credentials in answers: a claim gets those of its attempt.
+"""Credentials in answers: who reads the keys of resources, and which a claim brings to its attempt.
 
-They are added after the store has answered, when an answer is about to be written, so that no store keeps them: an
-answer that is given again is signed again.
+An admin reads everything. A runner reads the keys of models, which its agents need, but in the place of an LLM proxy's
+secret a reference, which opens nothing: the answer to a claim brings the attempt's own keys by these references, and a
+token for the attempt. Everybody else reads `***`.
+
+All this is done after the store has answered, when an answer is about to be written, so that no store keeps what is
+made here: an answer that is given again is signed again.
 """
 
+import hmac
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.store.claims import Claim
+from agentlightning.store.base import LightningStore
+from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.http.tokens import Scope, sign_for_attempt
+from agentlightning.store.values import replaced
+from agentlightning.types import LLM, AttemptedRollout, PaginatedResult, ResourcesUpdate
+from agentlightning.types.scoping import PINNED_RESOURCES
+from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
+from agentlightning.utils.secret_names import MASK, masked
 
 __all__ = ["AnswerCredentials"]
 
 logger = logging.getLogger(__name__)
 
+MOST_VERSIONS: Final = 256
+"""Versions of resources whose proxies' secrets are remembered."""
+_REFERENCE_PURPOSE: Final = b"agentlightning reference to a proxy's secret, format 1\n"
+_REFERENCE_BYTES: Final = 12
+
 
 class AnswerCredentials:
-    """Writes credentials into the answers of one server."""
+    """Takes keys out of the answers of one server, and puts those of attempts in."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, store: LightningStore, token: str | None) -> None:
+        self._store = store
         self._token = token
+        self._secrets_by_version: OrderedDict[ResourcesVersion, frozenset[str]] = OrderedDict()
 
     async def shown_to(self, scope: Scope, result: Any) -> Any:
         """The result of an operation as the caller is to see it; what the store gave is not changed."""
         if isinstance(result, Claim):
-            return await self._claim(result)
-        if isinstance(result, Sequence) and result and isinstance(result[0], Claim):
-            return [await self._claim(claim) for claim in result]
-        return result
+            return await self._claim(result, scope)
+        if isinstance(result, ResourcesUpdate):
+            return self._resources(result, scope)
+        items = result.items if isinstance(result, PaginatedResult) else result
+        if not isinstance(items, Sequence) or not items or not isinstance(items[0], (Claim, ResourcesUpdate)):
+            return result
+        shown = [await self.shown_to(scope, item) for item in items]
+        return replaced(result, items=shown) if isinstance(result, PaginatedResult) else shown
 
-    async def _claim(self, claim: Claim) -> Claim:
-        return replace(claim, token=self._token_for(claim))
+    # ------------------------------------------------------------------ resources
 
-    def _token_for(self, claim: Claim) -> str | None:
-        if self._token is None:
-            return None
-        rollout_id, attempt_id = claim.rollout.rollout_id, claim.rollout.attempt.attempt_id
-        try:
-            return sign_for_attempt(self._token, rollout_id, attempt_id)
-        except ConfigurationError as error:  # such as an id too long; the work itself can be done
-            logger.warning("Attempt '%.80s' is given out without a token: %s", attempt_id, type(error).__name__)
-            return None
+    def _resources(self, update: ResourcesUpdate, scope: Scope) -> ResourcesUpdate:
+        if scope.kind == "admin":
+            return update
+        shown = {name: self._resource(resource, scope) for name, resource in update.resources.items()}
+        return replaced(update, resources=shown)
+
+    def _resource(self, resource: Any, scope: Scope) -> Any:
+        if not isinstance(resource, LLM):
+            return resource
+        if scope.kind == "runner":
+            return replaced(resource, api_key=self._reference(resource.api_key)) if _has_secret(resource) else resource
+        key = MASK if resource.api_key else resource.api_key
+        return replaced(resource, api_key=key, sampling_parameters=masked(resource.sampling_parameters))
+
+    def _reference(self, secret: str | None) -> str:
+        """The same for the same secret; made with the master token, or a weak secret could be guessed from it."""
+        key, content = (self._token or "").encode(), _REFERENCE_PURPOSE + (secret or "").encode()
+        return PROXY_REFERENCE_PREFIX + hmac.digest(key, content, "sha256")[:_REFERENCE_BYTES].hex()
+
+    # ------------------------------------------------------------------ claims
+
+    async def _claim(self, claim: Claim, scope: Scope) -> Claim:
+        token = None if self._token is None else _attempt_token(self._token, claim.rollout)
+        if scope.kind == "admin":
+            return replace(claim, token=token)
+        keys = {**claim.proxy_keys, **await self._proxy_keys(claim)}
+        resources = None if claim.resources is None else self._resources(claim.resources, scope)
+        return replace(claim, resources=resources, token=token, proxy_keys=keys)
+
+    async def _proxy_keys(self, claim: Claim) -> dict[str, str]:
+        """The attempt's keys for all proxies that its resources lead to, by references to the proxies' secrets."""
+        secrets = set(await self._secrets_of(claim))
+        for resources_id in _pinned_ids(claim.rollout):
+            secrets |= _secrets_in(await self._store.get_resources_by_id(resources_id))
+        ids = claim.rollout.rollout_id, claim.rollout.attempt.attempt_id
+        return {self._reference(secret): derive_attempt_key(secret, *ids) for secret in secrets}
+
+    async def _secrets_of(self, claim: Claim) -> frozenset[str]:
+        """The proxies' secrets in the resources of a claim, also where it leaves them out because they are known."""
+        version, known = claim.version, self._secrets_by_version
+        if version is None:
+            return frozenset()
+        if version in known and claim.resources is None:
+            known.move_to_end(version)
+            return known[version]
+        update = claim.resources or await self._store.get_resources_by_id(version[0])
+        secrets = _secrets_in(update)
+        if update is not None and update.version == version[1]:  # not replaced since the claim
+            known[version] = secrets
+            while len(known) > MOST_VERSIONS:
+                known.popitem(last=False)
+        return secrets
+
+
+def _attempt_token(master: str, rollout: AttemptedRollout) -> str | None:
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    try:
+        return sign_for_attempt(master, rollout_id, attempt_id)
+    except ConfigurationError as error:  # such as an id too long; the work itself can be done
+        logger.warning("Attempt '%.80s' is given out without a token: %s", attempt_id, type(error).__name__)
+        return None
+
+
+def _has_secret(resource: object) -> bool:
+    return isinstance(resource, LLM) and (resource.api_key or "").startswith(PROXY_SECRET_PREFIX)
+
+
+def _secrets_in(update: ResourcesUpdate | None) -> frozenset[str]:
+    resources = () if update is None else update.resources.values()
+    return frozenset(llm.api_key for llm in resources if isinstance(llm, LLM) and llm.api_key and _has_secret(llm))
+
+
+def _pinned_ids(rollout: AttemptedRollout) -> Iterable[str]:
+    """Resources that agents of the rollout are pinned to; of pins that are none the agent's side complains."""
+    pins: Any = (rollout.metadata or {}).get(PINNED_RESOURCES)
+    return {pin for pin in pins.values() if isinstance(pin, str)} if isinstance(pins, Mapping) else ()

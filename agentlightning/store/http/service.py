@@ -80,7 +80,7 @@ class StoreService:
         self._tracker = tracker
         self._waiting: set[asyncio.Task[Any]] = set()
         self._perform = remembering(store)
-        self._credentials = AnswerCredentials(token)
+        self._credentials = AnswerCredentials(store, token)
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
             tracker.register_counter(FAILURES, ["operation", "error_type"])

@@ -446,14 +446,14 @@ class LightningStore:
         metadata: dict[str, Any] | None = None,
         run_id: str | None = None,
     ) -> Run:
-        """Open a run; a second call with the same `run_id` returns it as it is."""
+        """Open a run, or return the one of this `run_id`; secrets in `config`, such as `api_key`, are kept as `***`."""
         raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/finish")
     async def finish_run(
         self, run_id: str, status: RunStatus = "succeeded", *, summary: dict[str, Any] | None = None
     ) -> Run:
-        """Close a run with its outcome."""
+        """Close a run with its outcome; secrets in `summary` are kept as `***`."""
         raise NotImplementedError
 
     @operation("GET", "/runs/{run_id}", mutates=False)

@@ -142,6 +142,18 @@ async def test_run_is_opened_and_closed(store: LightningStore, clock: Any) -> No
     assert run.run_id.startswith("run-")
 
 
+async def test_secrets_in_a_run_are_masked_before_they_are_stored(store: LightningStore) -> None:
+    config = {"model": {"api_key": "sk-secret", "max_tokens": 9}, "engines": [{"accessToken": "sk-secret"}]}
+
+    run = await store.start_run("grpo", config=config)
+    closed = await store.finish_run(run.run_id, summary={"judge_token": "sk-secret", "reward": 0.5})
+
+    assert run.config == {"model": {"api_key": "***", "max_tokens": 9}, "engines": [{"accessToken": "***"}]}
+    assert closed.summary == {"judge_token": "***", "reward": 0.5}
+    assert "sk-secret" not in str(await store.get_run_by_id(run.run_id)) + str(list(await store.query_runs()))
+    assert config["model"] == {"api_key": "sk-secret", "max_tokens": 9}  # the caller's own
+
+
 async def test_opening_a_run_twice_is_opening_it_once(store: LightningStore) -> None:
     first = await store.start_run("a", run_id="mine")
     again = await store.start_run("b", run_id="mine")

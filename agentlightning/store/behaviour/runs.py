@@ -9,6 +9,7 @@ from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import check_json, detached_value, replaced
 from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus, SortOrder
 from agentlightning.utils.id import run_id as new_run_id
+from agentlightning.utils.secret_names import masked
 
 RUN_FIELDS = frozenset(Run.model_fields) - {"config", "metadata", "summary"}
 """Fields a query may filter and sort by."""
@@ -31,7 +32,7 @@ def start_run(
         run_id=run_id or new_run_id(),
         name=name,
         start_time=now,
-        config=detached_value(config or {}),
+        config=masked(detached_value(config or {})),
         metadata=detached_value(metadata or {}),
     )
     return _put(tx, run)
@@ -63,7 +64,7 @@ def finish_run(
         raise InvalidValue(f"'{status}' is not a run status; use one of {list(get_args(RunStatus))}.")
     changes: dict[str, Any] = {"status": status, "end_time": None if status == "running" else now}
     if summary is not None:
-        changes["summary"] = detached_value(summary)
+        changes["summary"] = masked(detached_value(summary))
     return _put(tx, replaced(run, **changes))
 
 

@@ -2,7 +2,8 @@
 
 An admin reads everything. A runner reads the keys of models, which its agents need, but in the place of an LLM proxy's
 secret a reference, which opens nothing: the answer to a claim brings the attempt's own keys by these references, and a
-token for the attempt. Everybody else reads `***`.
+token for the attempt. Everybody else reads `***`. So do both in runs of stores that have kept secrets of their
+configurations, as earlier releases did.
 
 All this is done after the store has answered, when an answer is about to be written, so that no store keeps what is
 made here: an answer that is given again is signed again.
@@ -20,7 +21,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.http.tokens import Scope, sign_for_attempt
 from agentlightning.store.values import replaced
-from agentlightning.types import LLM, AttemptedRollout, PaginatedResult, ResourcesUpdate
+from agentlightning.types import LLM, AttemptedRollout, PaginatedResult, ResourcesUpdate, Run
 from agentlightning.types.scoping import PINNED_RESOURCES
 from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.utils.secret_names import MASK, masked
@@ -49,8 +50,10 @@ class AnswerCredentials:
             return await self._claim(result, scope)
         if isinstance(result, ResourcesUpdate):
             return self._resources(result, scope)
+        if isinstance(result, Run) and scope.kind != "admin":
+            return replaced(result, config=masked(result.config), summary=masked(result.summary))
         items = result.items if isinstance(result, PaginatedResult) else result
-        if not isinstance(items, Sequence) or not items or not isinstance(items[0], (Claim, ResourcesUpdate)):
+        if not isinstance(items, Sequence) or not items or not isinstance(items[0], (Claim, ResourcesUpdate, Run)):
             return result
         shown = [await self.shown_to(scope, item) for item in items]
         return replaced(result, items=shown) if isinstance(result, PaginatedResult) else shown

@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentlightning.store import InMemoryLightningStore, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer
 from agentlightning.store.http.tokens import Scope, ScopeKind, sign_token
-from agentlightning.types import LLM, NamedResources, PaginatedResult, PromptTemplate, ProxyLLM, ResourcesUpdate
+from agentlightning.types import LLM, NamedResources, PaginatedResult, PromptTemplate, ProxyLLM, ResourcesUpdate, Run
 from agentlightning.utils.attempt_keys import AttemptKey, read_attempt_key
 from tests.store.http.conftest import Connect, Serve
 
@@ -133,6 +133,23 @@ async def test_notices_of_resources_hold_no_key(server: LightningStoreServer, co
 
     assert notice.name == "mine"
     assert [secret for secret in (PROXY_SECRET, PROVIDER_KEY) if secret in str(notice)] == []
+
+
+class OldRuns(LightningStore):
+    """A store of somebody else's, or of an earlier release: it has kept what a run was configured with."""
+
+    async def query_runs(self, **_: Any) -> PaginatedResult[Run]:
+        run = Run(run_id="run-1", name="old", start_time=0.0, config={"api_key": PROVIDER_KEY, "lr": 0.1})
+        return PaginatedResult(items=[run], limit=-1, offset=0, total=1)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("reader", "***"), ("runner", "***"), ("admin", PROVIDER_KEY)])
+async def test_keys_that_a_run_has_kept_are_for_the_admin(serve: Serve, connect: Connect, kind: Any, key: str) -> None:
+    server = await serve(OldRuns(), token=MASTER)
+
+    (run,) = await connect(server.endpoint, token=token_of(kind)).query_runs()
+
+    assert run.config == {"api_key": key, "lr": 0.1}
 
 
 # ---------------------------------------------------------------------- the keys of a claim

@@ -54,7 +54,10 @@ _NOT_STARTED: Final = 127
 """What shells give for a program that is not there."""
 _SIGNALLED: Final = 128
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_CREDENTIALS: Final = ("ANTHROPIC_AUTH_TOKEN", LightningEnvVar.AGL_PROXY_API_KEY.value)
+_CREDENTIALS: Final = (
+    *("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+    *(LightningEnvVar.AGL_PROXY_API_KEY.value, LightningEnvVar.AGL_STORE_TOKEN.value),
+)
 """Variables that would be shown to the proxy instead of the attempt's key, or are none of the program's business."""
 _NETWORK_PROXIES: Final = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
@@ -92,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(RewardSource),
         default="none",
         help="where the program says how well it did (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="pass this variable on to the program, which inherits no keys, tokens and passwords; may be repeated",
     )
     parser.add_argument("--show", metavar="ROLLOUT_ID", help="show what was recorded of a rollout, and run nothing")
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
@@ -149,7 +159,7 @@ def _task(text: str | None, command: Sequence[str]) -> TaskInput:
 
 def _run(arguments: argparse.Namespace, command: Sequence[str], task: TaskInput, store: LightningStore) -> int:
     with _resource(arguments, store) as llm:
-        agent = _ForegroundAgent(command, llm, reward_from=arguments.reward)
+        agent = _ForegroundAgent(command, llm, env=_passed_on(arguments.env), reward_from=arguments.reward)
         return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
 
 
@@ -191,11 +201,25 @@ def _named_proxy(arguments: argparse.Namespace, models: Models) -> ProxyLLM:
 # ---------------------------------------------------------------------- the program
 
 
+def _passed_on(names: Sequence[str]) -> dict[str, str]:
+    """The variables that the user names for the program."""
+    for name in names:
+        if name in _CREDENTIALS:
+            raise ConfigurationError(
+                f"--env {name}: the proxy has {name}, and the program gets a key for its attempt; leave it out."
+            )
+        if name not in os.environ:
+            raise ConfigurationError(f"--env {name}: there is no variable {name} to pass on; set it, or leave it out.")
+    return {name: os.environ[name] for name in names}
+
+
 class _ForegroundAgent(CommandAgent):
     """Runs its program before the eyes of the user."""
 
-    def __init__(self, command: Sequence[str], llm: ProxyLLM, *, reward_from: RewardSource) -> None:
-        super().__init__(command, reward_from=reward_from, stdin="none")
+    def __init__(
+        self, command: Sequence[str], llm: ProxyLLM, *, env: dict[str, str], reward_from: RewardSource
+    ) -> None:
+        super().__init__(command, env=env, reward_from=reward_from, stdin="none")
         self.llm = llm
         self.program: ForegroundProgram | None = None
         self.settled = SettledCalls()
@@ -220,8 +244,6 @@ class _ForegroundAgent(CommandAgent):
             environment.pop("AGL_MODEL")
             environment.pop("OPENAI_MODEL")
             environment |= {name: os.environ[name] for name in ("OPENAI_MODEL",) if name in os.environ}
-        for name in _CREDENTIALS:
-            environment.pop(name, None)
         return environment | _direct_way(environment, self.llm)
 
 
@@ -261,6 +283,10 @@ class _Session:
             return _NOT_STARTED
         if error is not None and program.exit_code == 0:
             _tell_of(error)  # such as a reward that cannot be read
+        if program.exit_code != 0 and self._agent.withheld:
+            _say(
+                f"the program did not inherit {', '.join(self._agent.withheld)}; pass on what it needs with --env NAME."
+            )
         return program.exit_code if program.exit_code >= 0 else _SIGNALLED - program.exit_code
 
     async def _attempted(self, rollout: AttemptedRollout) -> BaseException | None:
@@ -312,5 +338,9 @@ class _Session:
 def _tell_of(error: BaseException | None) -> None:
     if error is not None and not isinstance(error, AgentLightningError):
         raise error
+    _say(str(error))
+
+
+def _say(text: str) -> None:
     with contextlib.suppress(OSError):
-        print(f"agl run: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
+        print(f"agl run: {text}", file=sys.stderr)  # noqa: T201 # the command's own output

@@ -8,6 +8,7 @@ Whatever happens, nothing of it is left when the rollout is over (`utils.program
 """
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
@@ -24,6 +25,7 @@ from agentlightning.litagent.command_environment import (
     REWARD_FILE,
     as_json,
     attempt_variables,
+    credentials_withheld,
     inherited,
     model_variables,
     secrets_of,
@@ -39,6 +41,8 @@ from agentlightning.utils.clipped_text import ClippedText, redacted
 from agentlightning.utils.program import Program, ProgramPlan
 
 __all__ = ["CommandAgent", "RunningProgram", "StdinFormat"]
+
+logger = logging.getLogger(__name__)
 
 StdinFormat = Literal["json", "text", "none"]
 """The task as a JSON document; the same, but text as it is; or nothing."""
@@ -92,7 +96,8 @@ class CommandAgent(LitAgent[Any]):
             command: The program and its arguments; no shell reads them.
             cwd: The folder it runs in; by default ours.
             env: Variables to add.
-            inherit_env: False gives it, of our environment, `PATH` alone.
+            inherit_env: Gives it our environment without `AGL_` secrets and, if the resources name a model, without all
+                other credentials, which `env` can add; False gives it `PATH` alone.
             timeout_seconds: After which the program is ended and the rollout fails; the rollout's own limit counts too.
             reward_from: Where to look for the reward. With `exit_code` it is 1 for zero and else 0; otherwise a program
                 that ends with another code fails its rollout.
@@ -106,6 +111,8 @@ class CommandAgent(LitAgent[Any]):
         self.timeout_seconds = timeout_seconds
         self.reward_from = reward_from
         self.stdin = stdin
+        self.withheld: tuple[str, ...] = ()
+        """Variables that the last program did not inherit, because they are credentials."""
         _check_choice("reward_from", reward_from, get_args(RewardSource))
         _check_choice("stdin", stdin, get_args(StdinFormat))
         if timeout_seconds is not None and not timeout_seconds > 0:
@@ -132,14 +139,23 @@ class CommandAgent(LitAgent[Any]):
     def _environment(
         self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
     ) -> dict[str, str]:
-        given = {**inherited(is_everything=self.inherit_env), **self.env}
-        return {
+        given = {**inherited(resources, is_everything=self.inherit_env), **self.env}
+        environment = {
             **given,
             **model_variables(resources, rollout, given),
             **telemetry_variables(rollout, self._store(), given),
             **self.env,
             **attempt_variables(task, resources, rollout, folder),
         }
+        left_out = credentials_withheld(resources) - environment.keys() if self.inherit_env else ()
+        self._note_withheld(tuple(sorted(left_out)))
+        return environment
+
+    def _note_withheld(self, names: tuple[str, ...]) -> None:
+        """Log which variables the program may miss, once for the same ones."""
+        if names and names != self.withheld:
+            logger.info("%s does not inherit %s; name in env= what it needs.", self.command[0], ", ".join(names))
+        self.withheld = names
 
     def _store(self) -> LightningStore | None:
         """Where spans go; None for an agent that is called without a runner."""

@@ -8,7 +8,6 @@ and last our `AGL_` variables, which are the contract with the program.
 import functools
 import logging
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -26,11 +25,13 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import capabilities_of
 from agentlightning.store.http.tokens import is_signed, sign_for_attempt
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, TaskInput
+from agentlightning.utils.secret_names import is_secret_name
 
 __all__ = [
     "REWARD_FILE",
     "as_json",
     "attempt_variables",
+    "credentials_withheld",
     "inherited",
     "model_variables",
     "secrets_of",
@@ -47,7 +48,10 @@ SHORTEST_SECRET: Final = 6
 _PLACEHOLDER_KEY: Final = "unused"
 """For servers that want no key, because the SDKs want one."""
 _STORE_TOKEN: Final = LightningEnvVar.AGL_STORE_TOKEN.value
-_SECRET_NAME: Final = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
+_SDK_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+_OUR_VARIABLES: Final = "AGL_"
+_ALWAYS_CREDENTIALS: Final = "AWS_"
+"""Of these variables most lead to credentials, whatever their names end with."""
 _OURS: Final = "agentlightning."
 _WARNINGS_KEPT: Final = 64
 
@@ -98,13 +102,11 @@ def model_variables(resources: NamedResources, rollout: AttemptedRollout, given:
     Args:
         given: What the program has anyway; its keys are kept where the resource has none.
     """
-    llm = next((bound_to(resource, rollout) for resource in resources.values() if isinstance(resource, LLM)), None)
+    llm = bound_to(_first_model(resources), rollout)
     if not isinstance(llm, LLM):
         return {}
     url = llm.endpoint
-    keys = {
-        name: llm.api_key or given.get(name) or _PLACEHOLDER_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-    }
+    keys = {name: llm.api_key or given.get(name) or _PLACEHOLDER_KEY for name in _SDK_KEYS}
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_BASE": url,
@@ -188,14 +190,43 @@ def _warn_of_no_token(endpoint: str) -> None:
 # ---------------------------------------------------------------------- what is inherited, and what is secret
 
 
-def inherited(*, is_everything: bool) -> dict[str, str]:
-    """This process's environment without the store's token, or the search path alone."""
-    names = os.environ.keys() - {_STORE_TOKEN} if is_everything else os.environ.keys() & {"PATH"}
-    return {name: os.environ[name] for name in names}
+def inherited(resources: NamedResources, *, is_everything: bool) -> dict[str, str]:
+    """This process's environment without our own secrets and the credentials withheld, or the search path alone."""
+    if not is_everything:
+        return {name: value for name, value in os.environ.items() if name == "PATH"}
+    left_out = credentials_withheld(resources)
+    return {name: value for name, value in os.environ.items() if name not in left_out and not _is_secret_of_ours(name)}
+
+
+def credentials_withheld(resources: NamedResources) -> frozenset[str]:
+    """The user's credentials that a program does not inherit: all, if the resources name its model, and none otherwise.
+
+    A program without a model calls one with the user's keys, and so does one whose model has no key of its own; a proxy
+    has the keys itself.
+    """
+    llm = _first_model(resources)
+    if llm is None:
+        return frozenset()
+    kept = _SDK_KEYS if not llm.api_key and not isinstance(llm, ProxyLLM) else ()
+    named = {name for name in os.environ if is_secret_name(name) or name.startswith(_ALWAYS_CREDENTIALS)}
+    return frozenset(name for name in named.difference(kept) if not _is_secret_of_ours(name))
+
+
+def _is_secret_of_ours(name: str) -> bool:
+    return name.startswith(_OUR_VARIABLES) and is_secret_name(name)
+
+
+def _first_model(resources: NamedResources) -> LLM | None:
+    """The one that programs find where SDKs look for it."""
+    return next((resource for resource in resources.values() if isinstance(resource, LLM)), None)
 
 
 def secrets_of(resources: NamedResources, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What must not be seen in spans: API keys of the resources, and variables whose names say that they are secret."""
+    """What must not be seen in spans: API keys of the resources, and variables whose names say that they are secret.
+
+    Those of this process count too, for the command may quote what the program does not inherit.
+    """
     keys = {resource.api_key or "" for resource in resources.values() if isinstance(resource, LLM)}
-    named = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    variables = (*os.environ.items(), *environment.items())
+    named = {value for name, value in variables if is_secret_name(name)}
     return tuple(sorted(secret for secret in keys | named if len(secret) >= SHORTEST_SECRET))

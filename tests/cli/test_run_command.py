@@ -221,6 +221,33 @@ def test_real_keys_reach_neither_program_nor_record(runs: Runs) -> None:
         assert path.is_dir() or REAL_KEY.encode() not in path.read_bytes(), path
 
 
+def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
+    program = "import os, sys; print([name for name in os.environ if name.startswith('MY_')]); sys.exit(3)"
+    variables = {"MY_TOKEN": "token-of-the-user", "MY_PASSWORD": "password-of-the-user", "MY_COLOUR": "red"}
+
+    done = runs("--env", "MY_TOKEN", "--", sys.executable, "-c", program, **variables)
+
+    assert (done.returncode, sorted(json.loads(done.stdout.replace("'", '"')))) == (3, ["MY_COLOUR", "MY_TOKEN"])
+    assert re.search(r"did not inherit .*MY_PASSWORD.*--env NAME", done.stderr)
+    assert "password-of-the-user" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("MY_TOKEN", "there is no variable MY_TOKEN"),
+        ("MY_TOKEN=x", "there is no variable MY_TOKEN=x"),
+        ("OPENAI_API_KEY", "the proxy has OPENAI_API_KEY"),
+        ("AGL_PROXY_API_KEY", "the proxy has AGL_PROXY_API_KEY"),
+    ],
+)
+def test_variables_that_cannot_be_passed_on_are_refused(runs_here: RunsHere, name: str, message: str) -> None:
+    done = runs_here("--env", name, "--", "true")
+
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"])
 def test_a_script_with_the_anthropic_sdk_goes_to_its_own_provider(runs: Runs, variable: str) -> None:
     with running(models=("claude-stub",), api_key=REAL_KEY) as claude:

@@ -16,7 +16,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token, verify_token
 from agentlightning.tracer import OtelTracer
-from agentlightning.types import NamedResources, PromptTemplate
+from agentlightning.types import LLM, NamedResources, PromptTemplate, ProxyLLM
 from tests.litagent.workbench import Workbench
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
@@ -120,3 +120,84 @@ async def test_a_runner_with_the_master_token_signs_without_a_claim(
 
     told = json.loads((tmp_path / outcome.attempt.rollout_id).read_text())
     assert verify_token(MASTER, told["AGL_STORE_TOKEN"], time.time()).attempt_id == outcome.attempt.attempt_id
+
+
+# ---------------------------------------------------------------------- what is inherited
+
+SECRETS = {
+    "GITHUB_TOKEN": "ghp-of-the-user",
+    "AWS_ACCESS_KEY_ID": "AKIA-of-the-user",
+    "DB_PASSWORD": "password-of-the-user",
+    "ANTHROPIC_AUTH_TOKEN": "anthropic-of-the-user",
+    "OPENAI_API_KEY": "sk-of-the-user",
+}
+OURS = {"AGL_PROXY_API_KEY": "key-of-the-proxy", "AGL_STORE_TOKEN": "a-master-token", "AGL_OTHER_SECRET": "another"}
+PROXIED = ProxyLLM(endpoint="http://127.0.0.1:9", model="m")
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SECRETS, **OURS, "HARMLESS": "seen"}.items():
+        monkeypatch.setenv(name, value)
+
+
+async def told_to(folder: Path, resources: NamedResources = PROMPT, **options: Any) -> dict[str, str]:
+    outcome = await Workbench().run(saving(folder, **options), resources=resources)
+    told: dict[str, str] = json.loads((folder / outcome.attempt.rollout_id).read_text())
+    return told
+
+
+def seen_in(told: dict[str, str]) -> set[str]:
+    """The secrets of the runner's environment whose values a program saw."""
+    return {name for name, value in {**SECRETS, **OURS}.items() if value in str(told)}
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_a_program_with_a_model_inherits_no_credentials(tmp_path: Path, llm: LLM) -> None:
+    for model in (llm, PROXIED):
+        told = await told_to(tmp_path, {"llm": model})
+
+        assert seen_in(told) == set()
+        assert told["HARMLESS"] == "seen"
+        assert told["OPENAI_API_KEY"] == (model.api_key or "unused")
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_a_program_without_a_model_inherits_all_credentials_but_ours(tmp_path: Path) -> None:
+    assert seen_in(await told_to(tmp_path)) == set(SECRETS)
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_a_model_without_a_key_leaves_the_keys_of_the_sdks(tmp_path: Path) -> None:
+    told = await told_to(tmp_path, {"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
+
+    assert (seen_in(told), told["OPENAI_API_KEY"]) == ({"OPENAI_API_KEY"}, "sk-of-the-user")
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_credentials_that_the_user_names_are_given(tmp_path: Path, llm: LLM) -> None:
+    told = await told_to(tmp_path, {"llm": llm}, env={"GITHUB_TOKEN": SECRETS["GITHUB_TOKEN"]})
+
+    assert seen_in(told) == {"GITHUB_TOKEN"}
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_credentials_that_are_withheld_are_named_in_the_log(
+    tmp_path: Path, llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="agentlightning.litagent.command"):
+        await told_to(tmp_path, {"llm": llm}, env={"GITHUB_TOKEN": "given"})
+
+    (record,) = [record for record in caplog.records if "DB_PASSWORD" in record.getMessage()]
+    assert "GITHUB_TOKEN" not in record.getMessage()
+    assert "name in env=" in record.getMessage()
+    assert "password-of-the-user" not in caplog.text
+
+
+@pytest.mark.usefixtures("secrets")
+async def test_withheld_credentials_in_the_command_are_in_no_span(llm: LLM) -> None:
+    outcome = await Workbench().run(CommandAgent(["echo", SECRETS["DB_PASSWORD"]]), resources={"llm": llm})
+
+    written = json.dumps([span.model_dump(mode="json") for span in outcome.spans])
+    assert outcome.span("command.stdout") is not None
+    assert SECRETS["DB_PASSWORD"] not in written

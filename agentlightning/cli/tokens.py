@@ -51,8 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="{new,runner,reader,attempt,show}")
     verbs.add_parser("new", help="make a random master token, which permits everything")
-    runner = verbs.add_parser("runner", help="sign a token that permits to run rollouts and to read")
-    reader = verbs.add_parser("reader", help="sign a token that permits to read and to change nothing")
+    runner = verbs.add_parser(
+        "runner", help="sign a token that permits to run rollouts and to read all but secrets of proxies"
+    )
+    reader = verbs.add_parser("reader", help="sign a token that permits to read all but keys, and to change nothing")
     attempt = verbs.add_parser("attempt", help="sign a token that permits to write the spans of one attempt")
     attempt.add_argument("rollout_id", metavar="ROLLOUT_ID")
     attempt.add_argument("attempt_id", metavar="ATTEMPT_ID")

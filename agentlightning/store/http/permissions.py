@@ -3,7 +3,7 @@
 The table names every operation of the contract, so that a new one does not become open, or closed, by accident. An
 admin may do everything. A runner may do what running takes: claim work, report on it, read. A reader may read, and
 change nothing. An attempt may write its own spans and nothing else, so that a token can be given to code that nobody
-trusts.
+trusts. Which secrets an answer shows to a scope that may read is decided in `credentials`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

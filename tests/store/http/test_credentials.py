@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from typing import Any
+import re
+from typing import Any, get_type_hints
 
 import aiohttp
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreServer
 from agentlightning.store.http.tokens import Scope, ScopeKind, sign_token
+from agentlightning.store.operations import operations_of
 from agentlightning.types import LLM, NamedResources, PaginatedResult, PromptTemplate, ProxyLLM, ResourcesUpdate, Run
 from agentlightning.utils.attempt_keys import AttemptKey, read_attempt_key
 from tests.store.http.conftest import Connect, Serve
@@ -150,6 +152,18 @@ async def test_keys_that_a_run_has_kept_are_for_the_admin(serve: Serve, connect:
     (run,) = await connect(server.endpoint, token=token_of(kind)).query_runs()
 
     assert run.config == {"api_key": key, "lr": 0.1}
+
+
+def test_every_operation_that_answers_with_keys_is_known_here() -> None:
+    answers = {name: get_type_hints(op.declared)["return"] for name, op in operations_of(LightningStore).items()}
+
+    found = {name for name, hint in answers.items() if re.search(r"\b(ResourcesUpdate|Claim|Run)\b", str(hint))}
+
+    assert found == {
+        *("claim_rollouts", "finish_and_claim"),
+        *("add_resources", "update_resources", "get_latest_resources", "get_resources_by_id", "query_resources"),
+        *("start_run", "finish_run", "get_run_by_id", "query_runs"),
+    }
 
 
 # ---------------------------------------------------------------------- the keys of a claim

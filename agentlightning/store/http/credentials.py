@@ -46,6 +46,8 @@ class AnswerCredentials:
 
     async def shown_to(self, scope: Scope, result: Any) -> Any:
         """The result of an operation as the caller is to see it; what the store gave is not changed."""
+        if scope.kind == "admin" and self._token is None:
+            return result
         if isinstance(result, Claim):
             return await self._claim(result, scope)
         if isinstance(result, ResourcesUpdate):

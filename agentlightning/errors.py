@@ -24,7 +24,9 @@ working, and carries the HTTP status with which a server answers it. All take on
     ├── ProxyError (RuntimeError)
     ├── EngineError (RuntimeError)
     │   └── InvalidRequest (ValueError)      400  the engine cannot do what it is asked to
-    └── TrainingError (RuntimeError)
+    ├── TrainingError (RuntimeError)
+    └── TemplateError (RuntimeError)         a prompt template cannot be filled
+        └── TemplateNotAllowed (PermissionError)  it would run or reach what templates may not
 """
 
 from typing import ClassVar
@@ -52,6 +54,8 @@ __all__ = [
     "EngineError",
     "InvalidRequest",
     "TrainingError",
+    "TemplateError",
+    "TemplateNotAllowed",
 ]
 
 
@@ -167,3 +171,11 @@ class InvalidRequest(EngineError, ValueError):
 
 class TrainingError(AgentLightningError, RuntimeError):
     """A learning step could not be made."""
+
+
+class TemplateError(AgentLightningError, RuntimeError):
+    """A prompt template cannot be filled."""
+
+
+class TemplateNotAllowed(TemplateError, PermissionError):
+    """A prompt template would run code, or reach something, that templates may not here."""

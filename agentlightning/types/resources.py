@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
+from agentlightning.utils.poml_sandbox import render_poml
 
 if TYPE_CHECKING:
     from agentlightning.types.core import AttemptedRollout
@@ -131,7 +132,7 @@ class PromptTemplate(Resource):
             return self.template.format(**kwargs)
         if self.engine == "jinja":
             return _format_jinja(self.template, kwargs)
-        return _format_poml(self.template, kwargs)
+        return render_poml(self.template, kwargs)
 
 
 def _format_jinja(template: str, values: dict[str, Any]) -> str:
@@ -143,17 +144,6 @@ def _format_jinja(template: str, values: dict[str, Any]) -> str:
         raise ImportError("Jinja prompt templates need jinja2: pip install jinja2") from error
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(template).render(**values)
-
-
-def _format_poml(template: str, values: dict[str, Any]) -> str:
-    try:
-        import poml
-    except ImportError as error:
-        raise ImportError('POML prompt templates need poml: pip install "agentlightning[apo]"') from error
-    rendered = poml.poml(template, context=values, chat=False, format="dict")["messages"]
-    if not isinstance(rendered, str):
-        raise ConfigurationError("A POML prompt template must render to text; this one holds images or other media.")
-    return rendered
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

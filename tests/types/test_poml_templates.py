@@ -1,0 +1,124 @@
+"""POML templates: what they may do while they are rendered, with the real package."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentlightning.types import PromptTemplate
+from agentlightning.utils import poml_sandbox
+
+pytestmark = pytest.mark.slow
+
+WRITE = "process.getBuiltinModule('fs').writeFileSync('{path}', 'x')"
+RUN = "globalThis.process.getBuiltinModule('child_process').execSync('touch {path}')"
+DATABASE = "new (process.mainModule.require('node:sqlite').DatabaseSync)('{path}').exec('create table t(x)')"
+WITHOUT_LOOKUP = "process.mainModule.require('fs').writeFileSync('{path}', 'x')"
+LOG_FILE = "process.mainModule.require('v8').setFlagsFromString('--redirect-code-traces-to={path}')"
+
+
+def poml(template: str) -> PromptTemplate:
+    return PromptTemplate(template=template, engine="poml")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        f"<poml><p>{{{{ {WRITE} }}}}</p></poml>",
+        f"<poml><p>{{{{ {RUN} }}}}</p></poml>",
+        f'<poml><let name="x" value="{WRITE}"/><p>{{{{ x }}}}</p></poml>',
+        f'<poml><p if="{WRITE}">yes</p></poml>',
+        f"<poml><p>{{{{ {WITHOUT_LOOKUP} }}}}</p></poml>",
+        f"<poml><p>{{{{ {DATABASE} }}}}</p></poml>",
+        f"<poml><p>{{{{ {LOG_FILE} }}}}</p></poml>",
+    ],
+    ids=["expression", "child-process", "let", "if", "main-module", "sqlite", "v8-log"],
+)
+def test_a_template_writes_no_file(tmp_path: Path, template: str) -> None:
+    path = tmp_path / "written"
+
+    with pytest.raises(RuntimeError):
+        poml(template.replace("{path}", str(path))).format()
+
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '<poml><document src="{path}"/></poml>',
+        '<poml><doc SRC="{path}"/></poml>',
+        '<poml><x:Document xmlns:x="u" x:src="{path}"/></poml>',
+        '<poml><include src="{path}"/></poml>',
+        '<poml><folder src="{folder}" showContent="true"/></poml>',
+        '<poml><let name="x" src="{path}" type="string"/><p>{{ x }}</p></poml>',
+        '<poml><table src="{path}" parser="csv"/></poml>',
+        '<poml><stylesheet>{"table": {"\\u0073rc": "{path}", "parser": "csv"}}</stylesheet><table/></poml>',
+        "<poml><p>{{ process.getBuiltinModule('fs').readFileSync('{path}', 'utf8') }}</p></poml>",
+        "<poml><p>{{ process.mainModule.require('fs').readFileSync('{path}', 'utf8') }}</p></poml>",
+    ],
+    ids=["document", "capitals", "namespace", "include", "folder", "let", "table", "stylesheet", "fs", "main-module"],
+)
+def test_a_template_reads_no_file(tmp_path: Path, template: str) -> None:
+    path = tmp_path / "secret.csv"
+    path.write_text("SECRET,b\n1,2\n")
+
+    with pytest.raises(RuntimeError) as refusal:
+        poml(template.replace("{path}", str(path)).replace("{folder}", str(tmp_path))).format()
+
+    assert "SECRET" not in str(refusal.value)
+
+
+def test_a_template_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_SECRET_OF_THIS_TEST", "SECRET")
+
+    assert poml("<poml><p>env {{ JSON.stringify(process.env) }}</p></poml>").format() == "env {}"
+
+
+@pytest.mark.parametrize("call", ["kill", "_kill", "_debugProcess", "execve"])
+def test_a_template_has_no_hold_on_other_processes(call: str) -> None:
+    assert poml(f"<poml><p>it is {{{{ typeof process.{call} }}}}</p></poml>").format() == "it is undefined"
+
+
+@pytest.mark.parametrize("call", ["fetch('http://127.0.0.1:9')", "import('node:net')"])
+def test_a_template_opens_no_connection(call: str) -> None:
+    with pytest.raises(RuntimeError, match="POML command failed"):
+        poml(f"<poml><p>{{{{ {call} }}}}</p></poml>").format()
+
+
+def test_a_template_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poml_sandbox, "RENDER_SECONDS", 4.0)
+
+    with pytest.raises(RuntimeError, match="not rendered within 4 s"):
+        poml("<poml><p>{{ (() => { while (true); })() }}</p></poml>").format()
+
+
+def test_nothing_is_left_of_a_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    assert poml("<poml><p>Hello</p></poml>").format() == "Hello"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["<poml><p>a</poml>", '<poml><p if="1 < 2">a</p></poml>', "<!DOCTYPE x><poml/>", "<poml>&nbsp;</poml>"],
+    ids=["unclosed", "less-than", "document-type", "entity"],
+)
+def test_what_is_no_plain_xml_is_refused(template: str) -> None:
+    with pytest.raises(RuntimeError, match=r"XML|document type"):
+        poml(template).format()
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("Hello {{ name }}", "Hello A <b> & {{ c }}"),
+        ('<p if="name && true">Hello {{ name }}</p>', "Hello A <b> & {{ c }}"),
+        ("Hello <b>you</b> {{ name.length + 1 }}", "Hello **you** 16"),
+        ('<poml><list><item for="x in [1, 2]">{{ x }}</item></list></poml>', "- 1\n- 2"),
+    ],
+    ids=["plain", "ampersands", "two-roots", "loop"],
+)
+def test_templates_that_reach_for_nothing_are_rendered(template: str, text: str) -> None:
+    assert poml(template).format(name="A <b> & {{ c }}") == text

@@ -41,6 +41,7 @@ class LightningEnvVar(str, Enum):
     AGL_EMITTER_DEBUG = ("AGL_EMITTER_DEBUG", bool, False, "Whether emitters log every span they emit.")
     AGL_PROGRESS = ("AGL_PROGRESS", str, "auto", "What a training shows while it runs: auto, rich, json or off.")
     AGL_STORE_TOKEN = ("AGL_STORE_TOKEN", str, None, "Token that store clients send and store servers demand.")
+    AGL_ALLOW_POML = ("AGL_ALLOW_POML", bool, False, "Whether POML templates out of a store are run, which are code.")
     AGL_PROXY_API_KEY = ("AGL_PROXY_API_KEY", str, None, "Key that an LLM proxy demands of who is not an attempt.")
 
 

@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long the last rollouts may take once it leaves (default: %(default)s)",
     )
+    parser.add_argument(
+        "--allow-poml", action="store_true", help="format POML templates of the store, which are code of who wrote them"
+    )
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
 
@@ -82,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_rollouts=arguments.max_rollouts,
         max_concurrency=arguments.max_concurrency,
         worker_name=arguments.name,
+        allow_poml=arguments.allow_poml,
     )
     strategy = ClientServerExecutionStrategy(
         role="runner", n_runners=arguments.n_runners, managed_store=False, graceful_timeout=arguments.grace

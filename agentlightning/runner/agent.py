@@ -19,6 +19,7 @@ from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
+from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.loop_thread import LoopThread
 
@@ -53,6 +54,7 @@ class LitAgentRunner(Runner[T_task]):
         max_concurrency: int = 1,
         agent: LitAgent[T_task] | None = None,
         worker_name: str = "Worker",
+        allow_poml: bool = False,
     ) -> None:
         """Nothing is claimed yet.
 
@@ -67,6 +69,7 @@ class LitAgentRunner(Runner[T_task]):
             max_concurrency: How many rollouts run at once: coroutines together, plain functions in threads.
             agent: Instead of the argument of `init`.
             worker_name: What workers are called in the store, with their number behind it.
+            allow_poml: Let agents format any POML template of the store, which is code of whoever wrote it.
         """
         super().__init__()
         if max_concurrency < 1:
@@ -79,6 +82,8 @@ class LitAgentRunner(Runner[T_task]):
         )
         self._max_concurrency = max_concurrency
         self._worker_name = worker_name
+        self.templates = TrustedTemplates(allow_all=allow_poml)
+        """Which POML templates agents may format."""
         self._agent: LitAgent[T_task] | None = agent
         self._store: LightningStore | None = None
         self._abilities = Abilities()
@@ -347,6 +352,7 @@ class LitAgentRunner(Runner[T_task]):
             resources: Published first, so that they are the latest; None takes the latest there are.
         """
         store = self.get_store()
+        self.templates.add(resources)
         resources_id = None if resources is None else (await store.add_resources(resources)).resources_id
         options: dict[str, Any] = {}
         if self._abilities.names_starters:
@@ -379,6 +385,7 @@ class LitAgentRunner(Runner[T_task]):
                 abilities=self._abilities,
                 worker_id=self.get_worker_id(),
                 hooks=self._hooks,
+                templates=self.templates,
             )
         return self._around
 

@@ -39,6 +39,7 @@ from agentlightning.types import (
     RolloutRawResult,
     Task,
 )
+from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AttemptRun", "Surroundings"]
@@ -64,6 +65,7 @@ class Surroundings:
     worker_id: str
     hooks: Sequence[Hook] = ()
     known: KnownResources = field(default_factory=KnownResources)
+    templates: TrustedTemplates = field(default_factory=TrustedTemplates)
     running: dict[str, str] = field(default_factory=dict)
     """Rollouts by the attempts that run now."""
 
@@ -164,7 +166,7 @@ class AttemptRun:
 
     async def _run(self) -> AttemptStatus:
         found = self.resources if self.resources is not None else await self._stored_resources()
-        resources = with_claimed_keys(found)
+        resources = self.around.templates.apply(with_claimed_keys(found))
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
         self._tell_agent("on_rollout_start")

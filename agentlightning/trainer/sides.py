@@ -19,6 +19,7 @@ from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources, Worker
+from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AlgorithmSide", "RunnerSide", "Switches"]
@@ -156,6 +157,10 @@ class RunnerSide:
     hooks: Sequence[Hook]
     switches: Switches
     options: Mapping[str, Any] = field(default_factory=dict)
+    initial_resources: NamedResources | None = None
+    """What the program itself gave; its POML templates may be formatted."""
+    allow_poml: bool = False
+    """Whether any POML template of the store may be."""
     is_alone: bool = False
     """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
 
@@ -167,6 +172,9 @@ class RunnerSide:
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Work until the event is set; each worker has a runner and a tracer of its own."""
         runner = copy.copy(self.runner)
+        if isinstance(runner, LitAgentRunner):
+            runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
+            runner.templates.add(self.initial_resources)
         runner.init(agent=self.agent, hooks=self.hooks)
         try:
             runner.init_worker(worker_id, store)

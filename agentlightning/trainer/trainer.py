@@ -69,6 +69,8 @@ class Trainer:
         name: What runs are called in the store.
         progress: `auto` shows a live view on a terminal; `rich` always does, `json` writes events as lines, `off`
             is quiet.
+        allow_poml: Let agents format any POML template of the store, which is code of whoever wrote it; those of
+            `initial_resources` may be formatted anyway.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Trainer:
         hooks: Hook | Sequence[Hook] | None = None,
         name: str = "fit",
         progress: ProgressMode = "auto",
+        allow_poml: bool = False,
     ) -> None:
         """Build the parts; nothing runs yet."""
         if dev:
@@ -122,6 +125,7 @@ class Trainer:
         self.llm_proxy = self._built_proxy(llm_proxy)
         self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
         self.progress = progress
+        self.allow_poml = allow_poml
         resolved_mode(progress)  # a word that is not known is answered here
         self._agents: list[LitAgent[Any]] = []
         self._life = Lifecycle("The trainer")
@@ -304,7 +308,12 @@ class Trainer:
             llm_proxy=self.llm_proxy,
         )
         is_alone = getattr(self.strategy, "role", "both") == "runner"
-        worker = RunnerSide(self.runner, agent, self.hooks, switches, is_alone=is_alone)
+        worker = RunnerSide(
+            *(self.runner, agent, self.hooks, switches),
+            initial_resources=self.initial_resources,
+            allow_poml=self.allow_poml,
+            is_alone=is_alone,
+        )
         self.tracer.init()
         with self._turning:
             self._life.step("start")

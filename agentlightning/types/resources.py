@@ -2,12 +2,15 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 from urllib.parse import quote
 
 from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentlightning.errors import ConfigurationError, TemplateNotAllowed
 from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.utils.poml_sandbox import render_poml
 
@@ -120,11 +123,20 @@ setattr(ProxyLLM, "endpoint", property(_read_endpoint, _write_endpoint))  # noqa
 
 
 class PromptTemplate(Resource):
-    """A prompt with placeholders."""
+    """A prompt with placeholders.
+
+    A template is a small program, and with POML one that can do anything. So a template knows whether it came out of a
+    store, to which others may write: a POML template that did is filled only where that was allowed.
+    """
 
     resource_type: Literal["prompt_template"] = "prompt_template"
     template: str
     engine: Literal["jinja", "f-string", "poml"]
+    _is_from_store: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Where a template comes from is no part of what it says."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def format(self, **kwargs: Any) -> str:
         """Fill the placeholders; one without a value is an error in every engine."""
@@ -132,7 +144,19 @@ class PromptTemplate(Resource):
             return self.template.format(**kwargs)
         if self.engine == "jinja":
             return _format_jinja(self.template, kwargs)
+        if self._is_from_store and not resolve_bool_env_var(LightningEnvVar.AGL_ALLOW_POML, fallback=False):
+            raise TemplateNotAllowed(
+                "This POML template came out of a store, and templates are code; where everybody who writes to the "
+                "store may run code, allow it with AGL_ALLOW_POML=1, Trainer(allow_poml=True) or agl runner "
+                "--allow-poml."
+            )
         return render_poml(self.template, kwargs)
+
+    def with_origin(self, *, is_from_store: bool) -> "PromptTemplate":
+        """A copy that counts as out of a store, or as the program's own."""
+        copy = self.model_copy()
+        copy._is_from_store = is_from_store
+        return copy
 
 
 def _format_jinja(template: str, values: dict[str, Any]) -> str:
@@ -159,3 +183,37 @@ class ResourcesUpdate(BaseModel):
     update_time: float = Field(default_factory=time.time)
     version: int = 1
     """How often this id was written, starting at 1."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Stores answer with this: the templates in it come out of one."""
+        self.resources = _with_origin(self.resources, lambda template: True)
+
+
+@dataclass
+class TrustedTemplates:
+    """Which POML templates out of a store count as the program's own."""
+
+    allow_all: bool = False
+    _texts: set[str] = field(default_factory=set)
+
+    def add(self, resources: NamedResources | None) -> None:
+        """Trust the templates that the program itself gave, and did not take from a store before."""
+        given = (resources or {}).values()
+        self._texts |= {one.template for one in given if _is_poml(one) and not one._is_from_store}
+
+    def apply(self, resources: NamedResources) -> NamedResources:
+        """The resources as an agent gets them."""
+        return _with_origin(resources, lambda template: not self.allow_all and template not in self._texts)
+
+
+def _is_poml(resource: Resource) -> TypeGuard[PromptTemplate]:
+    return isinstance(resource, PromptTemplate) and resource.engine == "poml"
+
+
+def _with_origin(resources: NamedResources, is_from_store: Callable[[str], bool]) -> NamedResources:
+    if not any(_is_poml(one) for one in resources.values()):
+        return resources
+    return {
+        name: one.with_origin(is_from_store=is_from_store(one.template)) if _is_poml(one) else one
+        for name, one in resources.items()
+    }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.errors import ConfigurationError, TemplateNotAllowed
+from agentlightning.types.f_string import format_f_string
 from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.utils.poml_sandbox import render_poml
 
@@ -141,7 +142,7 @@ class PromptTemplate(Resource):
     def format(self, **kwargs: Any) -> str:
         """Fill the placeholders; one without a value is an error in every engine."""
         if self.engine == "f-string":
-            return self.template.format(**kwargs)
+            return format_f_string(self.template, kwargs)
         if self.engine == "jinja":
             return _format_jinja(self.template, kwargs)
         if self._is_from_store and not resolve_bool_env_var(LightningEnvVar.AGL_ALLOW_POML, fallback=False):
@@ -160,14 +161,11 @@ class PromptTemplate(Resource):
 
 
 def _format_jinja(template: str, values: dict[str, Any]) -> str:
-    """Rendered in a sandbox: an optimiser's model may have written the template."""
     try:
-        from jinja2 import StrictUndefined
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from agentlightning.types.jinja_sandbox import render_jinja
     except ImportError as error:
         raise ImportError("Jinja prompt templates need jinja2: pip install jinja2") from error
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(template).render(**values)
+    return render_jinja(template, values)
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

@@ -193,6 +193,48 @@ def test_f_string_template_demands_every_value() -> None:
         PromptTemplate(template="Hello {name}", engine="f-string").format(other=1)
 
 
+def test_f_string_template_follows_attributes_and_items() -> None:
+    template = PromptTemplate(template="{a.real} {b[0]} {c[key]!r:>5} {d:{width}.1f}", engine="f-string")
+
+    assert template.format(a=1, b=[2], c={"key": "x"}, d=0.25, width=6) == "1 2   'x'    0.2"
+
+
+class Task:
+    """Has the globals of this module behind it."""
+
+    def __init__(self) -> None:
+        self.parts = {"_id": 1}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{task.__init__.__globals__[DISCOURAGED]}",
+        "{task.__class__}",
+        "{task.parts[_id]}",
+        "{task:{task.__class__}}",
+        "{frames.gi_frame.f_globals[DISCOURAGED]}",
+    ],
+)
+def test_f_string_template_reaches_no_further_than_its_values(template: str) -> None:
+    with pytest.raises(PermissionError, match="not for templates"):
+        PromptTemplate(template=template, engine="f-string").format(task=Task(), frames=(x for x in ()))
+
+
+@pytest.mark.parametrize("template", ["{x:>1500000000}", "{x:.10001f}", "{x:{width}}", "{x:>" + "9" * 5000 + "}"])
+def test_f_string_template_fills_no_absurd_width(template: str) -> None:
+    with pytest.raises(PermissionError, match="largest width"):
+        PromptTemplate(template=template, engine="f-string").format(x=1.0, width=10_001)
+
+
+@pytest.mark.parametrize(("template", "error"), [("{}", IndexError), ("{", ValueError), ("{x.y}", AttributeError)])
+def test_f_string_template_fails_as_str_format_does(template: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        template.format(x=1)
+    with pytest.raises(error):
+        PromptTemplate(template=template, engine="f-string").format(x=1)
+
+
 def test_jinja_template_is_filled() -> None:
     template = PromptTemplate(template="{% for n in names %}- {{ n | upper }}\n{% endfor %}", engine="jinja")
 
@@ -218,6 +260,50 @@ def test_jinja_template_cannot_leave_its_sandbox(template: str) -> None:
         PromptTemplate(template=template, engine="jinja").format(items=[])
 
 
+NESTED = "{% for a in range(3000) %}{% for b in range(3000) %}{% endfor %}{% endfor %}"
+RECURSIVE = (
+    "{% for a in [1] recursive %}{% if loop.depth < 4 %}{{ loop(many) }}{% endif %}{% endfor %}"
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}"
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "template",
+    [NESTED, "{{ range(10 ** 12) | list | length }}", RECURSIVE, RECURSIVE.partition("{% macro")[0]],
+    ids=["nested", "range", "macro", "recursive"],
+)
+def test_jinja_template_takes_no_more_steps_than_it_may(template: str) -> None:
+    with pytest.raises(RuntimeError, match="more than 1000000 steps"):
+        PromptTemplate(template=template, engine="jinja").format(many=list(range(1000)))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 1000000000 }}",
+        "{{ 10 ** 1000000000 }}",
+        "{% set n = namespace(s='x') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    ],
+)
+def test_jinja_template_makes_no_huge_value(template: str) -> None:
+    with pytest.raises(RuntimeError, match="too large a value"):
+        PromptTemplate(template=template, engine="jinja").format()
+
+
+def test_jinja_template_renders_no_huge_text() -> None:
+    template = PromptTemplate(template="{% for i in range(20) %}{{ x }}{% endfor %}", engine="jinja")
+
+    with pytest.raises(RuntimeError, match="more than 10000000 characters"):
+        template.format(x="x" * 1_000_000)
+
+
+def test_jinja_loops_know_where_they_are() -> None:
+    template = "{% for n in ns %}{{ loop.index }}/{{ loop.length }}{{ ', ' if not loop.last }}{% endfor %}"
+
+    assert PromptTemplate(template=template, engine="jinja").format(ns=(n for n in "ab")) == "1/2, 2/2"
+
+
 @pytest.mark.slow
 def test_poml_template_is_filled() -> None:
     template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
@@ -238,6 +324,7 @@ def test_missing_engine_is_an_import_error_that_names_the_package(
     monkeypatch: pytest.MonkeyPatch, engine: Any, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "agentlightning.types.jinja_sandbox", raising=False)
 
     with pytest.raises(ImportError, match=f"need {package}: pip install"):
         PromptTemplate(template="t", engine=engine).format()

@@ -34,6 +34,11 @@ class Algorithm:
     def set_trainer(self, trainer: Any) -> None:
         self._trainer_ref = weakref.ref(trainer)
 
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a trainer runs it."""
+        return self._trainer_ref is not None and self._trainer_ref() is not None
+
     def get_trainer(self) -> Any:
         """The trainer; ValueError if there is none."""
         trainer = None if self._trainer_ref is None else self._trainer_ref()

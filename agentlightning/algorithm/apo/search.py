@@ -15,7 +15,7 @@ from agentlightning.algorithm.apo.lineage import Candidate
 from agentlightning.algorithm.apo.placeholders import why_unfit
 from agentlightning.algorithm.apo.record import RunRecord
 from agentlightning.algorithm.apo.report import OptimisationResult, tell, write_prompts
-from agentlightning.algorithm.apo.seeds import seed_prompts
+from agentlightning.algorithm.apo.seeds import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.apo.tasks import TaskBatch, cancel_unfinished, first_traceback
 from agentlightning.algorithm.apo.versions import VersionedPromptTemplate
 from agentlightning.algorithm.comparison import Gate
@@ -75,6 +75,8 @@ class Search:
         """Search until the rounds are over or the budget is spent."""
         apo = self._apo
         apo.get_adapter()  # the wrong one is told before anything is spent
+        if apo.has_trainer:
+            check_candidates_are_allowed(self._seeds, apo.get_trainer())
         apo._initialize_beam(self._train, self._val)
         assert self._val is not None
         apo._begin(Journal(apo.state_file, self._identity()))

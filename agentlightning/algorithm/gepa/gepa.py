@@ -16,7 +16,7 @@ from agentlightning.algorithm.apo.budget import OptimisationBudget
 from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.optimiser import Optimiser
 from agentlightning.algorithm.apo.report import OptimisationResult
-from agentlightning.algorithm.apo.seeds import seed_prompts
+from agentlightning.algorithm.apo.seeds import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.gepa.evolution import require_gepa
@@ -142,6 +142,8 @@ class GEPA(Algorithm):
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Evolve the prompts, and publish the best ones."""
         prompts = seed_prompts(self.get_initial_resources(), "GEPA")
+        if self.has_trainer:
+            check_candidates_are_allowed(prompts, self.get_trainer())
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             if dataset is None or len(dataset) == 0:
                 raise ConfigurationError(f"GEPA needs tasks in both data sets; give the Trainer a {label}.")

@@ -1,7 +1,7 @@
 """New prompts from a model that reflects on examples: asked as gepa asks, checked before they cost a rollout.
 
-A text that does not parse, drops a placeholder or brings in new ones is rejected, with the reason, and the model is
-asked once more. Answers are kept in the journal by the order of the questions.
+A text that does not parse, drops a placeholder, or brings in new ones or code is rejected, with the reason, and the
+model is asked once more. Answers are kept in the journal by the order of the questions.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ The instructions are a template, whose placeholders are filled in for each task.
 so, and add no others: {placeholders}"""
 _KEEP_SYNTAX: Final = {
     "f-string": "\n\nAny other brace must be doubled.",
-    "jinja": "",
-    "poml": "\n\nKeep the template valid POML.",
+    "jinja": "\n\nAdd no expressions and no statements.",
+    "poml": "\n\nKeep the template valid POML, and add no expressions.",
 }
 
 

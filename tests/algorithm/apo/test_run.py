@@ -14,6 +14,7 @@ from agentlightning.algorithm.apo import Lineage, OptimisationBudget, Optimisati
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.trainer import Trainer
 from agentlightning.types import PromptTemplate
 from tests.algorithm.apo.world import SEED, WORDS, Optimiser, agents, apo_in, optimised, share_of_words
 from tests.simulated_model.optimiser import NONSENSE
@@ -107,6 +108,45 @@ async def test_candidate_that_no_longer_formats_is_rejected_with_the_reason() ->
     assert apo.result.counts["candidates that were rejected"] == 3
 
 
+async def test_candidate_with_code_of_its_own_is_rejected_with_the_reason() -> None:
+    code = "{question.__init__.__globals__}"
+    edits = iter([f"Answer {{question}}: {code}", "Answer {question!r}.", "Answer {question}, please.", "{question}"])
+
+    apo = await optimised(Optimiser(edit=lambda prompt, word: next(edits)), beam_rounds=1)
+
+    assert [one.reason for one in apo.candidates if one.fate == "rejected"] == [
+        f"it has code that the seed does not have: {code}",
+        "it has code that the seed does not have: {question!r}",
+    ]
+
+
+POML_SEED = PromptTemplate(template="<p>Answer {{ question }}.</p>", engine="poml")
+
+
+async def test_a_poml_prompt_is_refused_where_runners_would_refuse_its_candidates() -> None:
+    trainer, store, client = Trainer(strategy="shm", progress="off"), InMemoryLightningStore(), Optimiser()
+    apo = apo_in(store, client, prompts={"prompt": POML_SEED})
+    apo.set_trainer(trainer)
+
+    with pytest.raises(ConfigurationError, match=r"Prompt 'prompt' is a POML template.*allow_poml=True"):
+        await apo.run([1, 2], [3, 4])
+
+    assert (client.calls, len(await store.query_rollouts())) == ([], 0)
+
+
+async def test_a_poml_prompt_is_optimised_where_that_is_allowed() -> None:
+    trainer, store = Trainer(strategy="shm", progress="off", allow_poml=True), InMemoryLightningStore()
+    edits = Optimiser(edit=lambda prompt, word: prompt.replace(".</p>", f" {word}.</p>"))
+    apo = apo_in(store, edits, prompts={"prompt": POML_SEED})
+    apo.set_trainer(trainer)
+
+    async with agents(store):
+        await apo.run(list(range(40)), list(range(60)))
+
+    assert apo.get_best_prompt().engine == "poml"
+    assert apo.result.is_improved
+
+
 async def test_equal_prompts_with_a_noisy_reward_are_not_called_better() -> None:
     noise = random.Random(7)
 
@@ -159,8 +199,7 @@ async def test_without_a_comparison_the_higher_mean_wins() -> None:
     assert apo.result.gain is None
 
 
-async def test_candidates_are_made_at_the_same_time_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.algorithm.apo.apo.os.cpu_count", lambda: 8)
+async def test_candidates_are_made_at_the_same_time_within_the_limit() -> None:
     client = Optimiser()
 
     await optimised(client, concurrency=3, beam_rounds=1)

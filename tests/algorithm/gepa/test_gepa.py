@@ -15,6 +15,7 @@ import pytest
 from agentlightning.algorithm.gepa import GEPA, Lineage, OptimisationBudget
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.trainer import Trainer
 from agentlightning.types import PromptTemplate
 from tests.algorithm.apo.world import SEED, WORDS, agents, share_of_words
 from tests.algorithm.gepa.world import Writer, evolved, gepa_in
@@ -145,6 +146,27 @@ async def test_prompt_that_drops_a_placeholder_is_rejected_with_the_reason_and_a
     assert "does not parse" in str(rejected[1])
     assert rejected[2:] == ["it drops the placeholders question", "it has new placeholders 'whom'"]
     assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_prompt_with_code_of_its_own_is_rejected_with_the_reason() -> None:
+    written = iter(["Answer {question}: {question.__class__}", "Answer {question:>9}."])
+
+    gepa = await evolved(Writer(lambda prompt, word: next(written, f"{prompt} Do it {word}.")))
+
+    assert [one.reason for one in gepa.candidates if one.fate == "rejected"] == [
+        "it has code that the seed does not have: {question.__class__}",
+        "it has code that the seed does not have: {question:>9}",
+    ]
+
+
+async def test_a_poml_prompt_is_refused_where_runners_would_refuse_its_candidates() -> None:
+    trainer, store = Trainer(strategy="shm", progress="off"), InMemoryLightningStore()
+    gepa = gepa_in(store, Writer())
+    gepa.set_initial_resources({"prompt": PromptTemplate(template="<p>{{ question }}</p>", engine="poml")})
+    gepa.set_trainer(trainer)
+
+    with pytest.raises(ConfigurationError, match=r"Prompt 'prompt' is a POML template.*allow_poml=True"):
+        await gepa.run([1, 2], [3, 4])
 
 
 async def test_nonsense_of_the_model_is_rejected_and_the_run_goes_on() -> None:

@@ -299,7 +299,7 @@ async def whole_runs(name: str, runs: int, seed: int) -> WholeRuns:
 
 
 def all_whole_runs(plan: Plan) -> list[WholeRuns]:
-    with patch("agentlightning.algorithm.apo.apo.poml.poml", rendered):  # it starts a process for each prompt
+    with patch("agentlightning.algorithm.apo.apo.poml.poml", rendered):
         return [asyncio.run(whole_runs(name, plan.apo_runs, plan.seed)) for name in REWARDS if plan.apo_runs]
 
 

@@ -5,14 +5,7 @@ import asyncio
 import pytest
 
 from agentlightning.algorithm.apo import Lineage
-from agentlightning.algorithm.apo import apo as apo_module
 from tests.algorithm.apo.climbing import climb
-from tests.algorithm.apo.world import rendered_here
-
-
-@pytest.fixture(autouse=True)
-def quick_poml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apo_module.poml, "poml", rendered_here)
 
 
 @pytest.mark.slow

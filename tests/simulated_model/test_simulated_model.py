@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import poml
 import pytest
 
 import agentlightning
+from agentlightning.algorithm.apo import poml
 from tests.simulated_model.asking import FULL_PROMPT, REFLECTION_REQUEST, Asker
 from tests.simulated_model.bookings import Rule, Task, cases_of, make_tasks
 from tests.simulated_model.optimiser import (
@@ -137,8 +137,7 @@ def test_other_seeds_and_second_tries_have_other_chances() -> None:
 
 def rendered(template: Path, context: dict[str, Any]) -> str:
     """What a model is sent, a message a line."""
-    answered: Any = poml.poml(str(template), context=context, format="openai_chat")
-    return "\n".join(message["content"] for message in answered["messages"])
+    return "\n".join(message["content"] for message in poml.poml(template, context=context)["messages"])
 
 
 def failing(rule: Rule) -> list[Task]:

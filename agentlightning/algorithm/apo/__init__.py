@@ -1,6 +1,6 @@
 """APO: a better prompt, found by a beam search whose steps are critiques in plain language.
 
-Importing this package does not import poml, which is an extra; the algorithm itself is opened on first touch.
+The algorithm itself is opened on first touch.
 """
 
 import pkgutil

@@ -12,7 +12,6 @@ it goes on after a kill (`journal`).
 import asyncio
 import logging
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.apo import poml
 from agentlightning.algorithm.apo.bounded import gathered
 from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
 from agentlightning.algorithm.apo.journal import Journal
@@ -38,11 +38,6 @@ from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, Rollout, RolloutMode
-
-try:
-    import poml
-except ImportError as error:
-    raise ImportError('APO renders its prompts with poml: pip install "agentlightning[apo]"') from error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -86,7 +81,7 @@ class APO(Algorithm, Generic[_TaskT]):
             `random` module.
         state_file: Where the run keeps what it did, to go on from there after a kill; None keeps nothing.
         output: A JSON file for the best prompts, written whenever there is a better one.
-        _poml_trace: Have poml write what it renders to the folder `pomltrace`.
+        _poml_trace: Log every prompt for the optimiser's models as it is rendered, at INFO.
     """
 
     def __init__(
@@ -137,8 +132,6 @@ class APO(Algorithm, Generic[_TaskT]):
         """How the last run ended."""
         self._optimiser = Optimiser(async_openai_client)
         self._poml_trace = _poml_trace
-        if _poml_trace:
-            poml.set_trace(trace_dir="pomltrace")
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
         self._history_best_version: str | None = None
@@ -153,7 +146,6 @@ class APO(Algorithm, Generic[_TaskT]):
         self._optimiser.ledger.restore(sent, journal.get("spent"))
         self._lineage = Lineage()
         self._last_failure: OptimiserFailed | None = None
-        self._rendering = asyncio.Semaphore(min(self.concurrency, os.cpu_count() or 1))  # poml starts a process each
         self._counts: Counter[str] = Counter()
         self._critiques: dict[str, str | None] = {}
         self._unanswered: list[str] = []  # candidates of this round without an answer
@@ -260,9 +252,10 @@ class APO(Algorithm, Generic[_TaskT]):
             self._journal.put(f"{prefix}edit", [critique, edited])
 
     async def _rendered(self, template: Path, context: dict[str, Any]) -> Any:
-        """Chat messages of a POML file; rendered in a thread, for it takes a while."""
-        async with self._rendering:
-            rendered = await asyncio.to_thread(poml.poml, template, context=context, format="openai_chat")
+        """Chat messages of a POML file; rendered in a thread, for traces may be long."""
+        rendered = await asyncio.to_thread(poml.poml, template, context=context, format="openai_chat")
+        if self._poml_trace:
+            logger.info("Rendered %s: %s", template.name, rendered["messages"])
         return rendered["messages"]
 
     # ------------------------------------------------------------------ rollouts

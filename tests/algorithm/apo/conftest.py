@@ -6,5 +6,5 @@ from tests.algorithm.apo.world import rendered
 
 @pytest.fixture
 def quick_poml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are not rendered by poml, which starts a process each time."""
+    """Prompts for the optimiser's models are JSON, which the test's model reads."""
     monkeypatch.setattr(apo_module.poml, "poml", rendered)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
-import poml
 import pytest
 
 import agentlightning.algorithm.apo.apo as apo_module
@@ -170,6 +169,14 @@ async def test_an_edit_follows_the_critique(shown: list[dict[str, Any]]) -> None
     assert client.chat.completions.create.await_args.kwargs["model"] == "gpt-4.1-mini"
 
 
+async def test_what_is_rendered_is_logged_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="agentlightning")
+
+    await APO[str](client_saying("x"), _poml_trace=True).compute_textual_gradient(versioned("v0"), [result()])
+
+    assert "Say {word}" in caplog.text
+
+
 async def test_without_a_critique_the_prompt_stays(
     shown: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +196,7 @@ def test_gradient_files_show_prompt_and_experiments_in_one_user_message(template
     experiments = [{**result(0.25), "messages": [{"messages": "HEARD"}], "spans": [{"name": "HEARD"}]}, result(None)]
     context = {"experiments": experiments, "prompt_template": "Say\n  {word} <b> & more"}
 
-    (message,) = poml.poml(template, context=context, format="openai_chat")["messages"]
+    (message,) = apo_module.poml.poml(template, context=context, format="openai_chat")["messages"]
 
     assert message["role"] == "user"
     for told in ("Say\n  {word} <b> & more", "Final reward: 0.25", "Final reward: none", "HEARD", "Experiment 2"):
@@ -201,7 +208,7 @@ def test_gradient_files_show_prompt_and_experiments_in_one_user_message(template
 def test_edit_files_show_prompt_and_critique(template: Path) -> None:
     context = {"prompt_template": "Say {word}", "critique": "- be brief\n- {word} first"}
 
-    (message,) = poml.poml(template, context=context, format="openai_chat")["messages"]
+    (message,) = apo_module.poml.poml(template, context=context, format="openai_chat")["messages"]
 
     assert "Say {word}\n" in message["content"]
     assert "- be brief\n- {word} first" in message["content"]

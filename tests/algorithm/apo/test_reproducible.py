@@ -13,7 +13,7 @@ from agentlightning.algorithm.apo.apo import APO
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import PromptTemplate
 from tests.algorithm.apo.climbing import climb
-from tests.algorithm.apo.world import SEED, Optimiser, agents, apo_in, rendered_here
+from tests.algorithm.apo.world import SEED, Optimiser, agents, apo_in
 from tests.simulated_model.server import SEED_PROMPT
 
 
@@ -74,8 +74,7 @@ async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monk
     assert {row[3] for row in other[0]} & {row[3] for row in first[0]} == {SEED.template}
 
 
-def test_search_on_the_simulated_model_follows_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apo_module.poml, "poml", rendered_here)
+def test_search_on_the_simulated_model_follows_from_the_seed() -> None:
     settings: dict[str, Any] = {"is_steady": True, "validation_tasks": 40, "test_tasks": 1, "beam_rounds": 2}
 
     first, again, other = (told(climb(0, search_seed=seed, **settings).apo) for seed in (1, 1, 2))

@@ -3,10 +3,8 @@
 import asyncio
 import json
 import random
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,20 +60,6 @@ def rendered(template: Any, *, context: Any, format: str) -> dict[str, Any]:
     """What stands in for poml: the context itself as the only message."""
     shown = {**context, "experiments": len(context.get("experiments", ()))}
     return {"messages": [{"role": "user", "content": json.dumps(shown)}]}
-
-
-def rendered_here(template: Path, *, context: Any, format: str) -> dict[str, Any]:
-    """What poml makes of our files, nearly, without the process that it starts for each."""
-    paragraphs = re.findall(r"<p>(.*?)</p>", template.read_text(encoding="utf-8"), re.DOTALL)
-    told = [re.sub(r"#[lr]brace;", "|", text) for text in paragraphs if "experiment." not in text]
-    told.append(f"<prompt_template>\n{context['prompt_template']}\n</prompt_template>")
-    if "critique" in context:
-        told.append(f"<critique>\n{context['critique']}\n</critique>")
-    kind = "spans" if template.stem.endswith("spans") else "messages"
-    for number, experiment in enumerate(context.get("experiments", ()), 1):
-        told.append(f"# Experiment {number}\n\nFinal reward: {experiment['final_reward']}.")
-        told.append(json.dumps(experiment[kind], indent=2, default=str))
-    return {"messages": [{"role": "user", "content": "\n\n".join(told)}]}
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 from xml.etree import ElementTree as ET
 
 from agentlightning.errors import ConfigurationError, TemplateError, TemplateNotAllowed
@@ -24,6 +24,8 @@ __all__ = ["local_name", "parse_poml", "render_poml"]
 
 RENDER_SECONDS: Final = 30.0
 """How long node may take for one template; it starts in about a second."""
+MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
+"""How much of what node writes is read."""
 _HEAP_MEGABYTES: Final = 512
 _READING_TAGS: Final = frozenset({"audio", "doc", "document", "folder", "image", "img", "include", "webpage"})
 _READING_ATTRIBUTES: Final = frozenset({"src", "url"})
@@ -136,15 +138,26 @@ def _installation() -> tuple[Path, Path]:
 
 
 def _output(command: list[str], folder: Path) -> str:
-    try:
-        ended = subprocess.run(command, cwd=folder, env={}, capture_output=True, timeout=RENDER_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise TemplateError(f"The POML template was not rendered within {RENDER_SECONDS:g} s.") from error
-    if ended.returncode != 0:
-        told = ended.stderr.decode(errors="replace")
-        reason = _REASON.search(told)
-        raise TemplateError(f"POML command failed: {reason[0] if reason else told.strip()[-500:]}")
-    return ended.stdout.decode(errors="replace")
+    """What the command writes, into files: over a pipe a template would hold node's own class of connections."""
+    with (folder / "output").open("w+b") as output, (folder / "errors").open("w+b") as errors:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
+        try:
+            ended = subprocess.run(command, cwd=folder, env={}, timeout=RENDER_SECONDS, check=False, **streams)
+        except subprocess.TimeoutExpired as error:
+            raise TemplateError(f"The POML template was not rendered within {RENDER_SECONDS:g} s.") from error
+        if ended.returncode != 0:
+            told = _read(errors)
+            reason = _REASON.search(told)
+            raise TemplateError(f"POML command failed: {reason[0] if reason else told.strip()[-500:]}")
+        return _read(output)
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    content = file.read(MAX_OUTPUT_BYTES + 1)
+    if len(content) > MAX_OUTPUT_BYTES:
+        raise TemplateError(f"The POML template writes more than {MAX_OUTPUT_BYTES} bytes.")
+    return content.decode(errors="replace")
 
 
 def _text_of(output: str) -> str:

@@ -86,6 +86,19 @@ def test_a_template_opens_no_connection(call: str) -> None:
         poml(f"<poml><p>{{{{ {call} }}}}</p></poml>").format()
 
 
+def test_a_template_holds_no_connection_and_no_input() -> None:
+    template = "<poml><p>it is {{ typeof process.stdout._handle }}, {{ typeof process.stdin._handle }}</p></poml>"
+
+    assert poml(template).format() == "it is undefined, undefined"
+
+
+def test_a_template_that_writes_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poml_sandbox, "MAX_OUTPUT_BYTES", 1000)
+
+    with pytest.raises(RuntimeError, match="more than 1000 bytes"):
+        poml("<poml><p>{{ 'x'.repeat(2000) }}</p></poml>").format()
+
+
 def test_a_template_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poml_sandbox, "RENDER_SECONDS", 4.0)
 

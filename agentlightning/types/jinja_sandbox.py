@@ -2,7 +2,7 @@
 
 An optimiser's model may have written the template. Jinja's sandbox keeps it from leaving its values; here it also gets
 a budget of steps (turns of loops, calls, items of ranges) and of characters. Not covered is what a single expression
-can build from the values with filters, such as `{{ x | center(n) }}`, where no loop is needed to be costly.
+can build with filters and methods, such as `{{ x | center(n) }}`, where no loop is needed to be costly.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -124,23 +124,23 @@ setattr(ProxyLLM, "endpoint", property(_read_endpoint, _write_endpoint))  # noqa
 
 
 class PromptTemplate(Resource):
-    """A prompt with placeholders.
-
-    A template is a small program, and with POML one that can do anything. So a template knows whether it came out of a
-    store, to which others may write: a POML template that did is filled only where that was allowed.
-    """
+    """A prompt with placeholders."""
 
     resource_type: Literal["prompt_template"] = "prompt_template"
     template: str
     engine: Literal["jinja", "f-string", "poml"]
     _is_from_store: bool = PrivateAttr(default=False)
+    """Whether others may have written it: a POML template, which can run code, is then filled only where allowed."""
 
     def __eq__(self, other: object) -> bool:
         """Where a template comes from is no part of what it says."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def format(self, **kwargs: Any) -> str:
-        """Fill the placeholders; one without a value is an error in every engine."""
+        """Fill the placeholders; one without a value is an error in every engine.
+
+        TemplateNotAllowed for a POML template that came out of a store, unless AGL_ALLOW_POML or the runner allows it.
+        """
         if self.engine == "f-string":
             return format_f_string(self.template, kwargs)
         if self.engine == "jinja":

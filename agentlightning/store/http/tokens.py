@@ -78,14 +78,14 @@ class SignedToken:
     """Seconds since the epoch; None never ends."""
 
 
-def check_secret(secret: str) -> None:
-    """Refuse a master token that cannot serve as one."""
+def check_secret(secret: str, name: str = "The master token") -> None:
+    """Refuse a secret that cannot serve as one; `name` begins the message."""
     if not secret.isascii() or not secret or secret != "".join(secret.split()):
         what = "is empty" if not secret else "holds white space" if secret.isascii() else "is not plain ASCII"
-        raise ConfigurationError(f"The master token {what}; make one with `agl tokens new`.")
+        raise ConfigurationError(f"{name} {what}; make one with `agl tokens new`.")
     if is_signed(secret):
         raise ConfigurationError(
-            "The master token is itself a signed token, which can neither sign nor be served; "
+            f"{name} is itself a signed token, which can neither sign nor be served; "
             "give the server's own token, or make one with `agl tokens new`."
         )
 

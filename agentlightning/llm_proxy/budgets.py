@@ -9,6 +9,8 @@ of its own gets a share of what is left, so that it does not keep others waiting
   a budget by the prompts of calls that were under way, what it writes cannot. A backend that begins an answer and does
   not tell is taken to have written all it might. A call that failed before its answer began costs nothing.
 - Answers from the record are free.
+- Numbers in a request that say how much is written are made whole numbers first, or refused, so that a backend reads
+  in them what was counted.
 
 The accounts are those of a proxy object: they outlive its restarts, not its process.
 """
@@ -23,7 +25,7 @@ from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.dialects.failures import Failure
 from agentlightning.llm_proxy.dialects.names import DialectName
 
-__all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent", "is_about_limit"]
+__all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent", "is_about_limit", "with_whole_counts"]
 
 MOST_ROLLOUTS: Final = 100_000
 """Whose spending is remembered; the oldest go first."""
@@ -39,6 +41,12 @@ _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
     "messages": ("max_tokens",),
     "embeddings": (),
 }
+_LEAST_FIELD: Final = "min_tokens"
+_COUNT_FIELDS: Final = ("n", "best_of", _LEAST_FIELD, "max_tokens", "max_completion_tokens", "max_output_tokens")
+"""What multiplies or limits the tokens that are written; a backend may heed those of another dialect too."""
+_OTHER_LIMIT_FIELDS: Final = ("n_predict", "num_predict", "max_new_tokens")
+"""Names of the limit that some servers put above the dialect's own."""
+LARGEST_COUNT: Final = 2**31 - 1
 _WITH_NEW_FIELD: Final = ("openai", "azure")
 """Providers whose newer models take the first name of a limit only; other servers may know the last alone."""
 _IS_ABOUT_LIMIT: Final = re.compile(
@@ -132,11 +140,15 @@ class Budgets:
     def admit(
         self, rollout_id: str | None, dialect: DialectName, body: Mapping[str, Any], prices: Prices
     ) -> Reservation:
-        """Take a call into account; raises `Refused` if there is nothing left for it."""
+        """Take a call into account; raises `Refused` if there is nothing left for it.
+
+        Args:
+            body: The request in the dialect, as `with_whole_counts` made it.
+        """
         accounts = [("run", self.per_run, self.of_run)]
         if rollout_id is not None:
             accounts.append((f"rollout '{rollout_id}'", self.per_rollout, self.of_rollout(rollout_id)))
-        choices = _choices(dialect, body)
+        choices = _choices(body) if _LIMIT_FIELDS[dialect] else 1
         left = [_left(whose, budget, spent, prices, choices) for whose, budget, spent in accounts]
         wanted = _asked_limit(dialect, body)
         most = _granted(min((limit for limit in left if limit is not None), default=None), wanted)
@@ -181,8 +193,35 @@ class Budgets:
         named = [name for name in names if body.get(name) is not None]
         if not named:
             named = [names[0] if provider in _WITH_NEW_FIELD else names[-1]]
-        limits = {name: most_written for name in named if not _is_within(body.get(name), most_written)}
+        if body.get(_LEAST_FIELD) is not None:  # a backend refuses less than that, and would be asked without a limit
+            named.append(_LEAST_FIELD)
+        limits = {name: most_written for name in named if body.get(name) is None or body[name] > most_written}
         return {**body, **limits} if limits else body
+
+
+def with_whole_counts(dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
+    """A request whose counts are whole numbers; the same object, if they are.
+
+    Raises:
+        Refused: One of them is no such number, or goes by a name that is not counted.
+    """
+    if not _LIMIT_FIELDS[dialect]:
+        return body
+    for name in _OTHER_LIMIT_FIELDS:
+        if body.get(name) is not None:
+            raise _invalid(name, f"'{name}' cannot be used where there is a budget; use '{_LIMIT_FIELDS[dialect][0]}'.")
+    changed = {}
+    for name in _COUNT_FIELDS:
+        value = body.get(name)
+        if value is None:
+            continue
+        count, least = _whole(value), 0 if name == _LEAST_FIELD else 1
+        if count is None or not least <= count <= LARGEST_COUNT:
+            shown = repr(value)[:80]
+            raise _invalid(name, f"'{name}' is {shown}; it must be a whole number from {least} to {LARGEST_COUNT}.")
+        if not isinstance(value, int):
+            changed[name] = count
+    return {**body, **changed} if changed else body
 
 
 def _release(reservation: Reservation) -> None:
@@ -237,28 +276,31 @@ def _reserved(whose: str) -> Refused:
     return Refused(Failure(429, message, "rate_limit_error", code="budget_reserved", retry_after=RETRY_SECONDS))
 
 
+def _invalid(name: str, message: str) -> Refused:
+    return Refused(Failure(400, message, "invalid_request_error", param=name))
+
+
 def _asked_limit(dialect: DialectName, body: Mapping[str, Any]) -> int | None:
     """What the caller wants to be written at most; of two, the larger, since backends differ in which they heed."""
-    limits = [limit for limit in (_whole(body.get(name)) for name in _LIMIT_FIELDS[dialect]) if limit is not None]
-    return max(limits, default=None)
+    return max((body[name] for name in _LIMIT_FIELDS[dialect] if body.get(name) is not None), default=None)
 
 
-def _choices(dialect: DialectName, body: Mapping[str, Any]) -> int:
+def _choices(body: Mapping[str, Any]) -> int:
     """How many answers are written."""
-    if dialect not in ("chat", "completions"):
-        return 1
-    choices = max(_whole(body.get("n")) or 1, _whole(body.get("best_of")) or 1)
+    choices: int = max(body.get("n") or 1, body.get("best_of") or 1)
     prompts = body.get("prompt")
-    if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
-        choices *= len(prompts)
-    return choices
-
-
-def _is_within(limit: object, most: int) -> bool:
-    whole = _whole(limit)
-    return whole is not None and whole <= most
+    several = 0
+    if isinstance(prompts, list) and any(isinstance(prompt, (str, list)) for prompt in prompts):
+        several = len(prompts)
+    if isinstance(body.get("prompt_embeds"), list):  # of vLLM, beside the prompts
+        several += len(body["prompt_embeds"])
+    return choices * max(several, 1)
 
 
 def _whole(value: object) -> int | None:
-    """A whole number above 0; some backends take others for no limit at all."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    """The whole number that a backend may read in a value; None, if it is none."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(LARGEST_COUNT)):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -13,7 +13,7 @@ import orjson
 
 from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Answer, Ask, Backend, Outgoing
-from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit
+from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit, with_whole_counts
 from agentlightning.llm_proxy.dialects.names import DialectName
 from agentlightning.llm_proxy.dialects.token_fields import with_tokens_asked, with_usage_asked
 from agentlightning.llm_proxy.dialects.translation import Translation, translation
@@ -140,12 +140,16 @@ class OutgoingCall:
         body = request if self.translation is None else self.translation.request(request)
         if backend.defaults:
             body = {**backend.defaults, **body}
+        is_counted = False
         if gateway.budgets.is_limited:
-            body = self._within_budget(backend, dialect, body)
+            whole = with_whole_counts(dialect, body)
+            is_counted = whole is not body
+            body = self._within_budget(backend, dialect, whole)
         if body.get("model") != backend.model:
             body = {**body, "model": backend.model}
         body = self._with_extras(backend, dialect, body)
-        sent = record.request if body == self.asked else orjson.dumps(body)
+        # A count that was made whole equals the one that came, and backends may read that as another.
+        sent = record.request if body == self.asked and not is_counted else orjson.dumps(body)
         record.asked, record.sent = body, b"" if sent is record.request else sent
         record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
         record.backend_dialect = dialect

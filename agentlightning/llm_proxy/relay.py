@@ -156,7 +156,9 @@ class StreamRelay:
                 raise self._error
             if self._error is None:
                 part = shown if self._is_changed else held + b"\n\n"
-        if not (self.is_over or len(self._finished_choices) >= (self._outgoing.asked.get("n") or 1)):
+        choices = self._outgoing.asked.get("n")
+        is_finished = len(self._finished_choices) >= (choices if choices and isinstance(choices, (int, float)) else 1)
+        if not (self.is_over or is_finished):
             raise BackendBroken("The backend ended its stream before its answer was complete.")
         if self._translated is not None:
             part += self._encoded(self._translated.finish())

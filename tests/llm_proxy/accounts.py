@@ -45,6 +45,16 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
 
 
+INPUTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat("Hi"),
+    "/v1/completions": {"model": MODEL, "prompt": "Hi"},
+    "/v1/responses": {"model": MODEL, "input": "Hi"},
+    "/v1/embeddings": {"model": MODEL, "input": "Hi"},
+    "/v1/messages": {**chat("Hi"), "max_tokens": 10},
+}
+"""A request in each dialect, by path."""
+
+
 def ask(url: str, text: str = "Hi", /, *, headers: dict[str, str] | None = None, **fields: Any) -> requests.Response:
     """One chat completion, at an endpoint without `/v1`."""
     return requests.post(f"{url}/v1/chat/completions", json=chat(text, **fields), headers=headers, timeout=20)

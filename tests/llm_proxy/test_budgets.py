@@ -17,7 +17,7 @@ from agentlightning.llm_proxy import Budget
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.budgets import LEAST_SHARE, SHARES, Budgets, Prices, Spent, is_about_limit
 from agentlightning.store import InMemoryLightningStore
-from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, chat, endpoint, entry, serving, until
+from tests.llm_proxy.accounts import HERE, INPUTS, MODEL, ask, calls, chat, endpoint, entry, serving, until
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel, running
 
@@ -123,8 +123,9 @@ def test_money_limits_what_is_written() -> None:
         ("completions", {"prompt": [1, 2, 3]}, 1000),
         ("messages", {"max_tokens": 2000}, 1000),
         ("responses", {"max_output_tokens": 10}, 10),
-        ("chat", {"max_tokens": -1}, 1000),
-        ("chat", {"max_tokens": True}, 1000),
+        ("completions", {"prompt": [1, "a", "b", "c"]}, 250),
+        ("completions", {"prompt": ["a"], "prompt_embeds": ["x", "y", "z"]}, 250),
+        ("responses", {"n": 4}, 250),
         ("chat", {"max_tokens": 5, "max_completion_tokens": 700}, 700),
         ("embeddings", {"input": ["a", "b"]}, 0),
     ],
@@ -149,8 +150,8 @@ def test_what_each_choice_may_write(dialect: Any, body: dict[str, Any], most: in
             {"max_tokens": 5, "max_completion_tokens": 10**9},
             {"max_tokens": 5, "max_completion_tokens": 100},
         ),
-        ("chat", "", {"max_tokens": -1}, {"max_tokens": 100}),
-        ("chat", "", {"max_completion_tokens": 1e9}, {"max_completion_tokens": 100}),
+        ("chat", "", {"max_tokens": 500, "min_tokens": 400}, {"max_tokens": 100, "min_tokens": 100}),
+        ("chat", "", {"max_tokens": 50, "min_tokens": 0}, {"max_tokens": 50, "min_tokens": 0}),
         ("completions", "openai", {}, {"max_tokens": 100}),
         ("responses", "", {}, {"max_output_tokens": 100}),
         ("messages", "", {"max_tokens": 4096}, {"max_tokens": 100}),
@@ -269,20 +270,12 @@ def test_failed_call_gives_its_tokens_back() -> None:
 
 # ---------------------------------------------------------------------- what the agent hears
 
-_INPUTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": chat("Hi"),
-    "/v1/completions": {"model": MODEL, "prompt": "Hi"},
-    "/v1/responses": {"model": MODEL, "input": "Hi"},
-    "/v1/embeddings": {"model": MODEL, "input": "Hi"},
-    "/v1/messages": {**chat("Hi"), "max_tokens": 10},
-}
-
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("path", list(_INPUTS))
+@pytest.mark.parametrize("path", list(INPUTS))
 def test_refusal_is_told_in_the_dialects_shape(model: StubModel, path: str, stream: bool) -> None:
     with serving(model, run_budget=Budget(calls=0)) as proxy:
-        body = {**_INPUTS[path], **({"stream": True} if stream else {})}
+        body = {**INPUTS[path], **({"stream": True} if stream else {})}
         answer = requests.post(f"{proxy.endpoint}{path}", json=body, timeout=10)
 
     assert (answer.status_code, answer.headers["x-should-retry"]) == (403, "false")

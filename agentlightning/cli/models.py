@@ -52,7 +52,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
         parser.add_argument(
-            f"--max-{option}", type=kind, metavar="N", help=f"{what} a rollout may spend; no limit by default"
+            f"--max-{option}", type=kind, metavar="N", help=f"{what} each rollout may spend; no limit by default"
         )
 
 

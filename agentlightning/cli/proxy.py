@@ -100,8 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = models_of(arguments)
     if not models.entries:
         raise ConfigurationError(f"There is no model to serve; give some with --model, as {FORMS}, or with --config.")
+    has_rollout_budget = budget_of(arguments) is not None
+    if has_rollout_budget and arguments.store is None and api_key is None:
+        raise ConfigurationError(
+            "--max-calls, --max-tokens and --max-cost are budgets of each rollout, and without --store there is none; "
+            "give the store of the rollouts, or limit all calls together with --run-max-...."
+        )
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    _tell_of_store(arguments.store, token)
+    _tell_of_store(arguments.store, token, has_rollout_budget=has_rollout_budget)
     store = store_at(arguments.store, token)
     try:
         proxy = _proxy(arguments, models, store, api_key=api_key)
@@ -126,13 +132,16 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--deadline {arguments.deadline:g} must be above zero; it counts seconds.")
 
 
-def _tell_of_store(address: str | None, token: str | None) -> None:
+def _tell_of_store(address: str | None, token: str | None, *, has_rollout_budget: bool) -> None:
     if address is None:
         _say("No --store is given, so calls are kept in memory and forgotten when the proxy ends.")
     elif is_remote(address):
         silence = why_silent(address, token)
         if silence is not None:
-            _say(f"The store does not answer; calls are served, and wait for it. {silence}")
+            until_then = "calls are refused until it does, since rollouts have budgets"
+            if not has_rollout_budget:
+                until_then = "calls are served, and wait for it"
+            _say(f"The store does not answer; {until_then}. {silence}")
 
 
 def _told(proxy: LLMProxy) -> str:

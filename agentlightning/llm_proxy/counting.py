@@ -50,8 +50,7 @@ async def counted(
     try:
         caller = gateway.doorkeeper.admit(route, headers)
         request = await read_body(receive, headers, gateway.settings.max_request_bytes)
-        if gateway.doorkeeper.is_locked and not caller.is_trusted:
-            await gateway.check_key(caller.origin)
+        await gateway.check_attempt(caller)
         asked = read_request(request)
         served = await served_model(gateway, caller.origin, asked["model"])
 

@@ -80,8 +80,9 @@ class Exchange:
             self._begin(request)
             if self.gateway.recorder.is_behind:
                 await self.gateway.recorder.catch_up()
-            if self.gateway.doorkeeper.is_locked and not caller.is_trusted:
-                await self.gateway.check_key(self._origin)
+            await self.gateway.check_attempt(caller)
+            if self._origin is None:
+                self.gateway.note_unattributed(self._route.path)
             await self._serve(request)
         except asyncio.CancelledError:
             if not self._has_left:
@@ -127,9 +128,7 @@ class Exchange:
             parent_id=None if parent is None else parent.span_id,
             request=request,
         )
-        if self._origin is None:
-            self.gateway.note_unattributed(self._route.path)
-        else:
+        if self._origin is not None:
             self.gateway.recorder.begin(record)
 
     def _finish(self, outcome: Outcome, status: int, *, error: str | None = None) -> None:

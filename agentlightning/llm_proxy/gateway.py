@@ -19,14 +19,13 @@ from urllib.parse import unquote
 import orjson
 
 from agentlightning.llm_proxy.attempts import Attempts
-from agentlightning.llm_proxy.attribution import Doorkeeper, Refused, Route, as_headers, route_of
+from agentlightning.llm_proxy.attribution import Caller, Doorkeeper, Refused, Route, as_headers, route_of
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
 from agentlightning.llm_proxy.dialects.failures import Failure, error_body
 from agentlightning.llm_proxy.exchange import Exchange
 from agentlightning.llm_proxy.recorder import Recorder
-from agentlightning.llm_proxy.records import Origin
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.llm_proxy.wire import send_answer
 
@@ -118,14 +117,35 @@ class Gateway:
             status, body = refusal.failure.status, error_body(route.dialect or "chat", refusal.failure)
         await send_answer(send, status, _JSON, b"" if method == "HEAD" else body)
 
-    async def check_key(self, origin: Origin | None) -> None:
-        """A key ends with its attempt; raises `Refused` for one that has."""
-        if origin is None:
-            raise Refused(Failure(401, "This key names no attempt.", "authentication_error"))
-        facts = await self.attempts.facts(origin)
-        if not facts.is_running:
-            what = "is over" if facts.is_known else "is not known here"
-            raise Refused(Failure(401, f"The attempt of this key {what}; the key is void.", "authentication_error"))
+    async def check_attempt(self, caller: Caller) -> None:
+        """Demand an attempt that runs, where a key must be of one or a budget is kept for each rollout.
+
+        A key ends with its attempt; and whoever could name no rollout, or any, would have no budget. The proxy's own
+        key does without.
+        """
+        is_locked = self.doorkeeper.is_locked
+        if caller.is_trusted or not (is_locked or self.budgets.per_rollout.is_limited):
+            return
+        origin = caller.origin
+        facts = None if origin is None else await self.attempts.facts(origin)
+        if facts is not None and facts.is_running:
+            return
+        what = "is not known here" if facts is None or not facts.is_known else "is over"
+        if is_locked:
+            words = (
+                "This key names no attempt." if origin is None else f"The attempt of this key {what}; the key is void."
+            )
+            raise Refused(Failure(401, words, "authentication_error"))
+        why = (
+            "this call names no rollout"
+            if origin is None
+            else f"attempt '{origin.attempt_id[:80]}' of rollout '{origin.rollout_id[:80]}' {what}"
+        )
+        message = (
+            f"This proxy has a budget for each rollout, and {why}; call at /rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1 "
+            "of an attempt that runs, or start the proxy with an API key and show that."
+        )
+        raise Refused(Failure(403, message, "permission_error", code="no_rollout"))
 
     # ------------------------------------------------------------------ what is not a model call
 

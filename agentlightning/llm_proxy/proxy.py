@@ -78,7 +78,7 @@ class LLMProxy:
         access_host: Address that agents are told; by default the bound one.
         journal: Directory in which answered calls are kept until the store has them; True: beside an SQLite store (the
             default for such a store), False: none.
-        rollout_budget: What each rollout may spend.
+        rollout_budget: What each rollout may spend; then calls of no rollout that runs need the `api_key`.
         run_budget: What all calls together may spend.
         deadline_seconds: How long a call may wait for its answer to begin, retries included; by default the
             `request_timeout` of `litellm_config`, or 600.

@@ -225,6 +225,14 @@ async def test_a_budget_is_kept(start: Start, stub_model: StubModel, tmp_path: P
             await asyncio.to_thread(ask, proxy.base_url(rollouts[2]))
 
 
+def test_a_budget_of_each_rollout_is_not_left_by_naming_none(start: Start, stub_model: StubModel) -> None:
+    proxy = start(*model_option(stub_model), "--store", "runs.db", "--port", "0", "--max-calls", "1").begin()
+
+    for place in ("/v1", "/rollout/made-up/attempt/at/v1"):
+        with pytest.raises(openai.PermissionDeniedError, match="has a budget for each rollout"):
+            ask(proxy.url + place)
+
+
 @pytest.mark.parametrize("form", ["yaml", "json"])
 def test_models_of_a_file_are_served_with_keys_of_the_environment(
     start: Start, stub_model: StubModel, tmp_path: Path, form: str
@@ -343,6 +351,15 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert code == 1
     assert words in said
     assert said.count("\n") == 1, said
+
+
+def test_a_budget_of_each_rollout_needs_the_store_of_the_rollouts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AGL_PROXY_API_KEY", raising=False)
+
+    assert main(["proxy", "--model", "m=http://127.0.0.1:1/v1", "--port", "0", "--max-calls", "1"]) == 1
+    assert "are budgets of each rollout, and without --store there is none" in capsys.readouterr().err
 
 
 def test_a_file_of_yaml_needs_a_reader_of_yaml(

@@ -13,6 +13,7 @@ repeated. What an attempt was answered is on its own record, which can be replay
 
 import asyncio
 import hashlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,18 +28,22 @@ from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.dialects.failures import Failure
 from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.llm_proxy.dialects.sse import InvalidStream, SseParser
 from agentlightning.llm_proxy.records import Origin
-from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
+from agentlightning.llm_proxy.spans import CALL_SPAN, DIALECTS, RAW_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 
 __all__ = ["REPLAY_OF", "RecordedAnswer", "Replays"]
+
+logger = logging.getLogger(__name__)
 
 REPLAY_OF: Final = "replay_of"
 """Key of a rollout's metadata."""
 MOST_ATTEMPTS: Final = 1000
 """Whose records are kept; those that called least lately go first."""
 _HERE: Final = "agentlightning.proxy"
+_DONE: Final = b"[DONE]"
 
 
 @dataclass
@@ -162,31 +167,60 @@ def _answers_in(spans: Iterable[Span]) -> dict[bytes, deque[RecordedAnswer]]:
     ordered = sorted(spans, key=lambda span: (span.sequence_id, span.start_time or 0.0))
     calls = {span.span_id: span for span in ordered if span.name == CALL_SPAN}
     answers: dict[bytes, deque[RecordedAnswer]] = {}
+    unreadable: list[Span] = []
     for raw in [span for span in ordered if span.name == RAW_SPAN]:
         call = calls.get(raw.parent_id or "")
         if call is not None and call.attributes.get(f"{_HERE}.outcome") == "answered":
-            digest, answer = _recorded(call, raw)
+            try:
+                digest, answer = _recorded(call, raw)
+            except (InvalidStream, TypeError, ValueError):
+                unreadable.append(raw)
+                continue
             answers.setdefault(digest, deque()).append(answer)
+    if unreadable:
+        first = unreadable[0]
+        logger.warning(
+            "%d spans of attempt '%s' of rollout '%s' have the names of the proxy's own and cannot be read as calls; "
+            "they are not replayed. The first is '%s'.",
+            *(len(unreadable), first.attempt_id, first.rollout_id, first.span_id),
+        )
     return answers
 
 
 def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedAnswer]:
+    """A call and its answer; InvalidStream, TypeError or ValueError if the spans hold none, as spans of agents may."""
     sent = str(raw.attributes.get(f"{_HERE}.request_body") or "")
     received = str(raw.attributes.get(f"{_HERE}.received_body") or sent)
     dialect: Any = call.attributes.get(f"{_HERE}.dialect")
+    backend_dialect: Any = call.attributes.get(f"{_HERE}.backend_dialect") or dialect
+    if dialect not in DIALECTS or backend_dialect not in DIALECTS:
+        raise ValueError(f"There is no dialect {dialect!r} or {backend_dialect!r}.")
     version = call.attributes.get(f"{_HERE}.version")
-    is_stream = orjson.loads(received).get("stream") is True
+    _object(sent)
+    request = _object(received)
+    is_stream = request.get("stream") is True
+    body = str(raw.attributes.get(f"{_HERE}.response_body") or "").encode()
+    for part in [event.data for event in SseParser().feed(body)] if is_stream else [body]:
+        if not (is_stream and part.strip() == _DONE):
+            _object(part)
     answer = RecordedAnswer(
         span_id=call.span_id,
         sent=sent.encode(),
-        body=str(raw.attributes.get(f"{_HERE}.response_body") or "").encode(),
-        dialect=call.attributes.get(f"{_HERE}.backend_dialect") or dialect,  # type: ignore[arg-type] # we wrote it
+        body=body,
+        dialect=backend_dialect,
         provider=str(call.attributes.get(f"{_HERE}.provider") or ""),
         backend=str(call.attributes.get(f"{_HERE}.backend") or ""),
         version=None if version is None else str(version),
         headers={"content-type": "text/event-stream" if is_stream else "application/json"},
     )
-    return _digest(dialect, orjson.loads(received)), answer
+    return _digest(dialect, request), answer
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    value = orjson.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"This is no JSON object: {text[:80]!r}")
+    return value
 
 
 def _digest(dialect: DialectName, request: Mapping[str, Any]) -> bytes:

@@ -15,8 +15,8 @@ from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, chat, endpoint, entry, serving
+from agentlightning.types import AttemptedRollout, Span
+from tests.llm_proxy.accounts import CALL, HERE, MODEL, RAW, ask, calls, chat, endpoint, entry, serving
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel, running
 
@@ -312,3 +312,48 @@ async def test_attempt_that_the_store_does_not_know_asks_the_model(proxy: LLMPro
 
     assert answer.status_code == 200
     assert len(model.requests) == 1
+
+
+_ANSWERED = {f"{HERE}.outcome": "answered", f"{HERE}.dialect": "chat"}
+_SAID = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "forged"}}]})
+_ASKED = json.dumps(chat("a"))
+
+
+@pytest.mark.parametrize(
+    ("of_call", "of_raw"),
+    [
+        ({}, {}),
+        ({}, {"request_body": "{", "response_body": _SAID}),
+        ({}, {"request_body": "[1]", "response_body": _SAID}),
+        ({}, {"request_body": "[" * 900 + "]" * 900, "response_body": _SAID}),
+        ({}, {"request_body": '{"a":' * 900 + "1" + "}" * 900, "response_body": _SAID}),
+        ({}, {"request_body": "{", "received_body": _ASKED, "response_body": _SAID}),
+        ({}, {"request_body": _ASKED, "response_body": "no answer"}),
+        ({}, {"request_body": _ASKED, "response_body": "7"}),
+        ({}, {"request_body": json.dumps(chat("a", stream=True)), "response_body": "data: {\n\n"}),
+        ({"dialect": "klingon"}, {"request_body": _ASKED, "response_body": _SAID}),
+        ({"dialect": ["chat"]}, {"request_body": _ASKED, "response_body": _SAID}),
+        ({"backend_dialect": "klingon"}, {"request_body": _ASKED, "response_body": _SAID}),
+    ],
+)
+async def test_spans_that_an_agent_wrote_do_not_break_the_next_attempt(
+    proxy: LLMProxy,
+    store: InMemoryLightningStore,
+    caplog: pytest.LogCaptureFixture,
+    of_call: dict[str, Any],
+    of_raw: dict[str, Any],
+) -> None:
+    first = await store.start_rollout("task")
+    heard = await hears(proxy, first, "a", "b")
+    ids = {"rollout_id": first.rollout_id, "attempt_id": first.attempt.attempt_id, "sequence_id": 0}
+    for number in range(2):
+        call, raw = f"{number:016x}", f"{number + 16:016x}"
+        told = {**_ANSWERED, **{f"{HERE}.{name}": value for name, value in of_call.items()}}
+        await store.add_span(Span.from_attributes(**ids, name=CALL, span_id=call, attributes=told))
+        told = {f"{HERE}.{name}": value for name, value in of_raw.items()}
+        await store.add_span(Span.from_attributes(**ids, name=RAW, span_id=raw, parent_id=call, attributes=told))
+    second = await again(store, first)
+
+    assert await hears(proxy, second, "a", "b") == heard
+    warned = [message for message in caplog.messages if "cannot be read as calls" in message]
+    assert (len(warned), warned[0][:7], first.rollout_id in warned[0]) == (1, "2 spans", True)

@@ -159,6 +159,9 @@ class Gateway:
         if path.startswith("/models/") and is_get:
             return self._model(unquote(path.removeprefix("/models/")), is_anthropic=b"anthropic-version" in headers)
         if path == "/agl/status" and is_get:
+            if self.doorkeeper.is_locked and not caller.is_trusted:
+                words = "The proxy's state, with the addresses of its backends, is told to its own key alone."
+                raise Refused(Failure(403, words, "permission_error"))
             return 200, orjson.dumps(self.status(), default=str)
         if path == "/agl/flush" and method == "POST" and caller.origin is not None:
             is_complete = await self.recorder.flush(caller.origin, timeout=FLUSH_SECONDS)

@@ -231,6 +231,32 @@ async def test_status_and_models_need_a_key(proxy: LLMProxy, rollout: AttemptedR
     assert (told, opened) == ([401, 401, 200], [200, 200])
 
 
+async def test_the_key_of_an_attempt_does_not_read_where_the_backends_are(
+    proxy: LLMProxy, model: StubModel, rollout: AttemptedRollout
+) -> None:
+    llm = bound(proxy, rollout)
+    key = bearer(llm.api_key)
+
+    def answers() -> list[requests.Response]:
+        read = [requests.get(llm.endpoint + path, headers=key, timeout=10) for path in ("/agl/status", "/v1/models")]
+        return [*read, requests.post(f"{llm.endpoint}/agl/flush", headers=key, timeout=10)]
+
+    status, models, flush = await asyncio.to_thread(answers)
+
+    assert (status.status_code, models.status_code, flush.status_code) == (403, 200, 200)
+    assert "its own key" in status.json()["error"]["message"]
+    assert model.url not in status.text + models.text
+
+
+def test_the_status_of_an_open_proxy_shows_no_credentials_of_addresses(model: StubModel) -> None:
+    address = model.openai_url.replace("http://", "http://ada:pass-word@") + "?token=query-secret"
+    with serving(model, model_list=[entry(model, api_base=address)]) as proxy:
+        told = requests.get(f"{proxy.endpoint}/agl/status", timeout=10)
+
+    assert (told.status_code, len(told.json()["backends"])) == (200, 1)
+    assert not [secret for secret in ("ada", "pass-word", "query-secret") if secret in told.text]
+
+
 # ---------------------------------------------------------------------- what is known of an attempt
 
 

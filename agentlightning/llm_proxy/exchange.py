@@ -44,6 +44,10 @@ logger = logging.getLogger(__name__)
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+MOST_LEVELS: Final = 254
+"""Of lists and objects within each other, that orjson can write; it reads some more."""
+SPARE_LEVELS: Final = 32
+"""Left for what translations and records put around a request."""
 LEFT_STATUS: Final = 499
 """What is noted for a caller who did not wait for the answer; nginx's number, since HTTP has none."""
 _SERVER_ERROR: Final = 500
@@ -270,7 +274,22 @@ def read_request(request: bytes) -> dict[str, Any]:
         raise Refused(Failure(400, "The request must be a JSON object.", "invalid_request_error"))
     if not isinstance(asked.get("model"), str) or not asked["model"]:
         raise Refused(Failure(400, "The request names no model.", "invalid_request_error", param="model"))
+    may_be_deep = request.count(b"{") + request.count(b"[") > MOST_LEVELS - SPARE_LEVELS
+    if may_be_deep and not _can_be_written(asked):
+        words = f"The request has more than {MOST_LEVELS - SPARE_LEVELS} lists and objects within each other."
+        raise Refused(Failure(400, words, "invalid_request_error"))
     return asked
+
+
+def _can_be_written(value: Any) -> bool:
+    """Whether a value can be written as JSON, with levels to spare; orjson counts them far faster than we could."""
+    for _ in range(SPARE_LEVELS):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def _read(body: bytes) -> Any:

@@ -91,6 +91,29 @@ def test_request_that_is_refused(door: Proxied, path: str, body: bytes, status: 
     check_serves(door)
 
 
+@pytest.mark.parametrize("levels", [250, 900, 1020])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/completions"])
+def test_deep_request_is_refused(door: Proxied, path: str, opening: str, closing: str, levels: int) -> None:
+    nested = f'{opening * levels}""{closing * levels}'
+    answer = requests.post(door.endpoint + path, data=f'{{"model": "{MODEL}", "messages": {nested}}}', timeout=10.0)
+
+    assert answer.status_code == 400
+    assert "within each other" in answer.json()["error"]["message"]
+    assert door.only_call().outcome == "refused"
+
+
+@pytest.mark.parametrize("levels", [1, 100, 215])
+@pytest.mark.parametrize("field", ["metadata", "tools", "messages"])
+def test_request_that_is_not_too_deep_is_no_fault_of_the_proxy(door: Proxied, field: str, levels: int) -> None:
+    nested = '{"a":' * levels + "1" + "}" * levels
+    body = f'{{"model": "{MODEL}", "messages": [], "max_tokens": 5, "{field}": [{nested}]}}'
+    answers = [requests.post(door.endpoint + path, data=body, timeout=10.0) for path in (CHAT, "/v1/messages")]
+
+    assert 500 not in [answer.status_code for answer in answers]
+    assert len(door.calls()) == 2
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/images", "/rollout/a/attempt", "/v1/chat/completions/x"])
 def test_unknown_path(door: Proxied, path: str) -> None:
     for method in ("GET", "POST", "DELETE"):

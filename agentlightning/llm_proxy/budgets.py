@@ -44,8 +44,8 @@ _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
 _LEAST_FIELD: Final = "min_tokens"
 _COUNT_FIELDS: Final = ("n", "best_of", _LEAST_FIELD, "max_tokens", "max_completion_tokens", "max_output_tokens")
 """What multiplies or limits the tokens that are written; a backend may heed those of another dialect too."""
-_OTHER_LIMIT_FIELDS: Final = ("n_predict", "num_predict", "max_new_tokens")
-"""Names of the limit that some servers put above the dialect's own."""
+_UNCOUNTED_FIELDS: Final = ("n_predict", "num_predict", "max_new_tokens", "n_cmpl")
+"""Other names of the same that some servers put above the dialect's own."""
 LARGEST_COUNT: Final = 2**31 - 1
 _WITH_NEW_FIELD: Final = ("openai", "azure")
 """Providers whose newer models take the first name of a limit only; other servers may know the last alone."""
@@ -207,9 +207,10 @@ def with_whole_counts(dialect: DialectName, body: dict[str, Any]) -> dict[str, A
     """
     if not _LIMIT_FIELDS[dialect]:
         return body
-    for name in _OTHER_LIMIT_FIELDS:
+    for name in _UNCOUNTED_FIELDS:
         if body.get(name) is not None:
-            raise _invalid(name, f"'{name}' cannot be used where there is a budget; use '{_LIMIT_FIELDS[dialect][0]}'.")
+            known = ", ".join(("n", *_LIMIT_FIELDS[dialect]))
+            raise _invalid(name, f"'{name}' is not counted, so it cannot be used where there is a budget; use {known}.")
     changed = {}
     for name in _COUNT_FIELDS:
         value = body.get(name)

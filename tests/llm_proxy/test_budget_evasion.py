@@ -67,11 +67,11 @@ def test_a_count_that_is_no_whole_number_is_refused(budgeted: str, path: str, na
     assert name in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["n_predict", "num_predict", "max_new_tokens"])
+@pytest.mark.parametrize("name", ["n_predict", "num_predict", "max_new_tokens", "n_cmpl"])
 def test_a_limit_by_a_name_that_is_not_counted_is_refused(budgeted: str, name: str) -> None:
     answer = ask(budgeted, **{name: 5000})
 
-    assert (answer.status_code, "use 'max_completion_tokens'" in answer.text) == (400, True)
+    assert (answer.status_code, "use n, max_completion_tokens, max_tokens." in answer.text) == (400, True)
 
 
 def test_without_a_budget_numbers_are_the_backends_to_judge(model: StubModel) -> None:

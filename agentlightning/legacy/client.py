@@ -2,7 +2,8 @@
 
 Every operation is two halves that know nothing of each other: what to send and what an answer means (the functions with
 one name), and the sending (one call, or one `await`). A server that cannot be reached, refuses, or answers nonsense
-makes an operation return None and leaves a line in the log; nothing of that is raised.
+makes an operation return None and leaves a line in the log; nothing of that is raised. Results are sent several times
+before they are given up.
 """
 
 import asyncio
@@ -13,13 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import quote, urlencode, urljoin
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
-from agentlightning.errors import StoreUnavailable
+from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.legacy.connections import Answer, Connections, Outgoing
 from agentlightning.legacy.resources_watch import Callback, ResourcesWatch
 from agentlightning.legacy.results import as_rollout
@@ -36,6 +37,12 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 RESOURCES_WAIT_SECONDS = 25.0
 """How long the server is asked to wait for new resources before it answers that there are none."""
+RESULT_TRIES = 5
+"""How often a result is sent to a server that does not answer, with the poll interval in between."""
+_PASSING_STATUSES = (502, 503, 504)
+"""What a server that is starting answers, or a gateway before one that is down."""
+LONGEST_DETAIL = 1000
+"""Bytes of a refusal that are logged."""
 CLOSE_LOOK_SECONDS = 0.1
 """How often a coroutine that polls looks whether the client was closed."""
 
@@ -51,19 +58,23 @@ class AgentLightningClient:
 
     _warning_stacklevel: ClassVar[int] = 3
     """Where the construction warning points: at the caller of `__init__`."""
+    _has_server: ClassVar[bool] = True
+    """Whether the endpoint is an address that requests are sent to."""
 
     def __init__(self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0) -> None:
         """Make a client; nothing is sent yet.
 
         Args:
             endpoint: Address of the server; a path in it is ignored.
-            poll_interval: Seconds between two polls for a task.
+            poll_interval: Seconds between two polls for a task, and between two tries to deliver a result.
             timeout: Seconds one request may take.
         """
         deprecated(
             "AgentLightningClient speaks the v0.1 protocol, which is deprecated; use LightningStoreClient.",
             stacklevel=self._warning_stacklevel,
         )
+        if self._has_server:
+            _check_address(endpoint)
         self.endpoint = endpoint
         self.poll_interval = poll_interval
         self.timeout = timeout
@@ -75,33 +86,47 @@ class AgentLightningClient:
     def _set_up(self) -> None:
         """What a copy in another process needs anew."""
         self._server_takes_gzip = False
+        self._is_in_trouble = False
         self._closed = threading.Event()
         self._connections = Connections()
         self._watch: ResourcesWatch | None = None
 
     # ------------------------------------------------------------------ tasks
 
-    def poll_next_task(self) -> Task | None:
-        """Wait until the server has a task, and claim it; None only if the client is closed meanwhile."""
+    def poll_next_task(self, timeout: float | None = None) -> Task | None:
+        """Wait until the server has a task, and claim it; None if the client is closed meanwhile.
+
+        Args:
+            timeout: Seconds after which the wait ends with None; 0 asks once, None waits for ever. A request that is
+                under way then is not cut short, for its answer may be a claimed task.
+        """
+        ends = None if timeout is None else time.monotonic() + timeout
         while not self._closed.is_set():
             task = self._claimed(self._request_json(self._url(self._next_task_uri)))
-            if task is not None:
+            pause = self._pause_before(ends)
+            if task is not None or pause <= 0.0:
                 return task
-            self._closed.wait(self.poll_interval)
+            self._closed.wait(pause)
         return None
 
-    async def poll_next_task_async(self) -> Task | None:
+    async def poll_next_task_async(self, timeout: float | None = None) -> Task | None:
         """As `poll_next_task`."""
+        ends = None if timeout is None else time.monotonic() + timeout
         while not self._closed.is_set():
             task = self._claimed(await self._request_json_async(self._url(self._next_task_uri)))
-            if task is not None:
+            pause = self._pause_before(ends)
+            if task is not None or pause <= 0.0:
                 return task
-            await self._pause_async()
+            await self._pause_async(pause)
         return None
 
-    async def _pause_async(self) -> None:
-        until = time.monotonic() + self.poll_interval
-        left = self.poll_interval
+    def _pause_before(self, ends: float | None) -> float:
+        """Seconds until the next poll; none are left once the wait has ended."""
+        return self.poll_interval if ends is None else min(self.poll_interval, ends - time.monotonic())
+
+    async def _pause_async(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        left = seconds
         while True:
             await asyncio.sleep(min(left, CLOSE_LOOK_SECONDS))
             left = until - time.monotonic()
@@ -143,14 +168,18 @@ class AgentLightningClient:
 
     # ------------------------------------------------------------------ resources
 
-    def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Resources by their id, asked for once; None if they cannot be had."""
+    def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
+        """Resources by their id, asked for once; None if they cannot be had, or a task names none."""
+        if resource_id is None:
+            return None
         if resource_id in self._resource_cache:
             return self._resource_cache[resource_id]
         return self._cached(self._request_json(self._resources_url(resource_id)))
 
-    async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
+    async def get_resources_by_id_async(self, resource_id: str | None) -> ResourcesUpdate | None:
         """As `get_resources_by_id`."""
+        if resource_id is None:
+            return None
         if resource_id in self._resource_cache:
             return self._resource_cache[resource_id]
         return self._cached(await self._request_json_async(self._resources_url(resource_id)))
@@ -195,23 +224,24 @@ class AgentLightningClient:
     # ------------------------------------------------------------------ results
 
     def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
-        """Report a result; the server's acknowledgement, or None if that failed.
+        """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
 
+        A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
         What an agent returned becomes a result by `rollout_from_result(task, result)`.
         """
-        return self._post_json(*self._report(rollout))
+        return self._deliver(self._outgoing("POST", *self._report(rollout)))
 
     async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
         """As `post_rollout`."""
-        return await self._post_json_async(*self._report(rollout))
+        return await self._deliver_async(self._outgoing("POST", *self._report(rollout)))
 
     def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
         """Report several results in one request."""
-        return self._post_json(*self._reports(rollouts))
+        return self._deliver(self._outgoing("POST", *self._reports(rollouts)))
 
     async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
         """As `post_rollouts`."""
-        return await self._post_json_async(*self._reports(rollouts))
+        return await self._deliver_async(self._outgoing("POST", *self._reports(rollouts)))
 
     def _report(self, rollout: RolloutLegacy | Mapping[str, Any]) -> tuple[str, Json]:
         return self._url(self._report_rollout_uri), as_rollout(rollout).model_dump(mode="json")
@@ -239,19 +269,52 @@ class AgentLightningClient:
 
     def _exchange(self, request: Outgoing) -> Json | None:
         try:
-            answer = self._connections.send(request)
+            return self._understood(request, self._connections.send(request))
         except StoreUnavailable as error:
-            logger.debug("%s", error)
+            self._report_failure(request, str(error))
             return None
-        return self._understood(request, answer)
 
     async def _exchange_async(self, request: Outgoing) -> Json | None:
         try:
-            answer = await self._connections.send_async(request)
+            return self._understood(request, await self._connections.send_async(request))
         except StoreUnavailable as error:
-            logger.debug("%s", error)
+            self._report_failure(request, str(error))
             return None
-        return self._understood(request, answer)
+
+    def _deliver(self, request: Outgoing) -> Json | None:
+        """As `_exchange`, but a server that does not answer is tried again; for what may arrive twice without harm."""
+        tries = 1
+        while True:
+            try:
+                return self._understood(request, self._connections.send(request))
+            except StoreUnavailable as error:
+                if tries == RESULT_TRIES or self._closed.wait(self.poll_interval):
+                    self._report_loss(tries, error)
+                    return None
+            tries += 1
+
+    async def _deliver_async(self, request: Outgoing) -> Json | None:
+        """As `_deliver`."""
+        tries = 1
+        while True:
+            try:
+                return self._understood(request, await self._connections.send_async(request))
+            except StoreUnavailable as error:
+                if tries < RESULT_TRIES:
+                    await self._pause_async(self.poll_interval)
+                if tries == RESULT_TRIES or self._closed.is_set():
+                    self._report_loss(tries, error)
+                    return None
+            tries += 1
+
+    def _report_loss(self, tries: int, error: StoreUnavailable) -> None:
+        logger.warning("A result could not be delivered after %d tries and is lost: %s", tries, error)
+
+    def _report_failure(self, request: Outgoing, text: str) -> None:
+        """Log a failure: what was to be written each time, questions once until the server answers again."""
+        is_known = request.body is None and (self._is_in_trouble or self._closed.is_set())
+        self._is_in_trouble = self._is_in_trouble or request.body is None
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s", text)
 
     def _outgoing(self, method: str, url: str, payload: Json | list[Json] | None = None) -> Outgoing:
         if payload is None:
@@ -264,23 +327,32 @@ class AgentLightningClient:
         return Outgoing(method, url, headers, self.timeout, body)
 
     def _understood(self, request: Outgoing, answer: Answer) -> Json | None:
-        """The JSON object of a successful answer, None for any other."""
+        """The JSON object of a successful answer, None for any other; StoreUnavailable if it may succeed later."""
         # Servers of the 0.2 release do not unpack bodies; one that does says so with every answer (RFC 7694).
         self._server_takes_gzip = self._server_takes_gzip or "gzip" in answer.headers.get("accept-encoding", "")
+        what = f"{request.method} {request.url}"
         if not answer.is_success:
-            is_lost = request.body is not None
-            level = logging.WARNING if is_lost else logging.DEBUG
-            detail = answer.body.decode(errors="replace")
-            logger.log(level, "%s %s was refused with %s: %s", request.method, request.url, answer.status, detail)
-            return None
-        if not answer.body:
+            text = f"{what} was refused with {answer.status}: {answer.body[:LONGEST_DETAIL].decode(errors='replace')}"
+            if answer.status in _PASSING_STATUSES:
+                raise StoreUnavailable(text)
+            if answer.status == 404 and self._is_about_resources(request):
+                logger.debug("%s", text)  # there are none, which is an answer
+                return None
+            self._report_failure(request, text)
             return None
         try:
-            value = json.loads(answer.body)
+            value = json.loads(answer.body) if answer.body else None
         except ValueError as error:
-            logger.debug("%s %s was answered with no JSON: %s", request.method, request.url, error)
+            self._report_failure(request, f"{what} was answered with no JSON: {error}")
             return None
-        return value if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            self._report_failure(request, f"{what} was answered with a JSON {type(value).__name__}, no object.")
+            return None
+        self._is_in_trouble = False
+        return value
+
+    def _is_about_resources(self, request: Outgoing) -> bool:
+        return request.body is None and urlsplit(request.url).path.startswith(self._resources_uri)
 
     # ------------------------------------------------------------------ life
 
@@ -312,12 +384,27 @@ class AgentLightningClient:
 
     def __getstate__(self) -> dict[str, Any]:
         """Address and settings travel to another process; connections and callbacks stay behind."""
-        own = ("_closed", "_connections", "_watch")
+        own = ("_closed", "_connections", "_is_in_trouble", "_watch")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up()
         self.__dict__.update(state)
+
+
+def _check_address(endpoint: str) -> None:
+    """Refuse what is no address of a server, before it is asked in vain."""
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
+    except ValueError:  # brackets that do not match, or a port beyond the last one
+        is_address = False
+    if not is_address:
+        bare = "" if "://" in endpoint else endpoint.lstrip("/")
+        raise ConfigurationError(
+            f"'{endpoint}' is not the address of a v0.1 server; it must begin with http:// or https:// and name a "
+            f"host, for example http://{bare or '127.0.0.1:8000'}."
+        )
 
 
 def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:

@@ -22,6 +22,7 @@ class DevTaskLoader(AgentLightningClient):
 
     _warning_stacklevel: ClassVar[int] = 4
     """The parent's warning skips our `__init__` and points at its caller as well."""
+    _has_server: ClassVar[bool] = False
 
     def __init__(
         self, tasks: list[TaskInput] | list[Task], resources: NamedResources | ResourcesUpdate, **kwargs: Any
@@ -55,16 +56,16 @@ class DevTaskLoader(AgentLightningClient):
         """What was posted, in order."""
         return self._rollouts
 
-    def poll_next_task(self) -> Task:
-        """The next task; after the last one comes the first again."""
+    def poll_next_task(self, timeout: float | None = None) -> Task:
+        """The next task, without a wait; after the last one comes the first again."""
         index = self._task_index
         self._task_index = (index + 1) % len(self._tasks)
         self.task_count += 1
         task = self._tasks[index]
         return task if isinstance(task, Task) else self._numbered(index, task)
 
-    async def poll_next_task_async(self) -> Task:
-        return self.poll_next_task()
+    async def poll_next_task_async(self, timeout: float | None = None) -> Task:
+        return self.poll_next_task(timeout)
 
     def submit_task(
         self,
@@ -96,15 +97,17 @@ class DevTaskLoader(AgentLightningClient):
             create_time=time.time(),
         )
 
-    def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate:
-        """The bundle, if this is its id."""
+    def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
+        """The bundle, if this is its id; None for a task that names none."""
+        if resource_id is None:
+            return None
         if resource_id != self._resources_update.resources_id:
             raise NotFound(
                 f"Resource ID '{resource_id}' not found; the only one here is '{self._resources_update.resources_id}'."
             )
         return self._resources_update
 
-    async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate:
+    async def get_resources_by_id_async(self, resource_id: str | None) -> ResourcesUpdate | None:
         return self.get_resources_by_id(resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate:

@@ -134,10 +134,6 @@ def _client_of(backend: Backend) -> Iterator[AgentLightningClient]:
 def _connected(backend: Backend) -> AgentLightningClient:
     if isinstance(backend, AgentLightningClient):
         return backend
-    if not backend.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"'{backend}' is not the address of a v0.1 server; it must begin with http:// or https://."
-        )
     with already_told():
         return AgentLightningClient(backend)
 

@@ -29,7 +29,7 @@ def work(client: AgentLightningClient) -> None:
         if task.input.get("stop"):
             client.post_rollout(rollout_from_result(task, None))
             return
-        update = client.get_resources_by_id(task.resources_id or "")
+        update = client.get_resources_by_id(task.resources_id)
         if update is None:
             print(f"no resources for {task.rollout_id}; the server will hand it out again")
             continue

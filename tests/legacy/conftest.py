@@ -104,9 +104,9 @@ def resources() -> dict[str, PromptTemplate]:
 
 
 class CannedServer:
-    """Gives prepared answers in turn, the last one for ever, and keeps the requests."""
+    """Gives prepared answers in turn, the last one for ever, and keeps the requests; without a status it hangs up."""
 
-    def __init__(self, *answers: tuple[int, Any]) -> None:
+    def __init__(self, *answers: tuple[int | None, Any]) -> None:
         self.answers = list(answers)
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         canned = self
@@ -117,6 +117,9 @@ class CannedServer:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 canned.requests.append((self.command, self.path, headers, body))
                 status, answer = canned.answers.pop(0) if len(canned.answers) > 1 else canned.answers[0]
+                if status is None:
+                    self.close_connection = True
+                    return
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -144,7 +147,7 @@ class CannedServer:
 def canned() -> Iterator[Callable[..., CannedServer]]:
     running: list[CannedServer] = []
 
-    def start(*answers: tuple[int, Any]) -> CannedServer:
+    def start(*answers: tuple[int | None, Any]) -> CannedServer:
         running.append(CannedServer(*answers))
         return running[-1]
 

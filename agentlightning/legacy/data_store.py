@@ -6,6 +6,7 @@ the store, so that it holds across a restart.
 """
 
 import asyncio
+import json
 import logging
 import threading
 import time
@@ -14,7 +15,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from agentlightning.errors import SpansEvicted
+from pydantic_core import to_jsonable_python
+
+from agentlightning.errors import InvalidValue, SpansEvicted
 from agentlightning.legacy.results import rollout_from_spans, spans_of
 from agentlightning.legacy.task_queue import LEGACY_PREFIX, TaskQueue
 from agentlightning.store.base import LightningStore, is_finished, is_running
@@ -33,7 +36,7 @@ from agentlightning.types import (
     TaskInput,
 )
 
-__all__ = ["ServerDataStore"]
+__all__ = ["ServerDataStore", "check_sendable"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ class ServerDataStore:
         resources_id: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> str:
-        """Queue a task; the id of its rollout."""
+        """Queue a task; the id of its rollout. InvalidValue if it could not be sent to a client."""
+        check_sendable("A task", {"input": sample, "resources_id": resources_id, "metadata": metadata})
         rollout = await self._task_queue.put(sample, mode, resources_id, metadata)
         with self._results_lock:
             self._queued_rollouts[rollout.rollout_id] = None
@@ -127,6 +131,7 @@ class ServerDataStore:
 
         A rollout the store does not know is created, so that a client outlives the server that gave it the task.
         """
+        check_sendable("A result", rollout.model_dump())
         attempt = await self._attempt_to_report(rollout)
         spans = spans_of(rollout, attempt, time.time())
         ids = (attempt.rollout_id, attempt.attempt_id)
@@ -254,6 +259,7 @@ class ServerDataStore:
 
     async def update_resources(self, update: ResourcesUpdate) -> ResourcesUpdate:
         """Publish resources under the id of the update; they become the latest. Returns them as the store has them."""
+        check_sendable("A bundle of resources", update.model_dump())
         published = await self.store.update_resources(update.resources_id, update.resources)
         with self._resources_lock:
             self._resource_versions[published.resources_id] = published.version
@@ -292,6 +298,16 @@ class ServerDataStore:
             close = getattr(changes, "aclose", None)  # the contract promises an iterator, which need not have one
             if close is not None:
                 await close()
+
+
+def check_sendable(what: str, value: Any) -> None:
+    """Refuse what no answer can carry, before a store that keeps everything has taken it."""
+    try:
+        json.dumps(to_jsonable_python(value), ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # an unknown type, a lone surrogate, nested too deeply
+        raise InvalidValue(
+            f"{what} cannot be sent to clients as JSON: {error}; give text in UTF-8, numbers, lists or mappings."
+        ) from error
 
 
 def _marks(rollout: Rollout) -> dict[str, Any]:

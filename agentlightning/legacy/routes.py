@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.middleware.gzip import GZipMiddleware
 
 from agentlightning.errors import AgentLightningError
-from agentlightning.legacy.data_store import ServerDataStore
+from agentlightning.legacy.data_store import ServerDataStore, check_sendable
 from agentlightning.legacy.gzip_requests import GzipRequests
 from agentlightning.legacy.waiting import WaitingRoom
 from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES
@@ -168,6 +168,7 @@ async def report_rollout(rollout: RolloutLegacy, data_store: DataStore) -> Gener
 @router.post("/rollouts")
 async def report_rollouts(rollouts: list[RolloutLegacy], data_store: DataStore) -> GenericResponse:
     """Keep several results, in order; none of them if one is malformed."""
+    check_sendable("A result", [rollout.model_dump() for rollout in rollouts])
     for rollout in rollouts:
         await data_store.store_rollout(rollout)
     rollout_ids = [rollout.rollout_id for rollout in rollouts]

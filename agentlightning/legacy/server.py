@@ -150,7 +150,7 @@ class AgentLightningServer:
         resources_id: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> str:
-        """Queue a task; the id of its rollout."""
+        """Queue a task; the id of its rollout. InvalidValue if JSON cannot hold it."""
         return await self._running().add_task(sample, mode, resources_id, metadata)
 
     async def update_resources(self, resources: NamedResources) -> str:

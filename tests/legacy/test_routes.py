@@ -207,3 +207,32 @@ def test_a_large_answer_is_compressed(server: AgentLightningServer) -> None:
 
     assert response.headers["content-encoding"] == "gzip"
     assert response.json()["resources"]["p"]["template"] == "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/task", {"sample": "\ud800"}),
+        ("/task", {"sample": {"\ud800": 1}}),
+        ("/task", {"sample": 1, "metadata": {"\ud800": 1}}),
+        ("/task", {"sample": 1, "resources_id": "\ud800"}),
+        ("/task", {"sample": 1, "mode": "\ud800"}),
+        ("/resources", {"resources": {"\ud800": PROMPT}}),
+        ("/resources", {"resources": {"\ud800": 1}}),
+        ("/resources", {"resources": {"prompt": {**PROMPT, "template": "\ud800"}}}),
+        ("/rollout", {"rollout_id": "\ud800"}),
+        ("/rollout", {"rollout_id": "r", "metadata": {"a": "\ud800"}}),
+        ("/rollout", {"rollout_id": "r", "metadata": {"\ud800": 1}}),
+        ("/rollout", {"rollout_id": "r", "trace": [{"name": "\ud800"}]}),
+        ("/rollout", {"rollout_id": "r", "logs": ["\ud800"]}),
+        ("/rollouts", [{"rollout_id": "r"}, {"rollout_id": "\ud800"}]),
+    ],
+)
+def test_half_a_character_is_refused_and_leaves_nothing(server: AgentLightningServer, path: str, body: Any) -> None:
+    before = send(server, "GET", "/resources/latest").json()
+
+    response = send(server, "POST", path, data=json.dumps(body), headers=JSON)
+
+    assert response.status_code == 400
+    assert send(server, "GET", "/task").json()["is_available"] is False
+    assert send(server, "GET", "/resources/latest").json() == before

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import uvicorn
 
+from agentlightning.errors import InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.store import InMemoryLightningStore
@@ -218,3 +219,55 @@ async def test_the_documented_loop_runs(server: AgentLightningServer) -> None:
     rewards, _ = await asyncio.gather(algorithm(), agent())
 
     assert rewards == [1.0, 1.0, 1.0]
+
+
+class Opaque:
+    """Something that JSON does not know."""
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [Opaque(), {"deep": [Opaque()]}, {Opaque(): 1}, b"\xff", "\ud800", {"\ud800": 1}],
+    ids=["object", "nested object", "object as a key", "bytes", "half a character", "half a character as a key"],
+)
+async def test_an_input_that_cannot_travel_is_refused_when_it_is_queued(
+    server: AgentLightningServer, sample: Any
+) -> None:
+    with pytest.raises(InvalidValue, match="A task cannot be sent to clients as JSON"):
+        await server.queue_task(sample)
+    with pytest.raises(InvalidValue, match="A task cannot be sent to clients as JSON"):
+        await server.queue_task("hello", metadata={"sample": sample})
+
+    async with AgentLightningClient(server.endpoint) as client:
+        assert await client.poll_next_task_async(timeout=0.0) is None
+
+
+@pytest.mark.parametrize("sample", [(1, 2), {1: "one"}, b"text", PromptTemplate(template="{x}", engine="f-string")])
+async def test_an_input_that_pydantic_writes_as_json_travels(server: AgentLightningServer, sample: Any) -> None:
+    rollout_id = await server.queue_task(sample)
+
+    async with AgentLightningClient(server.endpoint) as client:
+        task = await client.poll_next_task_async()
+
+    assert task is not None
+    assert task.rollout_id == rollout_id
+
+
+async def test_several_results_are_kept_all_or_none(server: AgentLightningServer) -> None:
+    body = r'[{"rollout_id": "rollout-1"}, {"rollout_id": "rollout-2", "logs": ["\ud800"]}]'
+    headers = {"Content-Type": "application/json"}
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{server.endpoint}/rollouts", data=body, headers=headers) as response,
+    ):
+        assert response.status == 400
+
+    assert await server.retrieve_completed_rollouts() == []
+
+
+async def test_resources_that_cannot_travel_are_refused(server: AgentLightningServer) -> None:
+    with pytest.raises(InvalidValue, match="A bundle of resources cannot be sent"):
+        await server.update_resources({"prompt": PromptTemplate(template="\ud800", engine="f-string")})
+
+    assert await server.store.get_latest_resources() is None

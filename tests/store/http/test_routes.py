@@ -269,3 +269,25 @@ async def test_every_request_leaves_a_line_in_the_log(
     assert "'/v1/agl/rollouts/x\\ny' 200" in line
     assert line.endswith(" ms")
     assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/agl/rollouts", rb'{"input": "\ud800"}'),
+        ("/v1/agl/rollouts", rb'{"input": {"\ud800": 1}}'),
+        ("/v1/agl/rollouts", rb'{"input": "\ud800", "metadata": {"n": 1234567890123456789}}'),
+        ("/enqueue_rollout", rb'{"input": 1, "resources_id": "\udfff"}'),
+        ("/v1/agl/rollouts/%ED%A0%80", b"{}"),
+        ("/v1/traces", rb'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "\ud800"}]}]}]}'),
+    ],
+    ids=["text", "key", "beside a long number", "id", "path", "OTLP"],
+)
+async def test_half_a_character_is_refused(
+    path: str, body: bytes, server: LightningStoreServer, session: aiohttp.ClientSession
+) -> None:
+    headers = {"Content-Type": "application/json"}
+
+    status, answer = await call(session, "POST", server, path, data=body, headers=headers)
+
+    assert (status, answer["error_type"]) == (400, "InvalidValue")

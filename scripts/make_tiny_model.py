@@ -48,7 +48,13 @@ def main() -> None:
     torch.set_num_threads(1)
     settings = Pretraining(seed=options.seed, steps=options.steps)
     model = pretrain(settings, report=Progress(settings.steps))
-    made = {"seed": settings.seed, "steps": settings.steps, "torch": str(torch.__version__)}
+    made = {
+        "seed": settings.seed,
+        "steps": settings.steps,
+        "torch": str(torch.__version__),
+        "license": "MIT",
+        "origin": "trained by agentlightning.engine.tiny.pretraining on generated tasks",
+    }
     save_tiny(model, options.folder, extra=made)
     digest = hashlib.sha256((options.folder / WEIGHTS_FILE).read_bytes()).hexdigest()
     print(f"{options.folder / WEIGHTS_FILE}: {sum(weight.numel() for weight in model.state().values()):,} numbers")

@@ -147,7 +147,10 @@ def _read_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
 def _parsed(line: bytes, path: Path, number: int) -> tuple[str, Any]:
     try:
         record = orjson.loads(line)
-        return record["kind"], record["value"]
+        kind, value = record["kind"], record["value"]
+        if not isinstance(kind, str):
+            raise TypeError(f"kind is {kind!r}")
+        return kind, value
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise IncompatibleStore(f"'{path}' line {number} is not an archive record; nothing was imported.") from error
 
@@ -175,7 +178,7 @@ def _put(tx: Transaction, kind: str, value: Any, *, where: str) -> None:
         elif kind == "queued":
             tx.push(value)
         elif kind == "metrics":
-            tx.append_metrics(MetricPoint.model_validate(value))
+            _put_metrics(tx, MetricPoint.model_validate(value))
         elif kind == "latest_resources":
             tx.put_setting(LATEST_RESOURCES, value)
         else:
@@ -189,6 +192,12 @@ _RECORDS: dict[str, type[ResourcesUpdate] | type[Worker] | type[Run]] = {
     "worker": Worker,
     "run": Run,
 }
+
+
+def _put_metrics(tx: Transaction, point: MetricPoint) -> None:
+    if tx.get_record(Run, point.run_id) is None:
+        raise ValueError(f"there is no run '{point.run_id}' before it")
+    tx.append_metrics(point)
 
 
 def _put_attempt(tx: Transaction, attempt: Attempt) -> None:

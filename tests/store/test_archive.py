@@ -132,7 +132,34 @@ def newer(lines: list[str]) -> list[str]:
     return [lines[0].replace('"version":1', '"version":9'), *lines[1:]]
 
 
-@pytest.mark.parametrize("damage", [cut_off, without_end, scrambled, invalid, orphaned, newer])
+def with_a_list_for_a_kind(lines: list[str]) -> list[str]:
+    return [*lines[:-1], json.dumps({"kind": ["rollout"], "value": {}}), lines[-1]]
+
+
+def with_an_object_for_a_kind(lines: list[str]) -> list[str]:
+    return [lines[0], json.dumps({"kind": {"rollout": 1}, "value": {}}), *lines[1:]]
+
+
+def with_metrics_of_no_run(lines: list[str]) -> list[str]:
+    end = json.loads(lines[-1])
+    del end["value"]["run"]
+    return [*(line for line in lines[:-1] if '"kind":"run"' not in line), json.dumps(end)]
+
+
+DAMAGES = [
+    cut_off,
+    without_end,
+    scrambled,
+    invalid,
+    orphaned,
+    newer,
+    with_a_list_for_a_kind,
+    with_an_object_for_a_kind,
+    with_metrics_of_no_run,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_damaged_archive_is_refused_whole(
     tmp_path: Path, make_span: Any, clock: Any, kind: str, damage: Any

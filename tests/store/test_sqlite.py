@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidValue, StoreUnavailable
+from agentlightning.errors import (
+    AgentLightningError,
+    ConfigurationError,
+    IncompatibleStore,
+    InvalidValue,
+    StoreUnavailable,
+)
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.sqlite import writer as writer_module
 from agentlightning.types import PromptTemplate, RolloutConfig
@@ -186,9 +192,29 @@ async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path
     assert path.read_bytes() == content
 
 
-def test_missing_folder_and_bad_durability_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="does not exist; create it"):
-        SqliteLightningStore(tmp_path / "nowhere" / "s.db")
+async def test_a_missing_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "today" / "s.db"
+
+    async with SqliteLightningStore(path) as store:
+        await store.enqueue_rollout(1)
+
+    assert path.is_file()
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("folder", "'.*folder' is a folder, not a store"), ("file/s.db", "Folder '.*file' .* cannot be made")],
+)
+def test_a_place_where_no_store_can_be_is_refused(tmp_path: Path, place: str, expected: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(AgentLightningError, match=expected):
+        SqliteLightningStore(tmp_path / place)
+
+
+def test_a_bad_durability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="use 'process' or 'power'"):
         SqliteLightningStore(tmp_path / "s.db", durability="hope")  # type: ignore[arg-type]
 

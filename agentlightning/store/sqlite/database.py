@@ -26,6 +26,8 @@ _USER_VERSION_AT, _APPLICATION_ID_AT = 60, 68
 CHECKED_BYTES = 32 * 1024 * 1024
 """Files up to this size are checked whole when they are opened; larger ones show damage where it is met."""
 BUSY_TIMEOUT_SECONDS = 30.0
+_FOLDER_MODE = 0o700
+"""Of a folder that is made for a store: for its owner alone."""
 CHECKPOINT_PAGES = 50_000
 """The log is checkpointed beside the work long before it has this length; only then would a commit do it."""
 PAGE_BYTES = 8192
@@ -101,8 +103,14 @@ def prepare(path: str, durability: Durability) -> int:
 def _check_header(path: str) -> None:
     """Look at the first bytes as a plain file, which cannot change anything."""
     file = Path(path)
-    if not file.parent.is_dir():
-        raise ConfigurationError(f"Folder '{file.parent}' for store '{path}' does not exist; create it first.")
+    try:
+        file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Folder '{file.parent}' for store '{path}' cannot be made: {error.strerror}."
+        ) from error
+    if file.is_dir():
+        raise IncompatibleStore(f"'{path}' is a folder, not a store; give the path of a store file.")
     if not file.exists() or file.stat().st_size == 0:
         return
     with file.open("rb") as stream:

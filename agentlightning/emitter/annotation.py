@@ -37,7 +37,7 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Em
         propagate: False makes the span without sending it anywhere.
     """
     if not isinstance(annotation, Mapping):
-        raise ValueError(f"An annotation must be a mapping; this one is a {type(annotation).__name__}.")
+        raise ValueError(f"An annotation must be a mapping; this one is of type {type(annotation).__name__}.")
     return emit(AGL_ANNOTATION, user_attributes(annotation), get_tracer, propagate=propagate)
 
 
@@ -114,7 +114,7 @@ def operation(fn: Any = None, *, propagate: bool = True, name: str | None = None
         return made
     if not callable(fn):
         raise ConfigurationError(
-            f"operation takes a function; {fn!r} is a {type(fn).__name__}. Use operation(name=...)."
+            f"operation takes a function; {fn!r} is of type {type(fn).__name__}. Use operation(name=...)."
         )
     return made(fn)
 

@@ -67,4 +67,4 @@ def get_message_value(span: SpanLike) -> str | None:
 def _text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise TypeError(f"The body of a message must be text; this one is a {type(value).__name__}.")
+    raise TypeError(f"The body of a message must be text; this one is of type {type(value).__name__}.")

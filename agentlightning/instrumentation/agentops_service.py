@@ -72,7 +72,10 @@ def listen(port: int | None = None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, port or 0))
         listening.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OverflowError as error:
+        listening.close()
+        raise ConfigurationError(f"port is {port}; ports go from 0, which takes a free one, to 65535.") from error
+    except OSError as error:
         listening.close()
         raise ConfigurationError(
             f"Cannot listen on {HOST}:{port}: {error}. "

@@ -68,7 +68,9 @@ def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
     elif is_list or isinstance(value, Mapping):
         for key, item in enumerate(value) if is_list else value.items():
             if not isinstance(key, (str, int)):
-                raise ValueError(f"Key {key!r} below '{path}' is a {type(key).__name__}; attribute keys are strings.")
+                raise ValueError(
+                    f"Key {key!r} below '{path}' is of type {type(key).__name__}; attribute keys are strings."
+                )
             yield from _leaves(item, f"{path}.{key}" if path else str(key), expand)
     else:
         yield path, value
@@ -165,13 +167,13 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
     """Raise ValueError for the first key or value that OpenTelemetry, or JSON, could not hold."""
     for key, value in attributes.items():
         if not isinstance(key, str):
-            raise ValueError(f"Attribute key {key!r} is a {type(key).__name__}; attribute keys are strings.")
+            raise ValueError(f"Attribute key {key!r} is of type {type(key).__name__}; attribute keys are strings.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"Attribute '{key}' is {value}; attributes hold finite numbers only.")
         if isinstance(value, _SCALARS) or (isinstance(value, (list, tuple)) and _is_uniform(value)):
             continue
         raise ValueError(
-            f"Attribute '{key}' is a {type(value).__name__}; use a string, bool, number, or a list of one of them."
+            f"Attribute '{key}' is of type {type(value).__name__}; use a string, bool, number, or a list of one."
         )
 
 

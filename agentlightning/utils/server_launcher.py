@@ -7,6 +7,7 @@ in flight finish.
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import multiprocessing
@@ -192,11 +193,15 @@ class PythonServerLauncher:
         host = self.args.host or "127.0.0.1"
         try:
             self._socket = _listening(host, self._port)
-        except (OSError, OverflowError) as error:
+        except OverflowError as error:
             raise RuntimeError(
-                f"The server cannot listen on {host}:{self._port}: {error}. "
-                "Another process may already be using this port; stop it or choose another port."
+                f"The port is {self._port}; ports go from 0, which takes a free one, to 65535."
             ) from error
+        except OSError as error:
+            way_out = "Check the host and the port."
+            if error.errno == errno.EADDRINUSE:
+                way_out = "Another process may already be using this port; stop it or choose another port."
+            raise RuntimeError(f"The server cannot listen on {host}:{self._port}: {error}. {way_out}") from error
         self._port = self._socket.getsockname()[1]
 
     def _launch(self) -> None:

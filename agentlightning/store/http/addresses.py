@@ -18,14 +18,15 @@ def refuse_open_address(
     """Refuse to serve other machines without a token.
 
     Args:
-        is_insecure: The user has said that the network is his alone.
+        is_insecure: The user has said that the network is theirs alone.
         option: What the user wrote the address as.
         at_risk: What everybody could do, in the form of "do this".
         given_as: Where the server looks for its token.
     """
     if token or is_insecure or is_loopback(host):
         return
+    all_the_same = "--insecure" if option.startswith("--") else "insecure=True"
     raise ConfigurationError(
         f"{option} {host} lets other machines in, and without a token everybody who reaches it can {at_risk}; make one "
-        f"with `agl tokens new` and give it as {given_as}, or say insecure if the network is yours alone."
+        f"with `agl tokens new` and give it as {given_as}, or say {all_the_same} if the network is yours alone."
     )

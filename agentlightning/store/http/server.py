@@ -213,7 +213,7 @@ def _checked_token(token: str | None) -> str | None:
 def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> None:
     if args.launch_mode == "mp" and not capabilities_of(store).get("zero_copy"):
         raise ConfigurationError(
-            f"launch_mode is 'mp', but a {type(store).__name__} cannot be shared by processes; "
+            f"launch_mode is 'mp', and processes cannot share this store ({type(store).__name__}); "
             "use a SqliteLightningStore with a file, or launch_mode='thread'."
         )
     if args.n_workers > 1 and args.launch_mode != "mp":

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,10 @@ from agentlightning.errors import AgentLightningError
 
 __all__ = ["main"]
 
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""What shells give for a program that Ctrl-C has ended."""
 COMMANDS = {
     "demo": "watch an agent learn, in about a minute",
     "store": "serve a store, look into it, copy it, move it",
@@ -56,17 +61,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Errors of ours are one line, not a traceback."""
+    """Run a command; returns its exit code.
+
+    Errors of ours, and of the system about a file or an address, are one line; `--log-level DEBUG` shows the rest.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     arguments = parser.parse_args(given[:1])  # the rest is the command's, word for word
     if arguments.command is None:
         parser.print_help()
         return 2
-    module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
     try:
+        module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
         code: int = module.main(given[1:])
-    except AgentLightningError as error:
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (AgentLightningError, OSError) as error:
+        logger.debug("The command failed.", exc_info=True)
         print(f"agl {arguments.command}: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
     return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
+from agentlightning.cli.arguments import port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_service import HOST, listen, serve
 from agentlightning.logging import setup
@@ -42,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
     return parser
 
 

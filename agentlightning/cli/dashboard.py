@@ -20,13 +20,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urldefrag
 
-import aiohttp
 from rich.console import Console
 from rich.markup import escape
 
-from agentlightning.cli.store_address import is_remote, path_of
+from agentlightning.cli.arguments import port_number
+from agentlightning.cli.store_address import existing_file, first_answer, is_remote
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
-from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+from agentlightning.errors import IncompatibleStore
 from agentlightning.logging import setup
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
@@ -34,8 +34,6 @@ from agentlightning.store.http.tokens import Scope, sign_token
 __all__ = ["main"]
 
 LOOPBACK = "127.0.0.1"
-ANSWER_SECONDS = 10.0
-"""How long a server may take to show its page."""
 MASTER_TOKEN_BYTES = 32
 
 SIGNPOST = """\
@@ -66,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server")
-    parser.add_argument("--port", type=int, default=0, help="for a file: where to serve it; a free one by default")
+    parser.add_argument(
+        "--port", type=port_number, default=0, help="for a file: where to serve it; a free one by default"
+    )
     parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             webbrowser.open(url)
         return 0
     try:
-        asyncio.run(_serve(_checked_file(path_of(arguments.store)), arguments.port, opens_browser))
+        asyncio.run(_serve(existing_file(arguments.store), arguments.port, opens_browser))
     except (RuntimeError, PermissionError) as error:  # the port is taken, or the file is somebody else's
         print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
@@ -93,34 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _page_of(address: str) -> str:
     """Where the page of a server is, which must be there; the address may be the page's own, with a view or a token."""
     server, fragment = urldefrag(address)
-    url = server.rstrip("/").removesuffix(DASHBOARD_PATH) + DASHBOARD_PATH
-    patience = aiohttp.ClientTimeout(ANSWER_SECONDS)
-    try:
-        async with aiohttp.ClientSession(timeout=patience) as session, session.get(url) as response:
-            status, media_type = response.status, response.content_type
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise StoreUnavailable(
-            f"The store server at '{server}' does not answer ({reason}); start it, or check the address."
-        ) from error
-    if (status, media_type) != (200, "text/html"):
+    server = server.rstrip("/").removesuffix(DASHBOARD_PATH)
+    url = server + DASHBOARD_PATH
+    answer = await first_answer(server, DASHBOARD_PATH)
+    if (answer.status, answer.media_type) != (200, "text/html"):
         raise IncompatibleStore(
-            f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {status}); it is no store server, "
-            "or one of an earlier release."
+            f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {answer.status}); it is no store "
+            "server, or one of an earlier release."
         )
     return f"{url}#{fragment}" if fragment else url
-
-
-def _checked_file(path: str) -> Path:
-    """The file, which must be there and hold something: to open a store would create it."""
-    file = Path(path)
-    if not file.exists():
-        raise ConfigurationError(f"There is no store '{path}'; give the path of a store file, or http://host:4747.")
-    if not file.is_file():
-        raise IncompatibleStore(f"'{path}' is not a store, but a folder or a device; give the path of a store file.")
-    if file.stat().st_size == 0:
-        raise IncompatibleStore(f"'{path}' is not a store: it is empty.")
-    return file
 
 
 async def _serve(path: Path, port: int, opens_browser: bool) -> None:

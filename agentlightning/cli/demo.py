@@ -17,6 +17,9 @@ from rich.table import Table
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
+from agentlightning.cli import INTERRUPTED
+from agentlightning.cli.arguments import named_path, positive_number
+from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 
@@ -28,8 +31,7 @@ HELD_OUT_TASKS: Final = 256
 TARGET: Final = 0.97
 MOST_STEPS: Final = 120
 SHOWN: Final = 2
-INTERRUPTED: Final = 130
-"""What shells give for a program that Ctrl-C has ended."""
+CHECKPOINTS: Final = "checkpoints"
 
 EXAMPLES = """\
 examples:
@@ -48,13 +50,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--folder", type=Path, help="for the store and the trained model; a new temporary one by default"
+        "--folder", type=named_path, help="for the store and the trained model; a new temporary one by default"
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=MOST_STEPS, help="at most (default: %(default)s)")
+    parser.add_argument("--steps", type=positive_number, default=MOST_STEPS, help="at most (default: %(default)s)")
     parser.add_argument("--target", type=float, default=TARGET, help="mean reward to stop at (default: %(default)s)")
-    parser.add_argument("--runners", type=int, default=1, help="processes that run the agent (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=24, help="rollouts at once in each (default: %(default)s)")
+    parser.add_argument(
+        "--runners", type=positive_number, default=1, help="processes that run the agent (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency", type=positive_number, default=24, help="rollouts at once in each (default: %(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with what is in --folder")
     parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
@@ -73,7 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigurationError("--resume needs the --folder of the run to go on with.")
     setup(arguments.log_level.upper())
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="agl-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.resume and not is_checkpoints(folder / CHECKPOINTS):
+        raise ConfigurationError(
+            f"There is nothing to resume in '{folder}': it holds no checkpoints; leave --resume out to begin."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"The folder '{folder}' cannot be made: {error.strerror}.") from error
     began = time.monotonic()
     algorithm = _trained(arguments, folder)
     if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
@@ -97,7 +110,7 @@ def _trained(arguments: argparse.Namespace, folder: Path) -> Any:
         target_reward=arguments.target,
         seed=arguments.seed,
         output=folder / "model",
-        checkpoints=folder / "checkpoints",
+        checkpoints=folder / CHECKPOINTS,
         resume=arguments.resume,
     )
     trainer = Trainer(

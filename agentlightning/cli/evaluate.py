@@ -19,7 +19,9 @@ from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.grpo.collecting import Collector
 from agentlightning.algorithm.grpo.scoring import Score, score_of
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.cli.export_model import Choice, export, is_checkpoints
+from agentlightning.cli import INTERRUPTED
+from agentlightning.cli.arguments import named_path, positive_number
+from agentlightning.cli.export_model import Choice, check_model, export, is_checkpoints
 from agentlightning.cli.runner import loaded_agent
 from agentlightning.cli.store_address import is_remote, path_of
 from agentlightning.errors import ConfigurationError
@@ -33,8 +35,6 @@ __all__ = ["main"]
 DEFAULT_CONCURRENCY: Final = 16
 DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3
-INTERRUPTED: Final = 130
-"""What shells give for a program that Ctrl-C has ended."""
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 EXAMPLES = """\
@@ -60,19 +60,26 @@ def _parser() -> argparse.ArgumentParser:
         "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
     )
     parser.add_argument("--agent", required=True, metavar="MODULE:AGENT", help="a function, or a LitAgent")
-    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="tasks, one in JSON on each line")
-    parser.add_argument("--n", type=int, metavar="N", help="the first so many tasks; all by default")
+    parser.add_argument(
+        "--data", required=True, type=named_path, metavar="FILE", help="tasks, one in JSON on each line"
+    )
+    parser.add_argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default")
     parser.add_argument("--model", metavar="NAME", help="what the endpoint calls the model")
     parser.add_argument("--temperature", type=float, default=0.0, help="of every call (default: %(default)s)")
-    parser.add_argument("--prompt", type=Path, metavar="FILE", help="given to the agent as prompt_template")
+    parser.add_argument("--prompt", type=named_path, metavar="FILE", help="given to the agent as prompt_template")
     parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="of checkpoints, the best by validation")
     which.add_argument("--step", type=int, metavar="N", help="of checkpoints, the one after this step")
     parser.add_argument("--policy", metavar="NAME", help="of checkpoints of several models, this one's")
-    parser.add_argument("--runners", type=int, default=1, help="processes that run the agent (default: %(default)s)")
     parser.add_argument(
-        "--concurrency", type=int, default=DEFAULT_CONCURRENCY, help="rollouts at once in each (default: %(default)s)"
+        "--runners", type=positive_number, default=1, help="processes that run the agent (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=positive_number,
+        default=DEFAULT_CONCURRENCY,
+        help="rollouts at once in each (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds a rollout may take (default: %(default)s)"
@@ -87,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and tell; returns the exit code."""
     arguments = _parser().parse_args(argv)
     setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.attempt": "CRITICAL"})
-    if arguments.n is not None and arguments.n < 1:
-        raise ConfigurationError(f"--n is {arguments.n}; it must be at least 1.")
+    if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
+        check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]
     agent = loaded_agent(arguments.agent)
     evaluation = Evaluation(_resources(arguments.prompt), arguments.temperature, arguments.timeout)
@@ -97,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluation.model = model
         trainer = Trainer(
             algorithm=evaluation,
-            store=f"sqlite:///{path_of(arguments.store)}" if arguments.store else "memory",
+            store="memory" if arguments.store is None else f"sqlite:///{path_of(arguments.store)}",
             n_runners=arguments.runners,
             strategy={"type": "cs", "server_port": 0},
             runner={"type": "agentlightning.LitAgentRunner", "max_concurrency": arguments.concurrency},
@@ -179,7 +186,7 @@ def _resources(prompt: Path | None) -> NamedResources:
         return {}
     try:
         return {"prompt_template": PromptTemplate(template=prompt.read_text(encoding="utf-8"), engine="f-string")}
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The prompt '{prompt}' cannot be read: {error}") from error
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
+from agentlightning.cli.arguments import named_path
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["Choice", "export", "is_checkpoints", "main"]
+__all__ = ["Choice", "check_model", "export", "is_checkpoints", "main"]
 
 STEP_FOLDERS: Final = "step-*"
 MODEL_FILES: Final = ("tiny.json", "config.json")
 """One of these is in every folder with a model: ours, and Hugging Face's."""
+NAMED_MODELS: Final = ("tiny", "smollm2")
+"""What the engine knows by name."""
 NOTES_FILE: Final = "agentlightning.json"
 
 EXAMPLES = """\
@@ -54,8 +57,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", type=Path, help="the checkpoints of a training, or a folder with a model")
-    parser.add_argument("out", type=Path, help="folder for the model; one that is there is replaced if it holds one")
+    parser.add_argument("checkpoint", type=named_path, help="the checkpoints of a training, or a folder with a model")
+    parser.add_argument(
+        "out", type=named_path, help="folder for the model; one that is there is replaced if it holds one"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the best by validation, instead of the newest")
     which.add_argument("--step", type=int, metavar="N", help="the one after this step")
@@ -95,6 +100,20 @@ def export(source: Path, out: Path, choice: Choice) -> str:
         extra, what = read_extra(source), f"the model '{source}'"
     save_model(model, codec, out, extra)
     return f"Wrote {what} to '{out}'."
+
+
+def check_model(name_or_path: str) -> None:
+    """Refuse what the engine cannot load, before torch is imported, which takes seconds."""
+    if name_or_path in NAMED_MODELS:
+        return
+    place = Path(name_or_path).expanduser()
+    if not name_or_path or not (place.is_dir() or (place.is_file() and place.suffix == ".gguf")):
+        raise ConfigurationError(
+            f"There is no model '{name_or_path}': neither a folder nor one of {' and '.join(map(repr, NAMED_MODELS))}. "
+            "Nothing is downloaded; give the path of a folder with a Hugging Face model."
+        )
+    if place.is_dir() and not any((place / file).is_file() for file in MODEL_FILES):
+        raise ConfigurationError(f"'{name_or_path}' holds no model: there is no {' or '.join(MODEL_FILES)} in it.")
 
 
 def is_checkpoints(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from agentlightning.cli.arguments import named_path
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import Budget, ModelConfig
 
@@ -48,7 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model: NAME=URL, NAME=provider/model@URL or NAME=provider/model; may be repeated, also for one name",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
+        "--config", type=named_path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
     )
     for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
         parser.add_argument(
@@ -70,7 +71,9 @@ def models_of(arguments: argparse.Namespace) -> Models:
     config = _read(arguments.config)
     listed = config.pop("model_list", None) or []
     if not isinstance(listed, list):
-        raise ConfigurationError(f"model_list in '{arguments.config}' is a {type(listed).__name__}; it must be a list.")
+        raise ConfigurationError(
+            f"model_list in '{arguments.config}' is of type {type(listed).__name__}; it must be a list."
+        )
     return Models([*listed, *entries], config)
 
 
@@ -93,7 +96,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"--config '{path}' cannot be read: {error}.") from error
     config = _parsed_yaml(path, text) if path.suffix in _YAML_SUFFIXES else _parsed_json(path, text)
     if not isinstance(config, dict):
-        raise ConfigurationError(f"--config '{path}' holds a {type(config).__name__}; it must be a mapping.")
+        raise ConfigurationError(
+            f"--config '{path}' holds a value of type {type(config).__name__}; it must be a mapping."
+        )
     return config
 
 

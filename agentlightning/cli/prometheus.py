@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentlightning.cli.arguments import port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 
@@ -40,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are (default: %(default)s)")
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
@@ -58,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server = _Server((arguments.host, arguments.port), arguments.metrics_path.rstrip("/"))
     except OSError as error:
         raise ConfigurationError(
-            f"Cannot listen on {arguments.host}:{arguments.port}: {error}. "
-            "Another process may already be using this port."
+            f"Cannot listen on {arguments.host}:{arguments.port} ({error.strerror}); choose another --host or --port."
         ) from error
     with server:
         address = f"http://{arguments.host}:{server.server_port}{server.metrics_path}"

@@ -24,7 +24,7 @@ from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signal
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
-from agentlightning.cli.store_address import is_remote, path_of, store_at, why_silent
+from agentlightning.cli.store_address import existing_file, is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError, StoreUnavailable
 from agentlightning.litagent.command import CommandAgent
@@ -124,11 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.show is not None:
-        if not is_remote(arguments.store) and not Path(path_of(arguments.store)).exists():
-            raise ConfigurationError(f"There is no store '{arguments.store}'.")
+        if not is_remote(arguments.store):
+            existing_file(arguments.store)
         return _with_store(arguments.store, token, lambda store: print_trace(store, arguments.show))
-    task = _task(arguments.task, command)
-    return _with_store(arguments.store, token, lambda store: _run(arguments, command, task, store))
+    task, models = _task(arguments.task, command), models_of(arguments)
+    return _with_store(arguments.store, token, lambda store: _run(arguments, models, command, task, store))
 
 
 def _with_store(address: str, token: str | None, use: Any) -> int:
@@ -157,16 +157,17 @@ def _task(text: str | None, command: Sequence[str]) -> TaskInput:
 # ---------------------------------------------------------------------- the proxy
 
 
-def _run(arguments: argparse.Namespace, command: Sequence[str], task: TaskInput, store: LightningStore) -> int:
-    with _resource(arguments, store) as llm:
+def _run(
+    arguments: argparse.Namespace, models: Models, command: Sequence[str], task: TaskInput, store: LightningStore
+) -> int:
+    with _resource(arguments, models, store) as llm:
         agent = _ForegroundAgent(command, llm, env=_passed_on(arguments.env), reward_from=arguments.reward)
         return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
 
 
 @contextmanager
-def _resource(arguments: argparse.Namespace, store: LightningStore) -> Iterator[ProxyLLM]:
+def _resource(arguments: argparse.Namespace, models: Models, store: LightningStore) -> Iterator[ProxyLLM]:
     """The model as the program is to see it: behind the proxy that was named, or one of our own."""
-    models = models_of(arguments)
     if arguments.proxy is not None:
         yield _named_proxy(arguments, models)
         return

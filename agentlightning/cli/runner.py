@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from agentlightning.cli.store_address import why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
@@ -45,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("agent", metavar="MODULE:AGENT", help="where the agent is: a LitAgent, or a class of one")
+    parser.add_argument(
+        "agent", metavar="MODULE:AGENT", help="where the agent is: a function, a LitAgent, or a class of one"
+    )
     parser.add_argument("--store", default=DEFAULT_STORE, help="the training's store (default: %(default)s)")
     parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--n-runners", type=int, default=1, help="processes (default: %(default)s)")
@@ -80,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     agent = loaded_agent(arguments.agent)
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     store = LightningStoreClient(arguments.store, token=token)
+    silence = why_silent(arguments.store, token)
     runner: LitAgentRunner[object] = LitAgentRunner(
         OtelTracer(),
         max_rollouts=arguments.max_rollouts,
@@ -92,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     side = RunnerSide(runner, agent, (), Switches(paused=ThreadingEvent(), stopped=ThreadingEvent()))
     print(f"agl runner: {arguments.name} works for {arguments.store}; Ctrl-C to leave", file=sys.stderr)  # noqa: T201
+    if silence is not None:
+        print(f"agl runner: {silence} It is waited for.", file=sys.stderr)  # noqa: T201
     try:
         strategy.execute(_no_algorithm, side, store)
     finally:
@@ -117,7 +123,7 @@ def loaded_agent(address: str) -> LitAgent[object]:
         agent = FunctionalLitAgent(agent)
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(
-            f"'{address}' is a {type(agent).__name__}, not an agent; name a function, or derive a class from LitAgent."
+            f"'{address}' is no agent, but of type {type(agent).__name__}; name a function, or a LitAgent."
         )
     check_signature(agent)
     return agent

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from agentlightning.cli.arguments import port_number, positive_number
+from agentlightning.cli.export_model import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
@@ -15,6 +17,7 @@ __all__ = ["main"]
 
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 EXAMPLES = """\
 examples:
@@ -36,22 +39,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--name", help="what callers call the model; its own name by default")
     parser.add_argument(
         "--max-sequences",
-        type=int,
+        type=positive_number,
         default=DEFAULT_SEQUENCES,
         metavar="N",
         help="sampled together at most; others wait (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-length", type=int, metavar="TOKENS", help="of prompt and answer together, if fewer than the model takes"
+        "--max-length",
+        type=positive_number,
+        metavar="TOKENS",
+        help="of prompt and answer together, if fewer than the model takes",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU for large models)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or float16 (default: by device)")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of a Hugging Face model (default: by device)")
     parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="that compute one operation (default: %(default)s)"
+        "--threads",
+        type=positive_number,
+        default=1,
+        metavar="N",
+        help="that compute one operation (default: %(default)s)",
     )
     parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
@@ -63,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped; returns the exit code."""
     arguments = _parser().parse_args(argv)
     setup(arguments.log_level.upper())
+    check_model(arguments.model)
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None

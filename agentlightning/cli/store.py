@@ -5,7 +5,7 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentlightning.cli.arguments import named_path, port_number, positive_number
+from agentlightning.cli.store_address import existing_file, is_remote, path_of, statistics_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import AgentLightningError, ConfigurationError
+from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
-    LightningStoreClient,
     LightningStoreServer,
     SqliteLightningStore,
     export_store,
@@ -43,6 +44,25 @@ examples:
   agl store export runs.db runs.jsonl                  everything as JSON lines
   agl store import new.db runs.jsonl                   JSON lines into a new store
 """
+VERB_EXAMPLES = {
+    "status": """\
+examples:
+  agl store status runs.db
+  agl store status http://127.0.0.1:4747     of a running server; AGL_STORE_TOKEN lets you in
+""",
+    "backup": """\
+examples:
+  agl store backup runs.db copy.db           while runs.db is in use, too
+""",
+    "export": """\
+examples:
+  agl store export runs.db runs.jsonl        one record on each line; `agl store import` reads it
+""",
+    "import": """\
+examples:
+  agl store import new.db runs.jsonl         into a new file, whole or not at all
+""",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,13 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--backend", choices=["memory", "sqlite"], help="sqlite if --path is given, else memory")
-    parser.add_argument("--path", type=Path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
+    parser.add_argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
     parser.add_argument("--token", help="what callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
     parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
-    parser.add_argument("--n-workers", type=int, default=1, help="server processes, for --backend sqlite")
+    parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, for --backend sqlite")
     parser.add_argument(
         "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
     )
@@ -70,29 +92,41 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="{status,backup,export,import}")
-    status = verbs.add_parser("status", help="show what a store holds")
-    status.add_argument("path", help="the store file, or the address of a server")
     for verb, what, other in (
+        ("status", "show what a store holds", None),
         ("backup", "copy a store, also while it is in use", "the copy"),
         ("export", "write a store as JSON lines", "the JSON lines"),
         ("import", "read JSON lines into a new store", "the JSON lines"),
     ):
-        command = verbs.add_parser(verb, help=what)
-        command.add_argument("path", type=Path, help="the store file")
-        command.add_argument("file", type=Path, help=other)
+        command = verbs.add_parser(
+            verb,
+            help=what,
+            description=f"{what.capitalize()}.",
+            epilog=VERB_EXAMPLES[verb],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if other is None:
+            command.add_argument("path", help="the store file, or the address of a server")
+        else:
+            command.add_argument("path", help="the store file")
+            command.add_argument("file", type=named_path, help=other)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.verb is None:
         return _serve(arguments)
-    is_remote = str(arguments.path).startswith(("http://", "https://"))
-    if arguments.verb != "import" and not is_remote and not Path(arguments.path).exists():
-        raise ConfigurationError(f"There is no store '{arguments.path}'.")
+    if is_remote(arguments.path) and arguments.verb != "status":
+        raise ConfigurationError(
+            f"`agl store {arguments.verb}` needs the file of a store, and '{arguments.path}' is a server; run it on "
+            "the server's machine, with the path of its file."
+        )
     if arguments.verb == "import":
         _import(arguments)
+    elif is_remote(arguments.path):
+        asyncio.run(_run(arguments, statistics_of(arguments.path)))
     else:
-        asyncio.run(_run(arguments, is_remote))
+        asyncio.run(_run(arguments, _run_on_file(arguments, existing_file(arguments.path))))
     return 0
 
 
@@ -104,6 +138,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     refuse_open_address(arguments.host, token, is_insecure=arguments.insecure)
     setup(arguments.log_level.upper())
     store = _chosen_store(arguments)
+    if arguments.n_workers > 1 and isinstance(store, InMemoryLightningStore):
+        raise ConfigurationError(
+            f"--n-workers {arguments.n_workers} needs --backend sqlite; processes cannot share a store in memory."
+        )
     server = LightningStoreServer(
         store,
         arguments.host,
@@ -166,35 +204,34 @@ def _import(arguments: argparse.Namespace) -> None:
     """Import into a file; one that was made for it does not outlive a failure."""
     if not arguments.file.exists():
         raise ConfigurationError(f"There is no file '{arguments.file}'.")
-    is_new = not arguments.path.exists()
+    path = Path(path_of(arguments.path))
+    is_new = not path.exists()
     try:
-        asyncio.run(_run(arguments, is_remote=False))
-    except AgentLightningError:
+        asyncio.run(_run(arguments, _run_on_file(arguments, path)))
+    except BaseException:
         if is_new:
-            arguments.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise
 
 
-async def _run(arguments: argparse.Namespace, is_remote: bool) -> None:
+async def _run(arguments: argparse.Namespace, counting: Awaitable[dict[str, Any]]) -> None:
     console = Console()
-    with console.status(f"{arguments.verb} {arguments.path}"):
-        counts = await (_remote_status(arguments.path) if is_remote else _run_on_file(arguments))
-    table = Table(title=f"{arguments.verb} {arguments.path}", show_header=False)
+    with console.status(escape(f"{arguments.verb} {arguments.path}")):
+        counts = await counting
+    table = Table(title=escape(f"{arguments.verb} {arguments.path}"), show_header=False)
     for name, value in counts.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+        table.add_row(name, _shown(value))
     console.print(table)
 
 
-async def _remote_status(address: str) -> dict[str, Any]:
-    client = LightningStoreClient(address, outage_seconds=0.0)
-    try:
-        return dict(await client.statistics())
-    finally:
-        await client.close()
+def _shown(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if isinstance(value, float) else escape(str(value))
 
 
-async def _run_on_file(arguments: argparse.Namespace) -> dict[str, Any]:
-    async with SqliteLightningStore(arguments.path) as store:
+async def _run_on_file(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
+    async with SqliteLightningStore(path) as store:
         if arguments.verb == "status":
             return dict(await store.statistics())
         if arguments.verb == "backup":

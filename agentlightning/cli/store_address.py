@@ -1,13 +1,33 @@
 """The store that a command is told to use: the address of a server, or a file."""
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from agentlightning.errors import ConfigurationError, StoreUnavailable
+import aiohttp
+
+from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 
-__all__ = ["is_remote", "path_of", "store_at", "why_silent"]
+__all__ = [
+    "FirstAnswer",
+    "existing_file",
+    "first_answer",
+    "is_remote",
+    "path_of",
+    "statistics_of",
+    "store_at",
+    "why_silent",
+]
+
+FIRST_ANSWER_SECONDS = 8.0
+"""How long a server may take for its first answer; those that follow may take longer, for a store may be busy."""
 
 _FILE_PREFIX = "sqlite:///"
+_HEALTH_PATH = "/health"
+_NOT_FOUND = 404
+_SERVER_ERRORS_FROM = 500
 
 
 def is_remote(address: str) -> bool:
@@ -28,6 +48,9 @@ def store_at(address: str | None, token: str | None = None) -> LightningStore:
     return SqliteLightningStore(path_of(address))
 
 
+# ---------------------------------------------------------------------- files
+
+
 def path_of(address: str) -> str:
     """The file that an address names."""
     path = address.removeprefix(_FILE_PREFIX)
@@ -38,15 +61,76 @@ def path_of(address: str) -> str:
     return path
 
 
-def why_silent(address: str, token: str | None) -> str | None:
-    """Why the server at this address does not answer; None if it does. An error if it answers and keeps us out."""
+def existing_file(address: str) -> Path:
+    """The file that an address names, which must be there and hold something: to open a store would create it."""
+    path = path_of(address)
+    file = Path(path)
+    if not file.exists():
+        raise ConfigurationError(f"There is no store '{path}'; give the path of a store file, or http://host:4747.")
+    if not file.is_file():
+        raise IncompatibleStore(f"'{path}' is not a store, but a folder or a device; give the path of a store file.")
+    if file.stat().st_size == 0:
+        raise IncompatibleStore(f"'{path}' is not a store: it is empty.")
+    return file
 
-    async def ask() -> None:
-        async with LightningStoreClient(address, token=token, outage_seconds=0.0) as client:
-            await client.statistics()
 
+# ---------------------------------------------------------------------- servers
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """How a server answered a first question."""
+
+    status: int
+    media_type: str
+
+
+async def first_answer(server: str, path: str) -> FirstAnswer:
+    """Ask a server for a page; StoreUnavailable if nothing comes in the time that a first answer may take."""
     try:
-        asyncio.run(ask())
+        limit = aiohttp.ClientTimeout(FIRST_ANSWER_SECONDS)
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(server.rstrip("/") + path) as response:
+            return FirstAnswer(response.status, response.content_type)
+    except asyncio.TimeoutError as error:
+        reason = f"nothing came within {FIRST_ANSWER_SECONDS:g} s"
+        raise _silent(server, reason) from error
+    except (aiohttp.ClientError, ValueError) as error:  # nobody listens, or it is no address
+        raise _silent(server, str(error) or type(error).__name__) from error
+
+
+async def statistics_of(server: str, token: str | None = None) -> dict[str, Any]:
+    """What the store of a server holds; IncompatibleStore if another server answers there."""
+    answer = await first_answer(server, _HEALTH_PATH)
+    if answer.status == _NOT_FOUND or (answer.status == 200 and answer.media_type != "application/json"):
+        raise _another(server, f"{_HEALTH_PATH} answers {answer.status} {answer.media_type}")
+    async with LightningStoreClient(server, token=token, outage_seconds=0.0) as client:
+        try:
+            return dict(await client.statistics())
+        except aiohttp.ClientResponseError as error:
+            if error.status >= _SERVER_ERRORS_FROM:
+                raise _silent(server, f"status {error.status}") from error
+            raise _another(server, f"it refuses with {error.status}") from error
+
+
+def why_silent(address: str, token: str | None) -> str | None:
+    """Why the server at this address does not answer; None if it does.
+
+    An error if it answers and keeps us out, or is no store server.
+    """
+    try:
+        asyncio.run(statistics_of(address, token))
+    except IncompatibleStore:
+        raise
     except StoreUnavailable as error:
         return str(error)
     return None
+
+
+def _silent(server: str, reason: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The store server at '{server}' does not answer ({reason}); start it, or check the address."
+    )
+
+
+def _another(server: str, reason: str) -> IncompatibleStore:
+    return IncompatibleStore(f"The server at '{server}' is no store server ({reason}); check the address.")

@@ -111,7 +111,7 @@ def test_status_of_a_server_is_shown(start: Start, capsys: pytest.CaptureFixture
     [
         (["--host", "0.0.0.0"], "make one with `agl tokens new`"),
         (["--path", "x.db", "--backend", "memory"], "needs --backend sqlite"),
-        (["--n-workers", "2"], "cannot be shared by processes"),
+        (["--n-workers", "2"], "needs --backend sqlite"),
         (["--token", "has space"], "white space"),
     ],
     ids=["public", "path", "workers", "token"],

@@ -1,0 +1,369 @@
+"""Odd use of every command: one clear line and an exit code, no traceback, no silent wait, and nothing left behind."""
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main, store_address
+from agentlightning.execution import ClientServerExecutionStrategy
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+
+AGENT = "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm):\n    return 1.0\n\n\nnumber = 3\n"
+EVAL = ["eval", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "misused_agents:agent"]
+PROXY = ["proxy", "--model", "m=http://127.0.0.1:1/v1", "--port", "0"]
+FIRST_ANSWER_SECONDS = 2.0
+
+
+@dataclass
+class Places:
+    """What the arguments of the cases name."""
+
+    other: str
+    refused: str
+    taken: str
+    silent: str
+
+
+class Another(BaseHTTPRequestHandler):
+    """A server that knows nothing of stores."""
+
+    def do_GET(self) -> None:  # the name http.server looks for
+        self.send_error(404)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[Places]:
+    other = ThreadingHTTPServer(("127.0.0.1", 0), Another)
+    thread = threading.Thread(target=other.serve_forever, args=(0.01,))
+    thread.start()
+    with socket.socket() as bound, socket.create_server(("127.0.0.1", 0)) as silent:
+        bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        ports = [other.server_port, bound.getsockname()[1], silent.getsockname()[1]]
+        addresses = [f"http://127.0.0.1:{port}" for port in ports]
+        yield Places(addresses[0], addresses[1], str(other.server_port), addresses[2])
+    other.shutdown()
+    thread.join()
+    other.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with things of every kind; the environment names no token."""
+
+    async def make_store() -> None:
+        async with SqliteLightningStore(tmp_path / "good.db") as store:
+            await store.enqueue_rollout(1)
+
+    asyncio.run(make_store())
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("hello\n")
+    (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    (tmp_path / "misused_agents.py").write_text(AGENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("AGL_STORE_TOKEN", "AGL_PROXY_API_KEY", "PROMETHEUS_MULTIPROC_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:
+    """The exit code of a command and what it writes to standard error."""
+    try:
+        code: Any = main(arguments)
+    except SystemExit as leaving:
+        code = leaving.code
+    return code, capsys.readouterr().err
+
+
+NO_SERVER = "does not answer"
+STORE_VERBS = {"status": [], "backup": ["out"], "export": ["out"]}
+CASES: list[tuple[list[str], str]] = [
+    *((["store", verb, "folder", *more], "a folder") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "nope.db", *more], "There is no store 'nope.db'") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "/proc/nope/x.db", *more], "There is no store") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "binary", *more], "'binary' is not a store") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "empty", *more], "it is empty") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "", *more], "'' is no store") for verb, more in STORE_VERBS.items()),
+    *((["store", verb, "{other}", "out"], "needs the file of a store") for verb in ("backup", "export", "import")),
+    *((["store", verb, "{silent}", "out"], "needs the file of a store") for verb in ("backup", "export", "import")),
+    *((["store", verb, "good.db", ""], "the path is empty") for verb in ("backup", "export")),
+    (["store", "backup", "good.db", "folder"], "folder"),
+    (["store", "export", "good.db", "folder"], "folder"),
+    (["store", "export", "good.db", "/proc/nope/x"], "/proc/nope/x"),
+    (["store", "backup", "good.db", "/proc/nope/x"], "/proc/nope/x"),
+    (["store", "status", "{other}"], "is no store server"),
+    (["store", "status", "{refused}"], NO_SERVER),
+    (["store", "status", "http://nope.invalid:4747"], NO_SERVER),
+    (["store", "status", "http://"], NO_SERVER),
+    (["store", "status", "http://127.0.0.1:99999"], NO_SERVER),
+    (["store", "status", "ftp://x"], "is no store; write http://host:4747"),
+    (["store", "status", "localhost:4747"], "or http://host:4747"),
+    (["store", "import", "folder", "tasks.jsonl"], "a folder"),
+    (["store", "import", "binary", "tasks.jsonl"], "'binary' is not a store"),
+    (["store", "import", "", "tasks.jsonl"], "'' is no store"),
+    (["store", "import", "/proc/nope/x.db", "tasks.jsonl"], "cannot be made"),
+    (["store", "import", "new.db", "folder"], "'folder'"),
+    (["store", "import", "new.db", "binary"], "nothing was imported"),
+    (["store", "import", "new.db", "text"], "nothing was imported"),
+    (["store", "import", "new.db", ""], "the path is empty"),
+    (["store", "--path", "folder", "--port", "0"], "'folder' is a folder"),
+    (["store", "--path", "binary", "--port", "0"], "'binary' is not a store"),
+    (["store", "--path", "", "--port", "0"], "the path is empty"),
+    (["store", "--path", "text/x.db", "--port", "0"], "Folder 'text' for store 'text/x.db' cannot be made"),
+    (["store", "--port", "99999"], "99999 is no port; they go from 0, a free one, to 65535"),
+    (["store", "--port", "-1"], "-1 is no port"),
+    (["store", "--port", "many"], "'many' is no whole number"),
+    (["store", "--port", "{taken}"], "Another process may already be using this port"),
+    (["store", "--host", "nope.invalid", "--insecure"], "Check the host and the port"),
+    (["store", "--host", "0.0.0.0"], "or say --insecure"),
+    (["store", "--n-workers", "2"], "--n-workers 2 needs --backend sqlite"),
+    (["store", "--n-workers", "0"], "0 is too few; give at least 1"),
+    (["store", "--log-level", "LOUD"], "Log level 'LOUD' is unknown"),
+    (["dashboard", "folder"], "a folder"),
+    (["dashboard", "binary"], "'binary' is not a store"),
+    (["dashboard", "{other}"], "has no dashboard"),
+    (["dashboard", "{refused}"], NO_SERVER),
+    (["dashboard", "good.db", "--port", "99999"], "99999 is no port"),
+    (["dashboard", "good.db", "--port", "{taken}"], "Another process may already be using this port"),
+    (["demo", "--folder", "/proc/nope"], "The folder '/proc/nope' cannot be made"),
+    (["demo", "--folder", "text"], "The folder 'text' cannot be made"),
+    (["demo", "--folder", "text/below"], "The folder 'text/below' cannot be made"),
+    (["demo", "--folder", ""], "the path is empty"),
+    (["demo", "--folder", "folder", "--resume"], "There is nothing to resume in 'folder'"),
+    (["demo", "--folder", "nowhere", "--resume"], "There is nothing to resume in 'nowhere'"),
+    (["demo", "--runners", "0"], "give at least 1"),
+    (["serve", "nope"], "There is no model 'nope'"),
+    (["serve", ""], "There is no model ''"),
+    (["serve", "folder"], "'folder' holds no model"),
+    (["serve", "binary"], "There is no model 'binary'"),
+    (["serve", "tiny", "--dtype", "foo"], "invalid choice: 'foo'"),
+    (["serve", "tiny", "--port", "99999"], "99999 is no port"),
+    (["serve", "tiny", "--threads", "0"], "give at least 1"),
+    (["serve", "tiny", "--max-length", "0"], "give at least 1"),
+    (["runner", "--store", "{other}", "misused_agents:agent"], "is no store server"),
+    (["runner", "--store", "localhost:4747", "misused_agents:agent"], "must begin with http://"),
+    (["runner", "--store", "good.db", "misused_agents:agent"], "must begin with http://"),
+    (["runner", "misused_agents:number"], "'misused_agents:number' is no agent, but of type int"),
+    (["runner", ""], "write it as module:agent"),
+    (["run", "--store", "folder", "--", "true"], "a folder"),
+    (["run", "--store", "binary", "--", "true"], "'binary' is not a store"),
+    (["run", "--store", "", "--", "true"], "'' is no store"),
+    (["run", "--store", "{other}", "--", "true"], "is no store server"),
+    (["run", "--store", "{refused}", "--", "true"], NO_SERVER),
+    (["run", "--show", "ro-1", "--store", "folder"], "a folder"),
+    (["run", "--show", "ro-1", "--store", "nope.db"], "There is no store 'nope.db'"),
+    (["run", "--show", "ro-1", "--store", "{other}"], "is no store server"),
+    (["run", "--config", "folder", "--", "true"], "'folder' cannot be read"),
+    (["run", "--config", "", "--", "true"], "the path is empty"),
+    ([*PROXY, "--store", "folder"], "a folder"),
+    ([*PROXY, "--store", "binary"], "'binary' is not a store"),
+    ([*PROXY, "--store", "{other}"], "is no store server"),
+    ([*PROXY, "--config", "binary"], "'binary' cannot be read"),
+    ([*PROXY, "--journal", "text"], "'text'"),
+    ([*EVAL, "--data", "nope"], "The data 'nope' cannot be read"),
+    ([*EVAL, "--data", "binary"], "The data 'binary' cannot be read"),
+    ([*EVAL, "--data", ""], "the path is empty"),
+    ([*EVAL, "--data", "tasks.jsonl", "--prompt", "binary"], "The prompt 'binary' cannot be read"),
+    ([*EVAL, "--data", "tasks.jsonl", "--store", "folder"], "a folder"),
+    ([*EVAL, "--data", "tasks.jsonl", "--store", ""], "'' is no store"),
+    ([*EVAL, "--data", "tasks.jsonl", "--n", "0"], "give at least 1"),
+    (["eval", "nope", *EVAL[2:], "--data", "tasks.jsonl"], "There is no model 'nope'"),
+    (["eval", "folder", *EVAL[2:], "--data", "tasks.jsonl"], "'folder' holds no model"),
+    (["export-model", "nope", "out"], "There is no folder 'nope'"),
+    (["export-model", "binary", "out"], "There is no folder 'binary'"),
+    (["export-model", "folder", "out"], "'folder' holds neither checkpoints"),
+    (["export-model", "", "out"], "the path is empty"),
+    (["prometheus"], "PROMETHEUS_MULTIPROC_DIR must name the folder"),
+    (["prometheus", "--port", "99999"], "99999 is no port"),
+    (["agentops", "--port", "99999"], "99999 is no port"),
+    (["agentops", "--port", "{taken}"], "Another process may already be using this port"),
+    (["tokens", "show", ""], "agl tokens: "),
+    (["tokens", "runner"], "There is no master token to sign with"),
+    (["tokens", "runner", "--token", "x", "--expires", "7y"], "is not a duration"),
+    (["vllm", "--model"], "--model is the last word"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), CASES, ids=[" ".join(case[0]) or "nothing" for case in CASES])
+def test_misuse_is_one_clear_line(
+    arguments: list[str], expected: str, folder: Path, places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+
+    code, shown = run(capsys, [word.format(**vars(places)) for word in arguments])
+
+    assert code in (1, 2)
+    assert expected in shown
+    assert "Traceback" not in shown
+    left = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
+    assert [path for path in left if not path.name.endswith((".db-wal", ".db-shm"))] == before
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
+@pytest.mark.parametrize(
+    "arguments", [["store", "status", "good.db"], ["dashboard", "good.db"], ["store", "import", "good.db", "text"]]
+)
+def test_a_file_of_somebody_else_is_one_clear_line(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "good.db").chmod(0)
+
+    code, shown = run(capsys, arguments)
+
+    assert (code, "Traceback" in shown) == (1, False)
+    assert "good.db" in shown
+
+
+@pytest.mark.parametrize("kind", [["rollout"], {"rollout": 1}], ids=["list", "object"])
+def test_an_archive_with_an_odd_kind_leaves_no_store(
+    kind: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["store", "export", "good.db", "odd.jsonl"])
+    odd = folder / "odd.jsonl"
+    odd.write_text(odd.read_text() + json.dumps({"kind": kind, "value": {}}) + "\n")
+
+    code, shown = run(capsys, ["store", "import", "new.db", "odd.jsonl"])
+
+    assert (code, "Traceback" in shown) == (1, False)
+    assert "is not an archive record; nothing was imported" in shown
+    assert not list(folder.glob("new.db*"))
+
+
+def test_a_store_in_a_folder_that_is_not_there_makes_the_folder(folder: Path) -> None:
+    assert main(["run", "--store", "runs/today/runs.db", "--", "true"]) == 0
+
+    assert (folder / "runs" / "today" / "runs.db").is_file()
+    assert (folder / "runs" / "today").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_store_is_shown_under_its_address_with_a_scheme(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "status", "sqlite:///good.db"]) == 0
+
+    assert "total_rollouts" in capsys.readouterr().out
+
+
+def test_status_rounds_the_uptime(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "status", "good.db"]) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "uptime" in line]
+    assert len(line.split("│")[2].strip().partition(".")[2]) == 1
+
+
+@pytest.mark.parametrize("verb", ["status", "backup", "export", "import"])
+def test_the_help_of_a_verb_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["store", verb, "--help"])
+
+    assert f"agl store {verb} " in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_a_model_that_cannot_be_is_refused_before_torch_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: pytest.fail(f"{name} was looked for"))
+
+    assert run(capsys, ["serve", "gpt-4o"])[0] == 1
+
+
+def test_ctrl_c_during_the_start_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(address: str, token: str | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentlightning.cli.store.statistics_of", interrupted)
+
+    assert run(capsys, ["store", "status", "http://127.0.0.1:4747"]) == (130, "")
+
+
+# ---------------------------------------------------------------------- servers that do not answer, or slowly
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["store", "status", "{silent}"],
+        ["dashboard", "{silent}"],
+        ["run", "--store", "{silent}", "--", "true"],
+        ["run", "--show", "ro-1", "--store", "{silent}"],
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_never_answers_is_given_up(
+    arguments: list[str],
+    folder: Path,
+    places: Places,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", 0.1)
+
+    code, shown = run(capsys, [word.format(**vars(places)) for word in arguments])
+
+    assert code == 1
+    assert f"'{places.silent}' does not answer (nothing came within 0.1 s)" in shown
+
+
+def test_the_first_answer_may_not_take_longer_than_ten_seconds() -> None:
+    assert store_address.FIRST_ANSWER_SECONDS < 10.0
+
+
+def test_a_runner_says_that_it_waits_for_a_store(
+    folder: Path, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(ClientServerExecutionStrategy, "execute", lambda *arguments: None)  # would wait for ever
+
+    code, shown = run(capsys, ["runner", "--store", places.silent, "misused_agents:agent"])
+
+    assert code == 0
+    assert "does not answer" in shown
+    assert "It is waited for." in shown
+
+
+class SlowStore(Another):
+    """Answers its health check at once, and a question to the store only after the time of a first answer."""
+
+    def do_GET(self) -> None:
+        answer: Any = {"status": "ok"}
+        if self.path != "/health":
+            time.sleep(FIRST_ANSWER_SECONDS * 1.2)
+            answer = dict(asyncio.run(InMemoryLightningStore().statistics()))
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_slow_store_that_has_answered_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", FIRST_ANSWER_SECONDS)
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowStore) as slow:
+        thread = threading.Thread(target=slow.serve_forever, args=(0.01,))
+        thread.start()
+
+        code = main(["store", "status", f"http://127.0.0.1:{slow.server_port}"])
+        slow.shutdown()
+        thread.join()
+
+    assert code == 0
+    assert "InMemoryLightningStore" in capsys.readouterr().out

@@ -90,9 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     algorithm = _trained(arguments, folder)
     if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
-        Console(stderr=True).print(
-            f"Stopped; go on with: agl demo --folder {folder} --resume", markup=False, highlight=False, soft_wrap=True
-        )
+        way_on = f"go on with: agl demo --folder {folder} --resume"
+        if not is_checkpoints(folder / CHECKPOINTS):
+            way_on = f"there is no checkpoint yet, so begin again with: agl demo --folder {folder}"
+        Console(stderr=True).print(f"Stopped; {way_on}", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not arguments.json:
         _show(Console(), algorithm, folder, time.monotonic() - began)

@@ -69,7 +69,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
         _, told = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
-    assert f"agl demo --folder {tmp_path} --resume" in told
+    has_checkpoint = any(tmp_path.glob("checkpoints/**/step-*"))  # one that was being written may be done
+    assert (f"go on with: agl demo --folder {tmp_path} --resume" in told) == has_checkpoint
+    assert (f"begin again with: agl demo --folder {tmp_path}" in told) != has_checkpoint
 
 
 @pytest.mark.slow

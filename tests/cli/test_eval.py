@@ -141,11 +141,10 @@ def test_nothing_but_failures_is_an_error(model: StubModel, capsys: pytest.Captu
         ("", ["tiny"], "There are no tasks"),
         ('"a"\n{oh', ["tiny"], "Line 2 of 'tasks.jsonl' is not JSON"),
         ('"a"', ["http://127.0.0.1:9/v1"], "Say it with --model"),
-        ('"a"', ["tiny", "--n", "0"], "--n is 0"),
         ('"a"', ["tiny", "--prompt", "none.txt"], "The prompt 'none.txt' cannot be read"),
         ('"a"', ["no-such-model"], "no-such-model"),
     ],
-    ids=["empty", "not_json", "no_model", "n", "prompt", "model"],
+    ids=["empty", "not_json", "no_model", "prompt", "model"],
 )
 def test_what_cannot_be_evaluated_is_told(
     capsys: pytest.CaptureFixture[str], data: str, options: list[str], words: str

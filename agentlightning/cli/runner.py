@@ -123,7 +123,8 @@ def loaded_agent(address: str) -> LitAgent[object]:
         agent = FunctionalLitAgent(agent)
     if not isinstance(agent, LitAgent):
         raise ConfigurationError(
-            f"'{address}' is no agent, but of type {type(agent).__name__}; name a function, or a LitAgent."
+            f"'{address}' is of type {type(agent).__name__}, no agent; "
+            "name a function, or derive a class from LitAgent."
         )
     check_signature(agent)
     return agent

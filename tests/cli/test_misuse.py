@@ -159,7 +159,7 @@ CASES: list[tuple[list[str], str]] = [
     (["runner", "--store", "{other}", "misused_agents:agent"], "is no store server"),
     (["runner", "--store", "localhost:4747", "misused_agents:agent"], "must begin with http://"),
     (["runner", "--store", "good.db", "misused_agents:agent"], "must begin with http://"),
-    (["runner", "misused_agents:number"], "'misused_agents:number' is no agent, but of type int"),
+    (["runner", "misused_agents:number"], "'misused_agents:number' is of type int, no agent"),
     (["runner", ""], "write it as module:agent"),
     (["run", "--store", "folder", "--", "true"], "a folder"),
     (["run", "--store", "binary", "--", "true"], "'binary' is not a store"),

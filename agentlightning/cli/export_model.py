@@ -25,7 +25,6 @@ MODEL_FILES: Final = ("tiny.json", "config.json")
 """One of these is in every folder with a model: ours, and Hugging Face's."""
 NAMED_MODELS: Final = ("tiny", "smollm2")
 """What the engine knows by name."""
-NOTES_FILE: Final = "agentlightning.json"
 
 EXAMPLES = """\
 examples:
@@ -84,9 +83,10 @@ def export(source: Path, out: Path, choice: Choice) -> str:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError('Models are read with torch: run `pip install "agentlightning[train]"`.')
     _check_places(source, out)
-    from agentlightning.engine.checkpoint import read_extra, save_model
+    from agentlightning.engine.checkpoint import check_replaceable, read_extra, save_model
     from agentlightning.engine.loading import load
 
+    check_replaceable(out)
     if is_checkpoints(source):
         checkpoint = _chosen(_of_policy(source, choice.policy), choice)
         model, codec = _restored(checkpoint, choice.base)
@@ -130,11 +130,8 @@ def _check_places(source: Path, out: Path) -> None:
         raise ConfigurationError(f"There is no folder '{source}'; name the checkpoints of a training, or a model.")
     if not is_checkpoints(source) and not any((source / name).is_file() for name in MODEL_FILES):
         raise ConfigurationError(f"'{source}' holds neither checkpoints ({STEP_FOLDERS}) nor a model.")
-    if out.exists() and (out.is_file() or source.resolve().is_relative_to(out.resolve())):
+    if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise ConfigurationError(f"'{out}' would be written over; name another folder.")
-    is_model = any((out / name).is_file() for name in (*MODEL_FILES, NOTES_FILE))
-    if out.is_dir() and any(out.iterdir()) and not is_model:
-        raise ConfigurationError(f"'{out}' holds something else than a model; name a new folder, or an empty one.")
 
 
 def _of_policy(source: Path, policy: str | None) -> Path:

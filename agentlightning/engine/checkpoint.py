@@ -17,12 +17,14 @@ from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.tiny.files import save_tiny
 from agentlightning.engine.tiny.model import TinyModel
-from agentlightning.errors import EngineError
+from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.disk import bring_to_disk
 
-__all__ = ["EXTRA_FILE", "export_hf", "read_extra", "save_model"]
+__all__ = ["EXTRA_FILE", "check_replaceable", "export_hf", "read_extra", "save_model"]
 
 EXTRA_FILE: Final = "agentlightning.json"
+MODEL_FILES: Final = ("tiny.json", "config.json", EXTRA_FILE)
+"""One of these is in every folder with a model: ours, and Hugging Face's."""
 _READABLE: Final = 0o644
 
 
@@ -46,6 +48,14 @@ def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: Mappin
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+
+
+def check_replaceable(folder: Path) -> None:
+    """ConfigurationError where a model must not be saved: in the place of a file, or of a folder of something else."""
+    if folder.is_file():
+        raise ConfigurationError(f"'{folder}' is a file; name a folder for the model.")
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in MODEL_FILES):
+        raise ConfigurationError(f"'{folder}' holds something else than a model; name a new folder, or an empty one.")
 
 
 def read_extra(folder: Path) -> dict[str, Any]:

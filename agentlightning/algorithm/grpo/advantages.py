@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from typing_extensions import assert_never
 
-__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "is_finite"]
+__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "are_same", "is_finite"]
 
 AdvantageKind = Literal["grpo", "grpo_no_std", "rloo", "reinforce_plus_plus"]
 
@@ -89,11 +89,15 @@ def is_finite(reward: float) -> bool:
     return abs(reward) <= LARGEST  # which NaN is not
 
 
+def are_same(low: float, high: float) -> bool:
+    """Whether rewards from `low` to `high` are the same, but for rounding."""
+    return high - low <= SAME * max(abs(low), abs(high))
+
+
 def _degenerate(rewards: Sequence[float], min_size: int) -> Degenerate | None:
     if len(rewards) < max(2, min_size):
         return Degenerate.TOO_SMALL
-    low, high = min(rewards), max(rewards)
-    return Degenerate.NO_VARIANCE if high - low <= SAME * max(abs(low), abs(high)) else None
+    return Degenerate.NO_VARIANCE if are_same(min(rewards), max(rewards)) else None
 
 
 def _compared(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:

@@ -9,6 +9,7 @@ killed, goes on from a checkpoint with the tasks of that step.
 """
 
 import asyncio
+import functools
 import hashlib
 import logging
 import time
@@ -30,6 +31,7 @@ from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.algorithm.utils import report_metrics
+from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.llm_proxy import LLMProxy
@@ -45,7 +47,7 @@ MAIN: Final = "main_llm"
 RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
-"""After so many steps in a row without anything to learn from, a run is given up."""
+"""After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
@@ -84,7 +86,8 @@ class GRPO(Algorithm):
         agent_match: Train only the calls of these agents.
         lora: Train adapters instead of the weights of a Hugging Face model.
         output: Folder in which the trained model is left at the end, as `agl serve` takes it; for several policies, one
-            below it for each.
+            below it for each. A run that is cut short, by an error or by Ctrl-C, leaves the model that did best in
+            validation, if a checkpoint has it, or else that of the last whole step.
         checkpoints: Folder for checkpoints; None makes none.
         save_every: Steps between checkpoints; the best by validation is saved and kept besides.
         resume: Go on from the last checkpoint in the folder, if there is one.
@@ -151,6 +154,7 @@ class GRPO(Algorithm):
         named = _named(model)
         options: dict[str, Any] = {"device": device, "max_sequences": max_sequences, "lora": lora}
         self.policies = [Policy(name, source, self.learning, **options) for name, source in named.items()]
+        self._check_output()
         self._begin()
 
     def _begin(self) -> None:
@@ -183,6 +187,18 @@ class GRPO(Algorithm):
             raise ConfigurationError(f"validation_tasks is {self.validation_tasks}; it must be at least 1, or None.")
         if self.resume and self.checkpoints is None:
             raise ConfigurationError("To resume, name the folder of the checkpoints.")
+
+    def _check_output(self) -> None:
+        """ConfigurationError for a folder that a model must not replace; at the end of a run that would be too late."""
+        if self.output is None:
+            return
+        if self.checkpoints is not None and self.checkpoints.resolve().is_relative_to(self.output.resolve()):
+            raise ConfigurationError(
+                f"output '{self.output}' is replaced at the end, and the checkpoints '{self.checkpoints}' are in it; "
+                "name another folder."
+            )
+        for folder in self._output_folders():
+            check_replaceable(folder)
 
     # ------------------------------------------------------------------ the run
 
@@ -232,30 +248,71 @@ class GRPO(Algorithm):
             await self.get_store().update_resources(self._resources[mode], resources)
 
     async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
-        progress, began = self.progress, time.monotonic()
         try:
-            while not self._is_over(time.monotonic() - began):
-                await self._send_ahead(curriculum)
-                await self._step(curriculum)
-                if val_dataset is not None and self.validate_every and progress.step % self.validate_every == 0:
-                    self.result = await self._validate_now(val_dataset)
-                if progress.is_due(self.save_every):
-                    await self._save(curriculum)
-            await self._withdraw()
-            if val_dataset is not None and progress.validated_step != progress.step:
+            await self._make_steps(curriculum, val_dataset)
+        except BaseException:
+            await undisturbed(self._keep_best(curriculum))
+            raise
+        await self._save(curriculum)
+        await self._export()
+
+    async def _make_steps(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
+        """All steps, and the validation after the last."""
+        progress, began = self.progress, time.monotonic()
+        while not self._is_over(time.monotonic() - began):
+            await self._send_ahead(curriculum)
+            await self._step(curriculum)
+            if val_dataset is not None and self.validate_every and progress.step % self.validate_every == 0:
                 self.result = await self._validate_now(val_dataset)
-        finally:
-            await self._save(curriculum)
-            await self._withdraw()
-        if self.output is not None:
-            for policy in self.policies:
-                policy.export(self.output if len(self.policies) == 1 else self.output / policy.name)
+            if progress.is_due(self.save_every):
+                await self._save(curriculum)
+        await self._withdraw()
+        if val_dataset is not None and progress.validated_step != progress.step:
+            self.result = await self._validate_now(val_dataset)
 
     def _is_over(self, seconds: float) -> bool:
         if self.max_seconds is not None and seconds > self.max_seconds:
             logger.info("GRPO stops after %.0f s, as it was asked to.", seconds)
             return True
+        if self.progress.empty_steps >= MOST_EMPTY_STEPS and self.progress.is_solved():
+            logger.info(
+                "Nothing is left to learn: in the last %d steps every reward was %g, the highest that was seen.",
+                self.progress.empty_steps,
+                self.progress.highest,
+            )
+            return True
         return self.progress.step >= self.steps or self.progress.is_target_reached(self.target_reward)
+
+    # ------------------------------------------------------------------ what is left
+
+    async def _keep_best(self, curriculum: Curriculum) -> None:
+        """A run that is cut short leaves a checkpoint and its best model; whatever fails here, its own error counts."""
+        for keep in (functools.partial(self._save, curriculum), self._withdraw, self._export_best):
+            try:
+                await keep()
+            except Exception:
+                logger.exception("Something of the run that was cut short could not be kept.")
+
+    async def _export_best(self) -> None:
+        if self.output is None:
+            return
+        is_trained = any(policy.version > 0 for policy in self.policies)
+        if is_trained and await asyncio.to_thread(self.progress.restore_best, self.policies):
+            await self._export()
+        else:
+            logger.warning("No model is left in '%s', because there is no whole step that trained one.", self.output)
+
+    async def _export(self) -> None:
+        """Leave every policy's model in `output`, whole or not at all."""
+        for policy, folder in zip(self.policies, self._output_folders(), strict=False):
+            await undisturbed(asyncio.to_thread(policy.export, folder))
+            logger.info("The model '%s' after %d updates is in '%s'.", policy.name, policy.version, folder)
+
+    def _output_folders(self) -> list[Path]:
+        """One for each policy; none where no model is to be left."""
+        if self.output is None:
+            return []
+        return [self.output if len(self.policies) == 1 else self.output / policy.name for policy in self.policies]
 
     async def _save(self, curriculum: Curriculum) -> None:
         place = self._ahead[0].place if self._ahead else curriculum.state()
@@ -294,7 +351,7 @@ class GRPO(Algorithm):
         batches = [await self._batch(finished, policy) for policy in self.policies]
         await undisturbed(self._learn(finished, batches, metrics))
         await self._report(metrics)
-        if self.progress.empty_steps >= MOST_EMPTY_STEPS:
+        if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
             why = "; ".join(f"{name}: {batch.report.words()}" for name, batch in self._by_policy(batches))
             raise TrainingError(
                 f"{MOST_EMPTY_STEPS} steps in a row gave nothing to learn from, the last one because: {why}"
@@ -371,6 +428,7 @@ class GRPO(Algorithm):
             await self._collector.withdraw(sent.group_of)
             raise
         self.examples.append(finished[:MOST_EXAMPLES])
+        self.progress.note_rewards([one.reward for one in finished if one.reward is not None and one.has_succeeded])
         score = score_of(finished)
         await self._report(score.metrics())
         return score.reward

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.grpo.curriculum import Curriculum
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_STEPS: Final = 5
 """Over so many steps the mean reward is taken that a target is compared with."""
+MOST_FAILED: Final = 0.1
+"""The largest share of failed rollouts that says nothing about the model."""
 
 
 class Progress:
@@ -30,6 +33,9 @@ class Progress:
         """Steps in a row that taught nothing."""
         self.rewards: list[float] = []
         """The mean reward of each step, over the rollouts that have one."""
+        self.highest: float | None = None
+        """The largest reward of a rollout so far, of training or validation."""
+        self.lowest: float | None = None
         self.baseline: Estimate | None = None
         self.best: float | None = None
         self.rollouts = 0
@@ -38,14 +44,20 @@ class Progress:
         self.validated_step: int | None = None
         self._folder = folder
         self._is_best = False
+        self._best_step: int | None = None
         self._saved_step = 0
+        self._empty_lowest: float | None = None
+        """The smallest reward in the steps in a row that taught nothing."""
+        self._empty_rollouts = self._empty_failed = 0
+        """In the same steps."""
 
     def note(self, finished: Sequence[FinishedRollout], metrics: dict[str, float], *, learned: bool) -> None:
         """A step is over; its figures are added to the metrics."""
         rewards = [one.reward for one in finished if one.reward is not None and one.has_succeeded]
         self.step += 1
-        self.empty_steps = 0 if learned else self.empty_steps + 1
         self.rollouts += len(finished)
+        self.note_rewards(rewards)
+        self._note_empty(rewards, len(finished), is_empty=not learned)
         metrics["rollouts/finished"] = len(finished)
         metrics["rollouts/failed"] = sum(1 for one in finished if not one.has_succeeded)
         if rewards:
@@ -55,10 +67,39 @@ class Progress:
             metrics["reward/min"] = min(rewards)
             logger.info("Step %d: mean reward %.3f of %d rollouts", self.step, self.rewards[-1], len(rewards))
 
+    def note_rewards(self, rewards: Sequence[float]) -> None:
+        """Rewards of rollouts of training or validation."""
+        if rewards:
+            self.highest = max(rewards) if self.highest is None else max(self.highest, *rewards)
+            self.lowest = min(rewards) if self.lowest is None else min(self.lowest, *rewards)
+
+    def _note_empty(self, rewards: Sequence[float], rollouts: int, *, is_empty: bool) -> None:
+        if not is_empty:
+            self.empty_steps = self._empty_rollouts = self._empty_failed = 0
+            self._empty_lowest = None
+            return
+        self.empty_steps += 1
+        self._empty_rollouts += rollouts
+        self._empty_failed += rollouts - len(rewards)
+        if rewards:
+            self._empty_lowest = min(rewards) if self._empty_lowest is None else min(self._empty_lowest, *rewards)
+
     def note_validation(self, found: Estimate) -> None:
         self.validated_step = self.step
         if self.best is None or found.mean > self.best:
-            self.best, self._is_best = found.mean, True
+            self.best, self._best_step, self._is_best = found.mean, self.step, True
+
+    def is_solved(self) -> bool:
+        """Whether every reward of the last steps, none of which taught anything, is the highest that was ever seen.
+
+        Rewards that were never lower say nothing: they may be those of a reward that is always the same. Nor do steps
+        in which many rollouts failed.
+        """
+        if self._empty_lowest is None or self.highest is None or self.lowest is None:
+            return False
+        if self._empty_failed > MOST_FAILED * self._empty_rollouts:
+            return False
+        return are_same(self._empty_lowest, self.highest) and not are_same(self.lowest, self.highest)
 
     def is_target_reached(self, target: float | None) -> bool:
         recent = self.rewards[-RECENT_STEPS:]
@@ -83,6 +124,9 @@ class Progress:
             "rewards": self.rewards,
             "rollouts": self.rollouts,
             "best": self.best,
+            "best_step": self._best_step,
+            "highest": self.highest,
+            "lowest": self.lowest,
             "baseline": None if self.baseline is None else vars(self.baseline),
             "curriculum": dict(place),
         }
@@ -109,6 +153,27 @@ class Progress:
         logger.info("The run goes on after step %d, from '%s'.", self.step, self._folder)
         return True
 
+    def restore_best(self, policies: Sequence["Policy"]) -> bool:
+        """Give the policies the weights that a run which is cut short should leave; False if there are none.
+
+        These are the ones that did best in validation, where a checkpoint has them, and otherwise those of the last
+        whole step, which are in a checkpoint too if an update broke off in the middle.
+        """
+        found = self._saved_at(policies, self._best_step)
+        if not found and not self.is_whole:
+            found = self._saved_at(policies, self._saved_step)
+        for policy, checkpoint in zip(policies, found, strict=False):
+            policy.restore(checkpoint.model_state(), checkpoint.learner_state(), int(checkpoint.progress["version"]))
+        return self.is_whole or bool(found)
+
+    def _saved_at(self, policies: Sequence["Policy"], step: int | None) -> list[Checkpoint]:
+        """What this run saved of every policy after a step; none if it saved nothing then."""
+        if self._folder is None or not step:
+            return []
+        found = [self._checkpoints(policy).at(step) for policy in policies]
+        whole = [checkpoint for checkpoint in found if checkpoint is not None]
+        return whole if len(whole) == len(found) else []
+
     def _common(self, policies: Sequence["Policy"]) -> list[Checkpoint]:
         """A checkpoint of each policy, all of the same step; none if there is no such step."""
         if self._folder is None:
@@ -123,7 +188,9 @@ class Progress:
 
     def _take_over(self, told: Mapping[str, Any], curriculum: Curriculum) -> None:
         self.step, self.rewards, self.rollouts = int(told["step"]), list(told["rewards"]), int(told["rollouts"])
-        self.best = told["best"]
+        self.best, self._best_step = told["best"], told.get("best_step")
+        self.highest = told.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
+        self.lowest = told.get("lowest", min(self.rewards, default=None))
         self.baseline = None if told["baseline"] is None else Estimate(**told["baseline"])
         self._saved_step = self.step
         curriculum.load_state(told["curriculum"])

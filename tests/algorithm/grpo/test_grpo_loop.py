@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +17,18 @@ from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError, TrainingError  # noqa: E402
 from tests.algorithm.grpo.training import (  # noqa: E402
     PATIENCE_SECONDS,
+    TASKS,
     Asking,
     SharedEngine,
     are_same,
     ask,
     curve,
     every_second,
-    settings,
-    shared_engine,
+    fit,
+    grpo,
     trainer,
     weights,
 )
-from tests.e2e.server_process import left_behind  # noqa: E402
-
-TASKS = [f"say {number}" for number in range(40, 64)]
-
-
-@pytest.fixture(scope="module")
-def running_engine() -> Iterator[SharedEngine]:
-    with shared_engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def engine(running_engine: SharedEngine, monkeypatch: pytest.MonkeyPatch) -> SharedEngine:
-    monkeypatch.setattr("agentlightning.engine.serving.EngineServer", running_engine)
-    return running_engine
-
-
-@pytest.fixture
-def nothing_is_left() -> Iterator[None]:
-    """No process more than before; an engine that others share may run."""
-    before = {process.pid for process in left_behind()}
-    yield
-    assert [process for process in left_behind() if process.pid not in before] == []
-
-
-def grpo(**changes: Any) -> GRPO:
-    options: dict[str, Any] = {"group_size": 2, "tasks_per_step": 2, "steps": 3, "learning": settings()}
-    return GRPO(**{**options, **changes})
-
-
-def fit(algorithm: GRPO, agent: Any = None, **options: Any) -> agl.Trainer:
-    made = trainer(algorithm, **{"concurrency": 1, **options})
-    made.fit(agent or Asking(every_second), TASKS)
-    return made
 
 
 async def calls(made: agl.Trainer) -> list[tuple[int, str]]:

@@ -57,6 +57,29 @@ def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
     assert (progress.step, progress.empty_steps) == (4, 1)
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "is_solved"),
+    [
+        (finished(0.0, 1.0), finished(1.0, 1.0), True),
+        (finished(0.0, 1.0), finished(1.0, 0.5), False),
+        (finished(1.0, 1.0), finished(1.0, 1.0), False),
+        (finished(0.0, 1.0), [], False),
+        (finished(0.0, 1.0), finished(*[1.0] * 9) + finished(None, status="failed"), True),
+        (finished(0.0, 1.0), finished(*[1.0] * 8) + finished(None, None, status="failed"), False),
+    ],
+    ids=["highest", "one below", "never lower", "no rewards", "a tenth failed", "more failed"],
+)
+def test_run_is_solved_when_all_rewards_are_the_highest_and_were_lower_before(
+    first: list[FinishedRollout], then: list[FinishedRollout], is_solved: bool
+) -> None:
+    progress = Progress()
+    progress.note(first, {}, learned=True)
+    for _ in range(3):
+        progress.note(then, {}, learned=False)
+
+    assert progress.is_solved() == is_solved
+
+
 def test_target_is_the_mean_of_the_last_steps() -> None:
     progress = Progress()
     for reward in (0.0, *[0.8] * (RECENT_STEPS - 1)):
@@ -84,6 +107,7 @@ def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy])
     assert later.restore(policies, order)
 
     assert (later.step, later.rewards, later.baseline) == (3, [0.5] * 3, progress.baseline)
+    assert (later.lowest, later.highest) == (0.0, 1.0)
     assert order.take(6) == curriculum.take(6)
     assert [policy.version for policy in policies] == [0, 2]
     assert all(torch.equal(tensor, changed[name]) for name, tensor in policies[1].model.state().items())

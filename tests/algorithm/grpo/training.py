@@ -16,12 +16,15 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.types import Rollout
 
 __all__ = [
+    "TASKS",
     "Asking",
     "SharedEngine",
     "are_same",
     "ask",
     "curve",
     "every_second",
+    "fit",
+    "grpo",
     "settings",
     "shared_engine",
     "trainer",
@@ -30,6 +33,7 @@ __all__ = [
 
 Judge = Callable[["Asking", Any, Rollout, str], float]
 PATIENCE_SECONDS = 60.0
+TASKS = [f"say {number}" for number in range(40, 64)]
 
 
 def settings(**changes: Any) -> LearnerSettings:
@@ -136,6 +140,18 @@ def trainer(algorithm: GRPO, *, concurrency: int = 4, **options: Any) -> agl.Tra
         progress="off",
         **options,
     )
+
+
+def grpo(**changes: Any) -> GRPO:
+    """Few steps of small groups."""
+    options: dict[str, Any] = {"group_size": 2, "tasks_per_step": 2, "steps": 3, "learning": settings()}
+    return GRPO(**{**options, **changes})
+
+
+def fit(algorithm: GRPO, agent: Any = None, **options: Any) -> agl.Trainer:
+    made = trainer(algorithm, **{"concurrency": 1, **options})
+    made.fit(agent or Asking(every_second), TASKS)
+    return made
 
 
 def every_second(agent: Asking, task: Any, rollout: Any, said: str) -> float:

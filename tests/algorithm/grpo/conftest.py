@@ -1,0 +1,33 @@
+"""An engine that the trainings of a module share; torch is imported only where one of them is asked for."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.server_process import left_behind
+
+if TYPE_CHECKING:
+    from tests.algorithm.grpo.training import SharedEngine
+
+
+@pytest.fixture(scope="module")
+def running_engine() -> "Iterator[SharedEngine]":
+    from tests.algorithm.grpo.training import shared_engine
+
+    with shared_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(running_engine: "SharedEngine", monkeypatch: pytest.MonkeyPatch) -> "SharedEngine":
+    monkeypatch.setattr("agentlightning.engine.serving.EngineServer", running_engine)
+    return running_engine
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """No process more than before; an engine that others share may run."""
+    before = {process.pid for process in left_behind()}
+    yield
+    assert [process for process in left_behind() if process.pid not in before] == []

@@ -1,0 +1,190 @@
+"""However a training ends, what it has learned is kept."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="GRPO needs torch")
+
+import agentlightning as agl  # after the check for torch
+from agentlightning.algorithm.grpo import Checkpoints
+from agentlightning.algorithm.grpo.grpo import MOST_EMPTY_STEPS
+from agentlightning.engine.checkpoint import read_extra
+from agentlightning.engine.loading import load
+from agentlightning.errors import ConfigurationError, TrainingError
+from tests.algorithm.grpo.training import (
+    TASKS,
+    Asking,
+    are_same,
+    every_second,
+    fit,
+    grpo,
+    trainer,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    return dict(load(str(folder))[0].state())
+
+
+def learns_until(step: int, then: float) -> Any:
+    """Rewards that differ before a step, and are the same from it on."""
+
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        if rollout.mode == "val" or rollout.metadata["step"] >= step:
+            return then
+        return every_second(agent, task, rollout, said)
+
+    return judge
+
+
+# ---------------------------------------------------------------------- a task that is solved
+
+
+def test_solved_run_ends_well_and_leaves_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = grpo(tasks_per_step=1, steps=100, output=tmp_path / "model")
+    made = trainer(algorithm, concurrency=1)
+
+    with caplog.at_level(logging.INFO, logger="agentlightning.algorithm.grpo"):
+        made.fit(Asking(learns_until(2, 1.0)), TASKS, TASKS[:2])
+
+    assert algorithm.progress.step == 2 + MOST_EMPTY_STEPS
+    assert algorithm.result is not None
+    assert algorithm.result.mean == 1.0
+    assert are_same(weights(algorithm), exported(tmp_path / "model"))
+    assert f"Nothing is left to learn: in the last {MOST_EMPTY_STEPS} steps every reward was 1" in caplog.text
+    assert [run.status for run in asyncio.run(_runs(made))] == ["succeeded"]
+
+
+async def _runs(made: agl.Trainer) -> Any:
+    return await made.store.query_runs()
+
+
+def test_run_that_is_stuck_below_its_best_reward_is_given_up_and_leaves_its_model(tmp_path: Path) -> None:
+    algorithm = grpo(tasks_per_step=1, steps=100, output=tmp_path / "model")
+
+    with pytest.raises(TrainingError, match=f"{MOST_EMPTY_STEPS} steps in a row"):
+        fit(algorithm, Asking(learns_until(2, 0.5)))
+
+    assert are_same(weights(algorithm), exported(tmp_path / "model"))
+
+
+def test_validation_with_higher_rewards_shows_that_a_run_is_not_solved() -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        return 2.0 if rollout.mode == "val" else learns_until(1, 1.0)(agent, task, rollout, said)
+
+    algorithm = grpo(tasks_per_step=1, steps=100)
+
+    with pytest.raises(TrainingError, match=f"{MOST_EMPTY_STEPS} steps in a row"):
+        trainer(algorithm, concurrency=1).fit(Asking(judge), TASKS, TASKS[:1])
+
+
+# ---------------------------------------------------------------------- other ends
+
+
+def test_run_that_was_stopped_leaves_its_model(tmp_path: Path) -> None:
+    made: list[agl.Trainer] = []
+
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        if rollout.metadata["step"] == 1:
+            made[0].stop()
+        return every_second(agent, task, rollout, said)
+
+    algorithm = grpo(steps=50, output=tmp_path / "model")
+    made.append(trainer(algorithm, concurrency=1))
+
+    made[0].fit(Asking(judge), TASKS)
+
+    assert 1 <= algorithm.progress.step < 50
+    assert are_same(weights(algorithm), exported(tmp_path / "model"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_failed_run_leaves_the_model_of_the_last_whole_step(tmp_path: Path, monkeypatch: Any) -> None:
+    spoil_update_after(monkeypatch, 2)
+    algorithm = grpo(steps=5, output=tmp_path / "model", checkpoints=tmp_path / "checkpoints", save_every=1)
+
+    with pytest.raises(TrainingError, match="nan"):
+        fit(algorithm)
+
+    kept = Checkpoints(tmp_path / "checkpoints" / "tiny").latest()
+    assert kept is not None
+    assert are_same(exported(tmp_path / "model"), kept.model_state())
+    assert read_extra(tmp_path / "model")["version"] == 2
+
+
+def test_failed_run_leaves_the_model_that_did_best_in_validation(tmp_path: Path, monkeypatch: Any) -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        if rollout.mode == "val":
+            return [0.0, 1.0, 0.5, 0.5][agent.seen[f"val/{task}"] - 1]
+        return every_second(agent, task, rollout, said)
+
+    spoil_update_after(monkeypatch, 3)
+    options = {"checkpoints": tmp_path / "checkpoints", "output": tmp_path / "model"}
+    algorithm = grpo(steps=9, validate_every=1, **options)
+
+    with pytest.raises(TrainingError, match="nan"):
+        trainer(algorithm, concurrency=1).fit(Asking(judge), TASKS, TASKS[:1])
+
+    best = Checkpoints(tmp_path / "checkpoints" / "tiny").best()
+    assert best is not None
+    assert best.step == read_extra(tmp_path / "model")["version"] == 1
+    assert are_same(exported(tmp_path / "model"), best.model_state())
+
+
+def spoil_update_after(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
+    """The update after so many finds weights that are no numbers."""
+    from agentlightning.algorithm.grpo.learner import Learner
+
+    original = Learner.update
+
+    def spoiled(self: Learner, samples: Any) -> Any:
+        if self.version == updates:
+            next(iter(self.model.trainable().values())).data.fill_(float("nan"))
+        return original(self, samples)
+
+    monkeypatch.setattr(Learner, "update", spoiled)
+
+
+def test_run_that_fails_before_it_learned_leaves_no_model(tmp_path: Path) -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        raise OSError("no disk")
+
+    with pytest.raises(TrainingError):
+        fit(grpo(tasks_per_step=1, steps=100, output=tmp_path / "model"), Asking(judge))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_error_of_the_run_is_raised_where_its_model_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    spoil_update_after(monkeypatch, 1)
+
+    with pytest.raises(TrainingError, match="nan"):
+        fit(grpo(steps=5, output=tmp_path / "file" / "model", checkpoints=tmp_path / "checkpoints", save_every=1))
+
+    assert "could not be kept" in caplog.text
+
+
+# ---------------------------------------------------------------------- where the model is left
+
+
+@pytest.mark.parametrize("output", ["run", "run/checkpoints"])
+def test_output_that_would_replace_the_checkpoints_is_refused(tmp_path: Path, output: str) -> None:
+    with pytest.raises(ConfigurationError, match="checkpoints"):
+        grpo(checkpoints=tmp_path / "run" / "checkpoints", output=tmp_path / output)
+
+
+def test_output_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(ConfigurationError, match="something else than a model"):
+        grpo(output=tmp_path)

@@ -8,18 +8,34 @@ Which one depends on what the values can hide:
   therefore still have an interval, and it stays within 0 and 1.
 - Values beyond 0 and 1 can be of any size: Student's interval. Of those that are all the same it knows no spread, and
   so no bounds.
+
+A rollout that failed has no reward of its own. Whether it counts in a mean, and with which reward, is a `FailedReward`.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev, stdev
+from typing import Literal, get_args
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["Estimate", "estimate"]
+__all__ = [
+    "Estimate",
+    "FailedChoice",
+    "FailedReward",
+    "check_failed_reward",
+    "effect_of_failed",
+    "estimate",
+    "reward_of_failed",
+]
 
 CONFIDENCE = 0.95
+
+FailedChoice = Literal["worst", "skip"]
+FailedReward = FailedChoice | float
+"""What a rollout that failed counts: the worst reward, which is 0 or the smallest beside it if that is negative;
+nothing, so that it is left out; or this number."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +46,39 @@ class Estimate:
     low: float
     high: float
     n: int
+    """How many values there are, those of failed rollouts that count among them."""
+    failed: int = 0
+    """How many rollouts failed."""
+    failed_reward: float | None = None
+    """What each of them counts; None if they are left out, and if there are none."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n})"
+        failed = f", {self.failed_words}" if self.failed else ""
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n}{failed})"
+
+    @property
+    def failed_words(self) -> str:
+        """How many rollouts failed, and what that does to the mean."""
+        return f"{self.failed} failed and {effect_of_failed(self.failed_reward)}" if self.failed else "none failed"
+
+
+def check_failed_reward(name: str, value: object) -> None:
+    """ConfigurationError, with the name of the setting, for what is no `FailedReward`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number and value not in get_args(FailedChoice):
+        raise ConfigurationError(f"{name} is {value!r}; it must be 'worst', 'skip' or a finite number.")
+
+
+def reward_of_failed(failed: FailedReward, rewards: Sequence[float]) -> float | None:
+    """What a rollout that failed counts beside rollouts with these rewards; None if it is left out."""
+    if failed == "skip":
+        return None
+    return min([0.0, *rewards]) if failed == "worst" else float(failed)
+
+
+def effect_of_failed(reward: float | None) -> str:
+    """What becomes of rollouts that failed, in words."""
+    return "are left out" if reward is None else f"count {reward:g}"
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:

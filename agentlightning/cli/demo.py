@@ -146,11 +146,11 @@ def _part(name: str) -> ModuleType:
 
 def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> None:
     table = Table(title=f"Reward on {HELD_OUT_TASKS} held-out tasks")
-    for column in ("", "mean", "95 % interval"):
+    for column in ("", "mean", "95 % interval", "failed"):
         table.add_column(column)
     for name, found in (("before", algorithm.baseline), ("after", algorithm.result)):
         if isinstance(found, Estimate):
-            table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}")
+            table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}", str(found.failed))
     console.print(table)
     progress = algorithm.progress
     console.print(f"Steps: {progress.step}. Rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")

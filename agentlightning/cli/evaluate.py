@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from rich.console import Console
 
 from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.grpo.collecting import Collector
 from agentlightning.algorithm.grpo.scoring import Score, score_of
+from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli import INTERRUPTED
 from agentlightning.cli.arguments import named_path, positive_number
@@ -44,7 +45,8 @@ examples:
   agl eval http://127.0.0.1:8000/v1 --model qwen --agent my_agent:run --data tasks.jsonl --n 200
   agl eval http://127.0.0.1:8000/v1 --model qwen --prompt better.txt --agent my_agent:run --data tasks.jsonl
 
-The data has a task in JSON on each line. A rollout that fails has no reward: it is counted, and left out of the mean.
+The data has a task in JSON on each line. A rollout that fails counts as the worst reward, which is 0 or the smallest of
+the others if that is negative; --failed says otherwise.
 The key of an endpoint is taken from OPENAI_API_KEY.
 """
 
@@ -66,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default")
     parser.add_argument("--model", metavar="NAME", help="what the endpoint calls the model")
     parser.add_argument("--temperature", type=float, default=0.0, help="of every call (default: %(default)s)")
+    parser.add_argument(
+        "--failed",
+        type=_failed_reward,
+        default="worst",
+        metavar="worst|skip|NUMBER",
+        help="what a rollout that failed counts (default: %(default)s)",
+    )
     parser.add_argument("--prompt", type=named_path, metavar="FILE", help="given to the agent as prompt_template")
     parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
     which = parser.add_mutually_exclusive_group()
@@ -90,6 +99,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _failed_reward(text: str) -> FailedReward:
+    choices: dict[str, FailedReward] = {choice: choice for choice in get_args(FailedChoice)}
+    try:
+        value = choices[text] if text in choices else float(text)
+        check_failed_reward("it", value)
+    except ValueError as error:  # which a ConfigurationError is
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {', '.join(choices)} nor a finite number") from error
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and tell; returns the exit code."""
     arguments = _parser().parse_args(argv)
@@ -98,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]
     agent = loaded_agent(arguments.agent)
-    evaluation = Evaluation(_resources(arguments.prompt), arguments.temperature, arguments.timeout)
+    evaluation = Evaluation(
+        _resources(arguments.prompt), arguments.temperature, arguments.timeout, failed=arguments.failed
+    )
     began = time.monotonic()
     with _served(arguments) as model:
         evaluation.model = model
@@ -128,6 +149,7 @@ class Evaluation(Algorithm):
     resources: NamedResources
     temperature: float
     timeout_seconds: float
+    failed: FailedReward = "worst"
     model: ModelConfig | None = None
     score: Score | None = None
     """None until it is over."""
@@ -144,7 +166,7 @@ class Evaluation(Algorithm):
             collector = Collector(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
             tasks = [val_dataset[number] for number in range(len(val_dataset))]
             sent = await collector.send(tasks, mode="val", resources_id=update.resources_id)
-            self.score = score_of(await collector.finished(sent))
+            self.score = score_of(await collector.finished(sent), self.failed)
             await report_metrics(self, 0, self.score.metrics())
         finally:
             await proxy.stop()
@@ -222,6 +244,7 @@ def _tell(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
             "high": reward.high if math.isfinite(reward.high) else None,
             "n": reward.n,
             "failed": found.failed,
+            "failed_reward": reward.failed_reward,
             "errors": dict(found.errors),
             "seconds": round(seconds, 3),
             "store": arguments.store,
@@ -232,6 +255,6 @@ def _tell(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
     if not math.isfinite(reward.low):
         interval = "no interval, because rewards are all the same"
     console.print(f"reward {reward.mean:.3f}, {interval}, n = {reward.n}")
-    console.print(f"{found.failed} failed, {seconds:.0f} s")
+    console.print(f"{reward.failed_words}, {seconds:.0f} s")
     for error, count in found.errors.most_common(MOST_ERRORS):
         console.print(f"  {count} times: {error}")

@@ -74,7 +74,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], tasks: list[Any], *options: st
     return json.loads(told.out)
 
 
-def test_endpoint_is_scored_and_failures_are_left_out(
+def test_endpoint_is_scored_and_failures_count_as_the_worst(
     model: StubModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tasks = ["one", "two", "seven", "four", "broken"]
@@ -82,11 +82,30 @@ def test_endpoint_is_scored_and_failures_are_left_out(
 
     told = evaluated(capsys, tasks, *given, "--temperature", "0.5")
 
-    assert (told["mean"], told["n"], told["failed"]) == (0.75, 4, 1)
-    assert told["low"] < 0.75 < told["high"]
+    assert (told["mean"], told["n"], told["failed"], told["failed_reward"]) == (0.6, 5, 1, 0.0)
+    assert told["low"] < 0.6 < told["high"]
     assert told["errors"] == {"ConnectionError: the tool is down": 1}
     assert {request.body["temperature"] for request in model.requests} == {0.5}
     assert (tmp_path / "kept.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("skip", "reward 1.000, 95 % interval 0.207 to 1.000, n = 1\n1 failed and are left out, "),
+        ("-1", "reward 0.000, 95 % interval"),
+        ("worst", "n = 2\n1 failed and count 0, "),
+    ],
+)
+def test_it_can_be_said_what_failures_count(
+    model: StubModel, capsys: pytest.CaptureFixture[str], option: str, words: str
+) -> None:
+    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", f"--failed={option}"]
+
+    code, told = evaluated(capsys, ["one", "broken"], *given)
+
+    assert code == 0
+    assert words in told
 
 
 def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import Trajectory
+from agentlightning.algorithm.grpo.advantages import is_finite
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.errors import StoreError
 from agentlightning.llm_proxy.spans import RAW_SPAN
@@ -51,6 +52,18 @@ class FinishedRollout:
     @property
     def has_succeeded(self) -> bool:
         return self.rollout.status == "succeeded"
+
+    @property
+    def own_reward(self) -> float | None:
+        """The reward, if the rollout succeeded and it is a finite number; None if the rollout counts as failed."""
+        is_usable = self.has_succeeded and self.reward is not None and is_finite(self.reward)
+        return self.reward if is_usable else None
+
+    @property
+    def failure(self) -> str:
+        """Why it counts as failed, in one line."""
+        without = "without a reward" if self.reward is None else f"with the reward {self.reward:g}"
+        return self.error or f"{self.rollout.status}, {without}"
 
 
 class Collector:
@@ -124,12 +137,17 @@ class Collector:
 
 
 async def outcomes_of(
-    finished: Sequence[FinishedRollout], adapter: TraceToTrajectory, *, model: str | None = None
+    finished: Sequence[FinishedRollout],
+    adapter: TraceToTrajectory,
+    *,
+    model: str | None = None,
+    with_failed: bool = False,
 ) -> list[RolloutOutcome]:
     """What rollouts give to learn from.
 
     Args:
         model: Of a trace with calls of several models, the one to look at.
+        with_failed: Read the traces of rollouts that failed too.
     """
     outcomes: list[RolloutOutcome] = []
     for number, one in enumerate(finished):
@@ -138,7 +156,7 @@ async def outcomes_of(
         spans = one.spans if model is None else spans_of_model(one.spans, model)
         trajectory: Trajectory | None = None
         error = one.error
-        if spans and one.has_succeeded:
+        if spans and (one.has_succeeded or with_failed):
             try:
                 trajectory = adapter.adapt(spans)
             except ValueError as unreadable:

@@ -29,7 +29,7 @@ from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, reward_of_failed
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.lora import LoraOptions
@@ -79,6 +79,9 @@ class GRPO(Algorithm):
         validation_temperature: At which they are sampled for validation; 0 takes the likeliest token each time.
         validate_every: Steps between validations; 0 validates before and after only.
         validation_tasks: How many tasks of the validation set are used; None takes all.
+        validation_failed: What a rollout of validation that failed counts: "worst" is 0, or the smallest reward of the
+            same validation if that is negative; "skip" leaves it out; a number is its reward. For training,
+            `SampleSettings` has the same choice.
         learning: How the model learns; see `LearnerSettings`.
         sampling: Which rollouts count, and how; see `SampleSettings`.
         dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for.
@@ -115,6 +118,7 @@ class GRPO(Algorithm):
         validation_temperature: float = 0.0,
         validate_every: int = 0,
         validation_tasks: int | None = None,
+        validation_failed: FailedReward = "worst",
         learning: LearnerSettings | None = None,
         sampling: SampleSettings | None = None,
         dynamic_sampling: bool = False,
@@ -139,6 +143,7 @@ class GRPO(Algorithm):
         self.validation_temperature = validation_temperature
         self.validate_every = validate_every
         self.validation_tasks = validation_tasks
+        self.validation_failed: FailedReward = validation_failed
         self.learning = learning or LearnerSettings(seed=seed)
         self.sampling = replace(sampling or SampleSettings(), temperature=temperature)
         self.dynamic_sampling = dynamic_sampling
@@ -185,6 +190,7 @@ class GRPO(Algorithm):
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must not be negative.")
         if self.validation_tasks is not None and self.validation_tasks < 1:
             raise ConfigurationError(f"validation_tasks is {self.validation_tasks}; it must be at least 1, or None.")
+        check_failed_reward("validation_failed", self.validation_failed)
         if self.resume and self.checkpoints is None:
             raise ConfigurationError("To resume, name the folder of the checkpoints.")
 
@@ -370,7 +376,8 @@ class GRPO(Algorithm):
             else:
                 logger.warning("Step %d taught %s nothing: %s", self.progress.step, policy.name, batch.report.words())
         self._ahead.popleft()
-        self.progress.note(finished, metrics, learned=any(batch.samples for batch in batches))
+        learned = any(batch.samples for batch in batches)
+        self.progress.note(finished, metrics, learned=learned, failed=self.sampling.failed)
         self.progress.is_whole = True
         for policy, batch, own in taught:
             if batch.samples:
@@ -400,7 +407,7 @@ class GRPO(Algorithm):
         """With dynamic sampling: further tasks, while too few groups have rewards that differ."""
         more: list[FinishedRollout] = []
         for _ in range(MOST_REFILLS if self.dynamic_sampling else 0):
-            missing = self.tasks_per_step - _groups_that_differ([*finished, *more])
+            missing = self.tasks_per_step - _groups_that_differ([*finished, *more], self.sampling.failed)
             if missing <= 0:
                 break
             more += await self._finished(await self._send(curriculum, missing, self.progress.step))
@@ -408,16 +415,14 @@ class GRPO(Algorithm):
 
     async def _batch(self, finished: Sequence[FinishedRollout], policy: Policy) -> Batch:
         model = policy.name if len(self.policies) > 1 else None
-        outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model)
+        counts_failed = self.sampling.failed != "skip"
+        outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model, with_failed=counts_failed)
         return batch_of(outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids)
 
     # ------------------------------------------------------------------ validation
 
     async def validate(self, dataset: Dataset[Any]) -> Estimate:
-        """The mean reward on a data set, with an interval, of the rollouts that succeeded.
-
-        Those that failed are counted in the metrics. TrainingError if all did.
-        """
+        """The mean reward on a data set, with an interval; TrainingError if all rollouts failed."""
         assert self._collector is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
@@ -428,8 +433,8 @@ class GRPO(Algorithm):
             await self._collector.withdraw(sent.group_of)
             raise
         self.examples.append(finished[:MOST_EXAMPLES])
-        self.progress.note_rewards([one.reward for one in finished if one.reward is not None and one.has_succeeded])
-        score = score_of(finished)
+        self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
+        score = score_of(finished, self.validation_failed)
         await self._report(score.metrics())
         return score.reward
 
@@ -465,9 +470,9 @@ def _digest(folder: Path) -> str:
     return hashlib.blake2b(str(folder.absolute()).encode(), digest_size=6).hexdigest()
 
 
-def _groups_that_differ(finished: Sequence[FinishedRollout]) -> int:
-    rewards: dict[str, set[float]] = {}
+def _groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward) -> int:
+    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
+    rewards: dict[str, set[float | None]] = {}
     for one in finished:
-        if one.reward is not None and one.has_succeeded:
-            rewards.setdefault(one.group, set()).add(one.reward)
-    return sum(1 for found in rewards.values() if len(found) > 1)
+        rewards.setdefault(one.group, set()).add(counted if one.own_reward is None else one.own_reward)
+    return sum(1 for found in rewards.values() if len(found - {None}) > 1)

@@ -1,6 +1,7 @@
 """How far a run has come: its step, its curve, its best result, and the checkpoints it can go on from."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +10,7 @@ from agentlightning.algorithm.grpo.advantages import are_same
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.grpo.curriculum import Curriculum
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.intervals import Estimate, FailedReward, effect_of_failed, reward_of_failed
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.policy import Policy
@@ -32,7 +33,7 @@ class Progress:
         self.empty_steps = 0
         """Steps in a row that taught nothing."""
         self.rewards: list[float] = []
-        """The mean reward of each step, over the rollouts that have one."""
+        """The mean reward of each step."""
         self.highest: float | None = None
         """The largest reward of a rollout so far, of training or validation."""
         self.lowest: float | None = None
@@ -51,21 +52,40 @@ class Progress:
         self._empty_rollouts = self._empty_failed = 0
         """In the same steps."""
 
-    def note(self, finished: Sequence[FinishedRollout], metrics: dict[str, float], *, learned: bool) -> None:
-        """A step is over; its figures are added to the metrics."""
-        rewards = [one.reward for one in finished if one.reward is not None and one.has_succeeded]
+    def note(
+        self,
+        finished: Sequence[FinishedRollout],
+        metrics: dict[str, float],
+        *,
+        learned: bool,
+        failed: FailedReward = "skip",
+    ) -> None:
+        """A step is over; its figures are added to the metrics.
+
+        Args:
+            failed: What rollouts that failed count in the mean.
+        """
+        rewards = [one.own_reward for one in finished if one.own_reward is not None]
+        failures = Counter(one.failure for one in finished if one.own_reward is None)
+        counted = reward_of_failed(failed, rewards)
+        if counted is not None:
+            rewards += [counted] * failures.total()
         self.step += 1
         self.rollouts += len(finished)
         self.note_rewards(rewards)
         self._note_empty(rewards, len(finished), is_empty=not learned)
         metrics["rollouts/finished"] = len(finished)
-        metrics["rollouts/failed"] = sum(1 for one in finished if not one.has_succeeded)
+        metrics["rollouts/failed"] = failures.total()
+        words = f"{failures.total()} of {len(finished)} rollouts failed and {effect_of_failed(counted)}"
+        if failures.total() > MOST_FAILED * len(finished):
+            logger.warning("Step %d: %s; most often: %s", self.step, words, failures.most_common(1)[0][0])
         if rewards:
             self.rewards.append(sum(rewards) / len(rewards))
             metrics["reward/mean"] = self.rewards[-1]
             metrics["reward/max"] = max(rewards)
             metrics["reward/min"] = min(rewards)
-            logger.info("Step %d: mean reward %.3f of %d rollouts", self.step, self.rewards[-1], len(rewards))
+            told = f" ({words})" if failures else ""
+            logger.info("Step %d: mean reward %.3f of %d rollouts%s", self.step, self.rewards[-1], len(rewards), told)
 
     def note_rewards(self, rewards: Sequence[float]) -> None:
         """Rewards of rollouts of training or validation."""

@@ -3,7 +3,8 @@
 A rollout is judged as a whole. All its sequences get its advantage, which comes from comparing its reward with those of
 the other rollouts of its group; every rollout that succeeded and has a reward takes part in that comparison, also where
 its tokens cannot be learned from. Whatever is left out is counted with its reason, so that a step that teaches nothing
-can say why. A failure of the infrastructure is no lesson: such a rollout has no reward, not a reward of zero.
+can say why. A failure of the infrastructure is no lesson, so a rollout that failed has no reward, unless the settings
+give it one.
 
 An answer that was cut off is no lesson either: the reward judges an end that the model did not choose. One such answer,
 wherever it stands, makes its sequence truncated, and the sequence is left out whole, for what follows builds on that
@@ -14,13 +15,14 @@ that has none counts as whole, unless it is to be guessed from its last token.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import fmean
 from typing import Literal, get_args
 
 from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages, is_finite
+from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
 __all__ = ["Batch", "BatchReport", "RolloutOutcome", "Sample", "SampleSettings", "Skipped", "batch_of"]
@@ -99,6 +101,9 @@ class SampleSettings:
     """Which rollouts count, and how; ConfigurationError names the value that cannot be used."""
 
     advantage: AdvantageKind = "grpo"
+    failed: FailedReward = "skip"
+    """What a rollout that failed counts: "skip" leaves it out, because it may be the machine's fault; "worst" is 0, or
+    the smallest reward of the batch if that is negative; a number is its reward. If it counts, it is learned from."""
     min_group_size: int = 2
     """Rewards that a group needs; with "reinforce_plus_plus", that the batch needs."""
     skip_truncated: bool = True
@@ -120,6 +125,7 @@ class SampleSettings:
             if getattr(self, name) not in get_args(kind):
                 options = ", ".join(repr(option) for option in get_args(kind))
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be one of {options}.")
+        check_failed_reward("failed", self.failed)
         for name, least in (("min_group_size", 2), ("max_tokens", 2), ("max_staleness", 0), ("temperature", 0)):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -236,10 +242,14 @@ def _judged(
 ) -> list[tuple[RolloutOutcome, float]]:
     """Rollouts with their advantages, less those that have none."""
     scored: list[RolloutOutcome] = []
+    usable = [one.reward for one in outcomes if one.reward is not None and _without_reward(one) is None]
+    counted = reward_of_failed(settings.failed, usable)
     for outcome in outcomes:
         reason = _without_reward(outcome)
         if reason is None:
             scored.append(outcome)
+        elif counted is not None:
+            scored.append(replace(outcome, reward=counted))
         else:
             report.skipped[reason] += 1
         if reason is Skipped.FAILED:

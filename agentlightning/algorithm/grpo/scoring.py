@@ -1,11 +1,11 @@
-"""What finished rollouts on a data set have come to: their mean reward, and why some have none."""
+"""What finished rollouts on a data set have come to: their mean reward, and why some failed."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
-from agentlightning.algorithm.intervals import Estimate, estimate
+from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, reward_of_failed
 from agentlightning.errors import TrainingError
 
 __all__ = ["Score", "score_of"]
@@ -16,11 +16,12 @@ class Score:
     """How well an agent did."""
 
     reward: Estimate
-    """Of the rollouts that succeeded and have one."""
-    failed: int
-    """The others."""
     errors: Counter[str]
-    """What became of them."""
+    """Why rollouts failed: they did not succeed, or have no reward that is a finite number."""
+
+    @property
+    def failed(self) -> int:
+        return self.reward.failed
 
     def metrics(self) -> dict[str, float]:
         """The figures of a validation; bounds may be infinite."""
@@ -29,16 +30,22 @@ class Score:
         return {f"validation/{name}": value for name, value in figures.items()}
 
 
-def score_of(finished: Sequence[FinishedRollout]) -> Score:
-    """The score of rollouts; TrainingError if none has a reward."""
+def score_of(finished: Sequence[FinishedRollout], failed: FailedReward = "worst") -> Score:
+    """The score of rollouts; TrainingError if none has a reward.
+
+    Args:
+        failed: What those that failed count.
+    """
     rewards: list[float] = []
     errors: Counter[str] = Counter()
     for one in finished:
-        if one.has_succeeded and one.reward is not None:
-            rewards.append(one.reward)
+        if one.own_reward is not None:
+            rewards.append(one.own_reward)
         else:
-            errors[one.error or f"{one.rollout.status}, without a reward"] += 1
+            errors[one.failure] += 1
     if not rewards:
         most = errors.most_common(1)[0][0] if errors else "there were no tasks"
         raise TrainingError(f"None of {len(finished)} rollouts gave a reward; most often: {most}")
-    return Score(estimate(rewards), errors.total(), errors)
+    counted = reward_of_failed(failed, rewards) if errors else None
+    values = rewards if counted is None else [*rewards, *[counted] * errors.total()]
+    return Score(replace(estimate(values), failed=errors.total(), failed_reward=counted), errors)

@@ -261,7 +261,7 @@ class SFT(Algorithm):
     # ------------------------------------------------------------------ validation
 
     async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
-        """The mean reward on a data set, with an interval, of the rollouts that gave one; the others are counted."""
+        """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         collector = Collector(self.get_store(), self._config)
         tasks = [dataset[number] for number in range(len(dataset))]

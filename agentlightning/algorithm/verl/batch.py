@@ -19,6 +19,7 @@ from typing import Any, Final, get_args
 import torch
 from torch import Tensor
 
+from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, reward_of_failed
 from agentlightning.algorithm.verl.config import Configuration
 from agentlightning.algorithm.verl.mismatches import write_mismatches
 from agentlightning.algorithm.verl.padding import (
@@ -41,12 +42,14 @@ class BatchSettings:
     max_response_length: int
     pad_token_id: int = 0
     level: Level = "transition"
-    reward_fillna_value: float = 0.0
-    """The reward of a rollout that has none."""
+    failed: FailedReward = "skip"
+    """What a rollout that failed, or has no reward, counts: "skip" leaves it out of the batch, "worst" is 0, or the
+    smallest reward of the batch if that is negative, and a number is its reward. GRPO has the same choice."""
     mismatch_folder: Path | None = None
     """Where it is written down why turns of a conversation could not be joined; None writes nothing."""
 
     def __post_init__(self) -> None:
+        check_failed_reward("failed", self.failed)
         if self.level not in get_args(Level):
             raise ConfigurationError(f"level is {self.level!r}; it must be one of 'transition', 'trajectory'.")
         for name in ("max_prompt_length", "max_response_length"):
@@ -68,6 +71,7 @@ class BatchSettings:
                 max_prompt_length=lengths[f"{prefix}max_prompt_length"],
                 max_response_length=lengths[f"{prefix}max_response_length"],
                 pad_token_id=pad_token_id,
+                failed=config["agentlightning"]["failed"],
                 mismatch_folder=Path(aggregator["mismatch_log_dir"]) if aggregator["debug"] else None,
             )
         except KeyError as error:
@@ -152,9 +156,18 @@ class VerlBatch:
 
 def batch_of(rollouts: Sequence[TracedRollout], settings: BatchSettings) -> VerlBatch:
     """The batch of the rollouts of a step, in their order; one without rows if none of them has tokens."""
-    rewards = [_filled(rollout, settings) for rollout in rollouts]
-    rows_by_rollout = [rows_of(rollout.trace, settings.level) for rollout in rollouts]
+    own = [reward_of(rollout) for rollout in rollouts]
+    usable = [reward for reward in own if reward is not None]
+    counted = reward_of_failed(settings.failed, usable)
+    rewards = [counted if reward is None else reward for reward in own]
+    rows_by_rollout = [
+        [] if reward is None else rows_of(rollout.trace, settings.level)
+        for rollout, reward in zip(rollouts, rewards, strict=True)
+    ]
     rows = [row for found in rows_by_rollout for row in found]
+    rewards_of_rows = [
+        reward for reward, found in zip(rewards, rows_by_rollout, strict=True) if reward is not None for _ in found
+    ]
     owners = [place for place, found in enumerate(rows_by_rollout) for _ in found]
     if settings.mismatch_folder is not None:
         write_mismatches(rollouts, settings.mismatch_folder)
@@ -162,27 +175,23 @@ def batch_of(rollouts: Sequence[TracedRollout], settings: BatchSettings) -> Verl
     metrics: dict[str, float] = {
         "training/n_rollouts": len(rollouts),
         "training/n_rollouts_w_trace": sum(1 for found in rows_by_rollout if found),
-        "training/n_rollouts_w_reward": sum(1 for rollout in rollouts if reward_of(rollout) is not None),
+        "training/n_rollouts_w_reward": len(usable),
+        "training/n_rollouts_failed": len(rollouts) - len(usable),
         "training/n_calls_without_tokens": sum(calls_without_tokens(rollout.trace) for rollout in rollouts),
         "training/n_truncated_triplets": sum(1 for row in rows if len(row.response_ids) > longest),
         "training/n_triplets": len(rows),
     }
-    if rewards:
-        metrics["training/reward"] = fmean(rewards)
+    if any(reward is not None for reward in rewards):
+        metrics["training/reward"] = fmean(reward for reward in rewards if reward is not None)
     return VerlBatch(
         **_columns(rows, settings),
-        token_level_scores=_scores(rows, [rewards[place] for place in owners], longest),
+        token_level_scores=_scores(rows, rewards_of_rows, longest),
         rollout_log_probs=_log_probs(rows, longest),
         data_id_list=[rollouts[place].data_id for place in owners],
         rollout_id_list=[rollouts[place].rollout_id for place in owners],
         turn_index_list=[row.turn_index for row in rows],
         metrics={name: float(value) for name, value in metrics.items()},
     )
-
-
-def _filled(rollout: TracedRollout, settings: BatchSettings) -> float:
-    reward = reward_of(rollout)
-    return settings.reward_fillna_value if reward is None else reward
 
 
 def _columns(rows: Sequence[Row], settings: BatchSettings) -> dict[str, Tensor]:

@@ -33,6 +33,8 @@ class TracedRollout:
     """Empty, if nothing was recorded."""
     reward: float | None = None
     """Of the whole rollout; None takes what the trace says."""
+    has_failed: bool = False
+    """Whether it did not succeed; then it has no reward, whatever its trace says."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class Row:
 def reward_of(rollout: TracedRollout) -> float | None:
     """The reward that was given, the trajectory's final one, or the last one of a triplet.
 
-    None if there is none; what is not a finite number is none.
+    None if there is none, or the rollout failed; what is not a finite number is none.
     """
+    if rollout.has_failed:
+        return None
     if rollout.reward is not None:
         told = [rollout.reward]
     elif isinstance(rollout.trace, Trajectory):

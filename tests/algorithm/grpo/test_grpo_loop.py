@@ -72,6 +72,22 @@ def test_failed_rollouts_are_left_out_and_counted(engine: SharedEngine) -> None:
     assert figures == {"rollouts/failed": 2, "skipped/failed": 2, "learner/samples": 4, "reward/mean": 0.5}
 
 
+def test_failed_rollouts_can_be_learned_from_as_the_worst(
+    engine: SharedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
+        if agent.seen[f"{rollout.mode}/{task}"] == 2:
+            raise IndexError("the model called no tool")
+        return 1.0
+
+    with caplog.at_level(logging.WARNING, logger="agentlightning.algorithm.grpo"):
+        made = fit(grpo(steps=1, sampling=SampleSettings(failed="worst")), Asking(judge))
+
+    (figures,) = curve(made, "rollouts/failed", "skipped/failed", "learner/samples", "reward/mean")
+    assert figures == {"rollouts/failed": 2, "skipped/failed": 0, "learner/samples": 4, "reward/mean": 0.5}
+    assert "2 of 4 rollouts failed and count 0; most often: IndexError: the model called no tool" in caplog.text
+
+
 @pytest.mark.parametrize(("skip", "learned"), [(True, 4), (False, 6)], ids=["left out", "learned from"])
 def test_answers_that_were_cut_off_are_counted(engine: SharedEngine, skip: bool, learned: int) -> None:
     class Hurried(Asking):
@@ -157,7 +173,7 @@ def test_target_and_time_end_a_run(engine: SharedEngine) -> None:
     assert late.progress.step == 0
 
 
-def test_validation_before_and_after_leaves_out_what_failed(engine: SharedEngine) -> None:
+def test_validation_before_and_after_counts_what_failed_as_the_worst(engine: SharedEngine) -> None:
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         if rollout.mode == "val" and task == "say 1":
             raise OSError("no disk")
@@ -168,11 +184,12 @@ def test_validation_before_and_after_leaves_out_what_failed(engine: SharedEngine
     made.fit(Asking(judge), TASKS, ["say 1", "say 2", "say 3"])
 
     assert algorithm.baseline is not None
-    assert (algorithm.baseline.mean, algorithm.baseline.n) == (0.25, 2)
+    assert (algorithm.baseline.mean, algorithm.baseline.n) == (pytest.approx(0.5 / 3), 3)
+    assert str(algorithm.baseline).endswith("(n=3, 1 failed and count 0)")
     assert algorithm.result == algorithm.baseline
     assert (
         curve(made, "validation/reward", "validation/failed")
-        == [{"validation/reward": 0.25, "validation/failed": 1.0}] * 3
+        == [{"validation/reward": pytest.approx(0.5 / 3), "validation/failed": 1.0}] * 3
     )
     assert [len(examples) for examples in algorithm.examples] == [3, 3, 3]
 
@@ -432,6 +449,7 @@ def test_model_that_cannot_be_loaded_leaves_nothing_running() -> None:
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"temperature": -0.5}, "temperature is -0.5"),
         ({"validation_tasks": 0}, "validation_tasks is 0"),
+        ({"validation_failed": "zero"}, "validation_failed is 'zero'"),
         ({"resume": True}, "name the folder"),
         ({"model": {}}, "no model"),
         ({"model": {"a/b": "tiny"}}, "cannot be called 'a/b'"),

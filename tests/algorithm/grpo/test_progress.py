@@ -48,6 +48,26 @@ def test_failed_rollouts_are_counted_and_are_no_zeros() -> None:
     assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (0.75, 0.5, 1.0)
 
 
+@pytest.mark.parametrize(("failed", "is_warned"), [(1, False), (2, True)], ids=["a tenth", "more"])
+def test_step_in_which_many_rollouts_failed_is_warned_of(
+    caplog: pytest.LogCaptureFixture, failed: int, is_warned: bool
+) -> None:
+    rollouts = finished(*[1.0] * (10 - failed)) + finished(*[None] * failed, status="failed")
+
+    Progress().note(rollouts, {}, learned=True)
+
+    assert ("2 of 10 rollouts failed and are left out" in caplog.text) == is_warned
+
+
+def test_failed_rollouts_count_in_the_mean_where_that_is_wanted() -> None:
+    progress, metrics = Progress(), dict[str, float]()
+
+    progress.note(finished(1.0, 0.5) + finished(None, None, status="failed"), metrics, learned=True, failed="worst")
+
+    assert (progress.rewards, progress.lowest) == ([0.375], 0.0)
+    assert (metrics["rollouts/failed"], metrics["reward/min"]) == (2, 0.0)
+
+
 def test_steps_without_a_lesson_are_counted_in_a_row() -> None:
     progress = Progress()
 

@@ -13,6 +13,7 @@ from agentlightning.adapter.trajectory import (
     Trajectory,
 )
 from agentlightning.algorithm.grpo.samples import Batch, RolloutOutcome, SampleSettings, Skipped, batch_of
+from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.errors import ConfigurationError
 
 END = 9
@@ -106,6 +107,15 @@ def test_a_failed_rollout_is_no_lesson_and_no_zero() -> None:
     assert [s.advantage for s in with_failed.samples] == [s.advantage for s in without.samples]
     assert with_failed.report.metrics()["skipped/failed"] == 1
     assert "1 rollouts failed (most often: ConnectionError: refused)" in with_failed.report.words()
+
+
+@pytest.mark.parametrize(("failed", "counted"), [("worst", -1.0), (-5.0, -5.0)], ids=["worst", "number"])
+def test_a_failed_rollout_can_be_made_to_count(failed: FailedReward, counted: float) -> None:
+    found = batch(outcome(1.0), outcome(-1.0), outcome(None, status="failed"), failed=failed)
+
+    assert found.report.rewards == [1.0, -1.0, counted]
+    assert found.samples[-1].advantage < 0
+    assert (len(found.samples), found.report.skipped[Skipped.FAILED]) == (3, 0)
 
 
 def test_a_failed_rollout_that_left_a_reward_is_not_compared_either() -> None:

@@ -200,7 +200,7 @@ def validating(monkeypatch: pytest.MonkeyPatch) -> Validating:
     return Validating(InMemoryLightningStore(), monkeypatch)
 
 
-async def test_validation_counts_what_failed_and_leaves_it_out(validating: Validating) -> None:
+async def test_validation_counts_what_failed_as_the_worst(validating: Validating) -> None:
     run = await validating.store.start_run("sft")
     validating.algorithm.set_run_id(run.run_id)
     task = asyncio.create_task(validating.algorithm._validate(["sky", "grass"], step=0))
@@ -208,9 +208,9 @@ async def test_validation_counts_what_failed_and_leaves_it_out(validating: Valid
     await validating.play(task, "succeeded", 1.0)
     await validating.play(task, "failed", None)
 
-    assert (await asyncio.wait_for(task, 30)).mean == 1.0
+    assert (await asyncio.wait_for(task, 30)).mean == 0.5
     (point,) = await validating.store.query_metrics(run.run_id)
-    assert (point.values["validation/reward"], point.values["validation/failed"]) == (1.0, 1.0)
+    assert (point.values["validation/reward"], point.values["validation/failed"]) == (0.5, 1.0)
 
 
 async def test_validation_without_any_reward_is_an_error(validating: Validating) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapter.sequences import DroppedCall, DropReason, SampledCall, TokenSequence, Trajectory
+from agentlightning.algorithm.intervals import FailedReward
 from agentlightning.algorithm.verl import BatchSettings, Level, TracedRollout, VerlBatch, batch_of, compose
 from agentlightning.algorithm.verl.mismatches import MISMATCH_FILE
 from agentlightning.errors import ConfigurationError
@@ -142,7 +143,7 @@ class TestTransitions:
         assert found.metrics["training/n_truncated_triplets"] == 1
 
     def test_without_all_log_probabilities_there_are_none(self) -> None:
-        found = batch([triplet([1], [2], logprobs=[-1]), triplet([1], [2])], settings_of())
+        found = batch([triplet([1], [2], logprobs=[-1]), triplet([1], [2], 1.0)], settings_of())
 
         assert found.rollout_log_probs is None
         assert "rollout_log_probs" not in found.tensors()
@@ -209,8 +210,9 @@ class TestRewardsAndMetrics:
         found = batch_of(rollouts, settings_of(prompt=6))
 
         assert found.metrics == {
-            "training/reward": pytest.approx(1.75 / 4),
+            "training/reward": pytest.approx(1.75 / 3),
             "training/n_rollouts": 4,
+            "training/n_rollouts_failed": 1,
             "training/n_rollouts_w_trace": 2,
             "training/n_rollouts_w_reward": 3,
             "training/n_calls_without_tokens": 4,
@@ -224,13 +226,29 @@ class TestRewardsAndMetrics:
         assert batch([triplet([1], [2], 1.0)], settings_of(), reward=0.5).token_level_scores.sum() == 0.5
 
     @pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
-    def test_a_rollout_without_a_usable_reward_gets_the_filling(self, reward: float | None) -> None:
-        chosen = BatchSettings(max_prompt_length=2, max_response_length=2, reward_fillna_value=-1.0)
+    def test_a_rollout_without_a_usable_reward_is_left_out(self, reward: float | None) -> None:
+        found = batch([triplet([1], [2], reward)], settings_of())
 
-        found = batch([triplet([1], [2], reward)], chosen)
+        assert len(found) == 0
+        assert (found.metrics["training/n_rollouts_w_reward"], found.metrics["training/n_rollouts_failed"]) == (0, 1)
 
-        assert found.token_level_scores.sum() == -1
-        assert found.metrics["training/n_rollouts_w_reward"] == 0
+    @pytest.mark.parametrize(("failed", "counted"), [("worst", 0.0), (-1.0, -1.0)], ids=["worst", "number"])
+    def test_a_rollout_that_failed_can_be_made_to_count(self, failed: FailedReward, counted: float) -> None:
+        chosen = BatchSettings(max_prompt_length=2, max_response_length=2, failed=failed)
+        good = TracedRollout("a", "x", [triplet([1], [2], 1.0)])
+        crashed = TracedRollout("b", "x", [triplet([1], [2], 1.0)], has_failed=True)
+
+        found = batch_of([good, crashed], chosen)
+
+        assert found.token_level_scores.sum(dim=1).tolist() == [1.0, counted]
+
+    def test_the_configuration_says_what_a_failed_rollout_counts(self) -> None:
+        data = {"max_prompt_length": 7, "max_response_length": 8}
+        chosen, default = {"agentlightning": {"failed": "worst"}, "data": data}, {"data": data}
+
+        found = [BatchSettings.from_config(compose(one), pad_token_id=PAD).failed for one in (chosen, default)]
+
+        assert found == ["worst", "skip"]
 
     @pytest.mark.parametrize("level", get_args(Level))
     def test_without_any_tokens_the_batch_has_no_rows(self, level: Level) -> None:

@@ -15,6 +15,7 @@ from agentlightning.errors import ConfigurationError
 OURS = {
     "agentlightning": {
         "port": 9999,
+        "failed": "skip",
         "trace_aggregator": {
             "level": "transition",
             "trajectory_max_prompt_length": 2048,

@@ -73,7 +73,10 @@ class Gateway:
         self.plain_backends: set[str] = set()
         """Names of backends that refuse requests with fields they do not know."""
         self.versioned_models: frozenset[str] = frozenset()
-        """Models of which some backends belong to certain resources."""
+        """Models whose calls are served by the resources of their rollout: some backends belong to certain resources,
+        or override what is asked for with them."""
+        self.overridden_fields: set[tuple[str, str]] = set()
+        """Models and fields of their calls that were overridden, which is told once for each."""
         self._started = time.monotonic()
 
     def note_models(self, model_list: Sequence[Any]) -> None:
@@ -82,7 +85,8 @@ class Gateway:
         self.versioned_models = frozenset(
             str(entry.get("model_name"))
             for entry in model_list
-            if entry.get("resources_id") or (entry.get("model_info") or {}).get("resources_id")
+            for info in [entry.get("model_info") or {}]
+            if entry.get("resources_id") or info.get("resources_id") or info.get("overrides")
         )
 
     def note_unattributed(self, path: str) -> None:

@@ -4,9 +4,10 @@ It is made anew for each backend that is tried. A backend that is asked for more
 stream) and refuses is asked again without, and remembered.
 """
 
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
 __all__ = ["OutgoingCall", "ServedModel", "passed_headers", "served_model"]
+
+logger = logging.getLogger(__name__)
 
 _PASSED_HEADERS: Final = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
 _REFUSED_STATUSES: Final = (400, 422)
@@ -49,14 +52,12 @@ async def served_model(gateway: "Gateway", origin: Origin | None, asked: str) ->
     """What the resources give to an agent that names itself comes before the model that was asked for."""
     if origin is None:
         return ServedModel(asked)
-    resources_id = None
-    if asked in gateway.versioned_models:
-        facts = await gateway.attempts.facts(origin)
-        resources_id = None if facts.rollout is None else facts.rollout.resources_id
     llm = None if origin.agent is None else await gateway.attempts.llm_of(origin)
-    if llm is None:
-        return ServedModel(asked, resources_id=resources_id)
-    return ServedModel(llm.model, llm.sampling_parameters, resources_id)
+    served = ServedModel(asked) if llm is None else ServedModel(llm.model, llm.sampling_parameters)
+    if served.name not in gateway.versioned_models:
+        return served
+    facts = await gateway.attempts.facts(origin)
+    return served if facts.rollout is None else replace(served, resources_id=facts.rollout.resources_id)
 
 
 def passed_headers(headers: Headers) -> dict[str, str]:
@@ -136,7 +137,9 @@ class OutgoingCall:
         self._backend = backend
         dialect = self.backend_dialect = backend.serving(self.dialect)
         self.translation = None if dialect == self.dialect else translation(self.dialect, dialect)
-        request = {**self.asked, **self._overrides} if self._overrides else self.asked
+        request = self._overridden(backend, dialect)
+        if self._overrides:
+            request = {**request, **self._overrides}
         body = request if self.translation is None else self.translation.request(request)
         if backend.defaults:
             body = {**backend.defaults, **body}
@@ -154,6 +157,23 @@ class OutgoingCall:
         record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
         record.backend_dialect = dialect
         return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=passed_headers(self._headers))
+
+    def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, Any]:
+        """What the caller asked for, but for fields that the backend's entry overrides for the rollout's resources."""
+        overrides = backend.overrides.get(self._resources_id or "")
+        if overrides is None or dialect == "embeddings":
+            return self.asked
+        for name, value in overrides.items():
+            told = (backend.model_name, name)
+            if self.asked.get(name) not in (None, value) and told not in self._gateway.overridden_fields:
+                self._gateway.overridden_fields.add(told)
+                logger.warning(
+                    "Calls of model '%s' ask for %s=%.80r, which its entry of the model list overrides for their "
+                    "resources '%s'; it is not heeded. Further ones are not told.",
+                    *(backend.model_name, name, self.asked[name], self._resources_id),
+                )
+        gone = [name for name, value in overrides.items() if value is None]
+        return {name: value for name, value in {**self.asked, **overrides}.items() if name not in gone}
 
     def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
         """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""

@@ -45,7 +45,8 @@ class ModelConfig(TypedDict):
     model_name: str
     litellm_params: dict[str, Any]
     model_info: NotRequired[dict[str, Any]]
-    """What is known of the backend: `version`, `resources_id`, `gives_token_ids`, `gives_logprobs`, `health_path`."""
+    """What is known of the backend: `version`, `resources_id`, `overrides`, `gives_token_ids`, `gives_logprobs`,
+    `health_path`."""
 
 
 class _Done:

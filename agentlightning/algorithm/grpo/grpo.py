@@ -24,7 +24,7 @@ from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
 from agentlightning.algorithm.grpo.curriculum import Curriculum
-from agentlightning.algorithm.grpo.policy import Policy, undisturbed
+from agentlightning.algorithm.grpo.policy import Policy, training_sampling, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.scoring import score_of
@@ -75,7 +75,8 @@ class GRPO(Algorithm):
         steps: How many steps to make, or fewer where `target_reward` or `max_seconds` end it.
         target_reward: Stop when the mean reward of the last steps has reached it.
         max_seconds: Stop after so long.
-        temperature: At which answers are sampled for training, whatever agents ask for.
+        temperature: At which answers are sampled for training, whatever agents ask for; their seed, top_p and top_k
+            are not heeded there either.
         validation_temperature: At which they are sampled for validation; 0 takes the likeliest token each time.
         validate_every: Steps between validations; 0 validates before and after only.
         validation_tasks: How many tasks of the validation set are used; None takes all.
@@ -235,7 +236,11 @@ class GRPO(Algorithm):
         given: LLMProxy | None = self.get_llm_proxy()
         proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
         before = list(proxy.model_list)
-        ours = [policy.model_config() for policy in self.policies]
+        overrides = {
+            self._resources["train"]: training_sampling(self.temperature),
+            self._resources["val"]: {"temperature": self.validation_temperature},
+        }
+        ours = [policy.model_config(overrides) for policy in self.policies]
         names = {entry["model_name"] for entry in ours}
         stack.callback(proxy.update_model_list, before)
         proxy.update_model_list([*(entry for entry in before if entry["model_name"] not in names), *ours])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
     from agentlightning.engine.serving import EngineServer
 
-__all__ = ["Policy", "undisturbed"]
+__all__ = ["Policy", "training_sampling", "undisturbed"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,15 @@ class Policy:
         if not self.engine.is_running():
             self.engine.status()
 
-    def model_config(self) -> ModelConfig:
-        """The entry of the proxy's list of models."""
+    def model_config(self, overrides: Mapping[str, Mapping[str, Any]]) -> ModelConfig:
+        """The entry of the proxy's list of models.
+
+        Args:
+            overrides: Sampling parameters, by id of the resources, that are used whatever agents ask for.
+        """
         entry = self.engine.model_config()
-        return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"])
+        info = {"overrides": {resources_id: dict(one) for resources_id, one in overrides.items()}}
+        return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"], model_info=info)
 
     # ------------------------------------------------------------------ learning
 
@@ -153,6 +158,14 @@ class Policy:
                 weight.data.copy_(adapters[name])
         self.learner.load_state(learner_state)
         self.version = version
+
+
+def training_sampling(temperature: float) -> dict[str, Any]:
+    """How answers are sampled to learn from them, whatever agents ask for.
+
+    A seed would make the rollouts of a task the same, and log-probabilities are those of the whole distribution.
+    """
+    return {"temperature": temperature, "top_p": None, "top_k": None, "seed": None}
 
 
 async def undisturbed(*work: Coroutine[Any, Any, Any]) -> None:

@@ -18,7 +18,7 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.policy import Policy, training_sampling
 from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.intervals import Estimate
@@ -53,6 +53,8 @@ _T = TypeVar("_T")
 MAIN: Final = "main_llm"
 RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
+_TRAIN: Final = "sft-train"
+"""The resources with which rollouts are made to learn from."""
 MODEL_NAMES: Final = {"tiny": "tiny"}
 ANY_OTHER_NAME: Final = "policy"
 
@@ -199,7 +201,8 @@ class SFT(Algorithm):
         self._is_our_proxy = given is None or not given.is_running()
         await self._policy.start()
         self._learner = self._policy.learner
-        self._proxy.update_model_list([self._policy.model_config()])
+        overrides = {_TRAIN: training_sampling(self.temperature)}
+        self._proxy.update_model_list([self._policy.model_config(overrides)])
         if not self._proxy.is_running():
             self._proxy.start()
 
@@ -248,7 +251,7 @@ class SFT(Algorithm):
             acceptance = Acceptance(skip_truncated=acceptance.skip_truncated)  # they were good enough then
         elif self.best_of is not None and train_dataset is not None:
             tasks = [train_dataset[number] for number in range(len(train_dataset))]
-            resources_id = await self._resources("sft-train", self.temperature)
+            resources_id = await self._resources(_TRAIN, self.temperature)
             sent = await collector.send(tasks, copies=self.best_of, resources_id=resources_id)
         else:
             sent = await find(self.get_store(), self.recorded)

@@ -71,6 +71,9 @@ class Backend:
     """Version of the resources this backend belongs to; None serves any."""
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Request fields for calls that do not set them."""
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
+    """Request fields, by the id of the resources of a rollout, that are written over its calls' own; None takes one
+    out."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Arguments for the litellm library alone, its credentials among them."""
     input_cost_per_token: float | None = None

@@ -137,6 +137,15 @@ class Entry:
             raise self.wrong("litellm_params.extra_headers", "...", "texts of one line")
         return headers
 
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """Request fields that are written over those of callers, by the id of their resources."""
+        given = self.info.get("overrides") or {}
+        fields = list(given.values()) if isinstance(given, Mapping) else [given]
+        if not all(isinstance(one, Mapping) and all(isinstance(name, str) for name in one) for one in fields):
+            accepted = "request fields by the id of resources, such as {'rs-1': {'temperature': 1.0, 'seed': None}}"
+            raise self.wrong("model_info.overrides", given, accepted)
+        return {str(resources_id): dict(one) for resources_id, one in given.items()}
+
     def rest(self, *, for_library: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is left of `litellm_params`: defaults of the request, and arguments for the litellm library."""
         body = self._params.get("extra_body") or {}

@@ -122,6 +122,7 @@ def backend_of(entry: Mapping[str, Any], number: int) -> Backend:
         version=read.label("version"),
         resources_id=read.label("resources_id"),
         defaults=defaults,
+        overrides=read.overrides(),
         options=options,
         input_cost_per_token=read.number("input_cost_per_token", at_least=0.0),
         output_cost_per_token=read.number("output_cost_per_token", at_least=0.0),

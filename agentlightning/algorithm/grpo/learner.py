@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,10 +27,15 @@ from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import TrainingError
 
 __all__ = ["Learner"]
+
+TINY_LEARNING_RATE: Final = 5e-4
+ADAPTERS_LEARNING_RATE: Final = 1e-5
+WEIGHTS_LEARNING_RATE: Final = 1e-6
 
 
 class Learner:
@@ -56,6 +61,9 @@ class Learner:
         """Updates made."""
         self.steps = 0
         """Steps of the optimiser made."""
+        rate = self.settings.learning_rate
+        self.learning_rate = _default_learning_rate(model) if rate is None else rate
+        """After the warm-up."""
         self._clock = clock
         self._weights = model.trainable()
         if not self._weights:
@@ -226,7 +234,7 @@ class Learner:
 
     def _learning_rate(self, step: int) -> float:
         warmup = self.settings.warmup_steps
-        return self.settings.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        return self.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
 
     def _finite(self, value: Tensor, name: str) -> float:
         number = float(value.item())
@@ -236,6 +244,12 @@ class Learner:
             f"The {name} of step {self.steps + 1} (update {self.version + 1}) is {number}; the weights are as they "
             "were before this step. A lower learning_rate or max_grad_norm may help."
         )
+
+
+def _default_learning_rate(model: CausalModel) -> float:
+    if not isinstance(model, HfModel):
+        return TINY_LEARNING_RATE
+    return ADAPTERS_LEARNING_RATE if model.has_adapters else WEIGHTS_LEARNING_RATE
 
 
 class _Figures:

@@ -26,6 +26,14 @@ def engine(running_engine: "SharedEngine", monkeypatch: pytest.MonkeyPatch) -> "
 
 
 @pytest.fixture
+def seeds_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training with agents that ask for seeds is the same each time, as far as its calls come in the same order."""
+    monkeypatch.setattr(
+        "agentlightning.algorithm.grpo.grpo.training_sampling", lambda temperature: {"temperature": temperature}
+    )
+
+
+@pytest.fixture
 def nothing_is_left() -> Iterator[None]:
     """No process more than before; an engine that others share may run."""
     before = {process.pid for process in left_behind()}

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="GRPO needs torch")
 transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: agentlightning[hf]")
 
 import agentlightning as agl  # noqa: E402 # after the checks
-from agentlightning.algorithm.grpo import GRPO, Checkpoints, SampleSettings  # noqa: E402
+from agentlightning.algorithm.grpo import GRPO, Checkpoints, Learner, LearnerSettings, SampleSettings  # noqa: E402
 from agentlightning.cli import main  # noqa: E402
 from agentlightning.engine.loading import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
@@ -120,6 +120,21 @@ async def _rollouts(store: agl.LightningStore) -> Any:
     return await store.query_rollouts()
 
 
+@pytest.mark.parametrize(
+    ("source", "lora", "rate"), [("tiny", None, 5e-4), ("llama", None, 1e-6), ("llama", LORA, 1e-5)]
+)
+def test_the_default_learning_rate_is_that_of_the_kind_of_model(
+    base: Path, source: str, lora: LoraOptions | None, rate: float
+) -> None:
+    if lora is not None:
+        pytest.importorskip("peft", reason="LoRA needs peft: agentlightning[hf]")
+    model, _ = load("tiny" if source == "tiny" else str(base), device="cpu", lora=lora)
+
+    assert Learner(model).learning_rate == rate
+    assert Learner(model, LearnerSettings(learning_rate=0.25)).learning_rate == 0.25
+
+
+@pytest.mark.usefixtures("seeds_are_heeded")
 def test_llama_learns_the_word_that_is_rewarded(base: Path, tmp_path: Path, client: openai.OpenAI) -> None:
     algorithm, made = trained(base, tmp_path, client, learning=settings(learning_rate=1e-2))
 
@@ -131,6 +146,7 @@ def test_llama_learns_the_word_that_is_rewarded(base: Path, tmp_path: Path, clie
     assert greedy_reward(tmp_path / "out") == pytest.approx(algorithm.result.mean)
 
 
+@pytest.mark.usefixtures("seeds_are_heeded")
 def test_adapters_alone_learn_and_are_merged_into_what_is_exported(
     base: Path, tmp_path: Path, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:

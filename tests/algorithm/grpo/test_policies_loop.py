@@ -50,6 +50,7 @@ class Pair(agl.LitAgent[str]):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("seeds_are_heeded")
 def test_planner_and_solver_learn_opposite_habits_while_their_next_rollouts_run() -> None:
     agent = Pair()
     algorithm = GRPO(

@@ -93,6 +93,13 @@ class Algorithm:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 
+    async def before_runners(self) -> None:
+        """Bring the store in order before any runner claims; the trainer awaits it once, right before `run`.
+
+        Override it to withdraw what an interrupted training left in the queue. A runner that others started, on a store
+        that a server of its own serves, does not wait for it.
+        """
+
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> None | Coroutine[Any, Any, None]:

@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     strategy = ClientServerExecutionStrategy(
         role="runner", n_runners=arguments.n_runners, managed_store=False, graceful_timeout=arguments.grace
     )
-    side = RunnerSide(runner, agent, (), Switches(paused=ThreadingEvent(), stopped=ThreadingEvent()))
+    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
+    side = RunnerSide(runner, agent, (), switches, is_alone=True)
     print(f"agl runner: {arguments.name} works for {arguments.store}; Ctrl-C to leave", file=sys.stderr)  # noqa: T201
     if silence is not None:
         print(f"agl runner: {silence} It is waited for.", file=sys.stderr)  # noqa: T201

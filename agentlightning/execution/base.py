@@ -1,18 +1,27 @@
 """Execution strategies: where the algorithm and the runners run, and how they reach the store."""
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 
-__all__ = ["AlgorithmBundle", "ExecutionStrategy", "RunnerBundle", "resolve_managed_store_flag"]
+__all__ = ["AlgorithmBundle", "ExecutionStrategy", "PreparingBundle", "RunnerBundle", "resolve_managed_store_flag"]
 
 
 class AlgorithmBundle(Protocol):
     """All that the algorithm's side does."""
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None: ...
+
+
+@runtime_checkable
+class PreparingBundle(AlgorithmBundle, Protocol):
+    """An algorithm's side that brings the store in order before runners on other machines may reach it."""
+
+    on_prepared: Callable[[], Awaitable[None]] | None
+    """Awaited by the bundle when the store is in order; a strategy that serves the store sets it."""
 
 
 class RunnerBundle(Protocol):

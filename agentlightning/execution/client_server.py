@@ -17,6 +17,7 @@ from agentlightning.execution import processes as children
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    PreparingBundle,
     RunnerBundle,
     resolve_managed_store_flag,
 )
@@ -122,14 +123,17 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     async def _execute_algorithm(
         self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent
     ) -> None:
-        """Serve the store and run the algorithm against it."""
+        """Serve the store and run the algorithm against it; an algorithm that prepares it first is served then."""
         server: LightningStoreServer | None = None
         try:
             if self.managed_store:
                 token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
                 refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
                 server = LightningStoreServer(store, host=self.server_host, port=self.server_port)
-                await server.start()
+                if isinstance(algorithm, PreparingBundle):
+                    algorithm.on_prepared = server.start
+                else:
+                    await server.start()
             await algorithm(store if server is None else server, stop_evt)
         except BaseException:
             stop_evt.set()
@@ -229,10 +233,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             logger.error("Processes are still there after being killed: %s.", ", ".join(p.name for p in alive))
 
     def _check_process_exitcodes(self, processes: Sequence[BaseProcess]) -> None:
-        allowed = (None, *self.allowed_exit_codes)
-        failed = [f"{p.name} (exit code {p.exitcode})" for p in processes if p.exitcode not in allowed]
-        if failed:
-            raise RuntimeError(f"Subprocesses failed: {', '.join(failed)}")
+        bad = [p for p in processes if p.exitcode not in (None, *self.allowed_exit_codes)]
+        if bad:
+            raise RuntimeError(f"Subprocesses failed: {', '.join(f'{p.name} (exit code {p.exitcode})' for p in bad)}")
 
     # ------------------------------------------------------------------ placing both
 

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.1
 """How often switches are looked at."""
+PREPARED_SECONDS: Final = 0.01
+"""How often a runner looks whether it may begin, which delays every training."""
 SILENCE_SECONDS: Final = 60.0
 """How long a busy worker with heartbeats may be silent before it counts as lost."""
 
@@ -38,6 +40,8 @@ class Switches:
 
     paused: ExecutionEvent
     stopped: ExecutionEvent
+    prepared: ExecutionEvent
+    """Set by the algorithm's side when runners may claim."""
 
 
 @dataclass
@@ -52,6 +56,8 @@ class AlgorithmSide:
     val_dataset: Any = None
     initial_resources: NamedResources | None = None
     llm_proxy: Any = None
+    on_prepared: Callable[[], Awaitable[None]] | None = None
+    """Awaited before runners may claim, after what the algorithm itself does then."""
     was_stopped: bool = False
     """Whether it was ended before it was done."""
     _failure: TrainingError | None = None
@@ -87,6 +93,11 @@ class AlgorithmSide:
         algorithm.set_llm_proxy(self.llm_proxy)
 
     async def _work(self, event: ExecutionEvent) -> None:
+        if self.algorithm is not None:
+            await self.algorithm.before_runners()
+        if self.on_prepared is not None:
+            await self.on_prepared()
+        self.switches.prepared.set()
         if self.algorithm is None:
             logger.info("There is no algorithm; runners serve whatever is enqueued, until they are stopped.")
             while not event.is_set():  # noqa: ASYNC110 # the event may be another process's
@@ -180,12 +191,18 @@ class RunnerSide:
             runner.init_worker(worker_id, store)
             follow = asyncio.create_task(self._follow_switches(runner, event), name="switches")
             try:
+                await self._until_prepared(event)
                 await runner.iter(event=event)
             finally:
                 follow.cancel()
                 _quietly(lambda: runner.teardown_worker(worker_id), "Error during runner worker teardown")
         finally:
             _quietly(runner.teardown, "Error during runner teardown")
+
+    async def _until_prepared(self, event: ExecutionEvent) -> None:
+        """Wait for the algorithm of this training; a runner that is alone cannot see whether there is one."""
+        while not (self.is_alone or self.switches.prepared.is_set() or event.is_set()):  # noqa: ASYNC110 # the event may be another process's
+            await asyncio.sleep(PREPARED_SECONDS)
 
     async def _follow_switches(self, runner: Runner[Any], event: ExecutionEvent) -> None:
         """Pause, go on and, if alone, stop with the training."""

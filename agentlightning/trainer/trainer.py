@@ -6,7 +6,7 @@ import logging
 import pkgutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -296,7 +296,11 @@ class Trainer:
         self._life.step("become ready")
         agent.set_trainer(self)
         context = start_context(getattr(self.strategy, "start_method", None))
-        switches = Switches(paused=MultiprocessingEvent(ctx=context), stopped=MultiprocessingEvent(ctx=context))
+        switches = Switches(
+            paused=MultiprocessingEvent(ctx=context),
+            stopped=MultiprocessingEvent(ctx=context),
+            prepared=MultiprocessingEvent(ctx=context),
+        )
         side = AlgorithmSide(
             algorithm,
             self,
@@ -423,8 +427,10 @@ class _AlgorithmBundle:
     def __init__(self, trainer: Trainer, side: AlgorithmSide) -> None:
         self._trainer = trainer
         self._side = side
+        self.on_prepared: Callable[[], Awaitable[None]] | None = None
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
+        self._side.on_prepared = self.on_prepared
         await self._trainer._algorithm_bundle(store, event, self._side)
 
     def give_up(self, error: TrainingError) -> None:

@@ -41,7 +41,7 @@ async def test_a_worker_that_could_not_be_given_up_is_tried_again(
     await store.update_worker("Worker-7", {})
     await store.enqueue_rollout(1)
     await store.dequeue_rollout(worker_id="Worker-7")
-    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent())
+    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
     side = AlgorithmSide(waiting, Trainer(), TracerTraceToTriplet(), switches)
 
     with caplog.at_level(logging.WARNING):
@@ -64,7 +64,7 @@ async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
             endings.put(error)
             raise
 
-    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent())
+    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
     side = AlgorithmSide(endless, Trainer(), TracerTraceToTriplet(), switches)
     running = asyncio.create_task(side.run(store, ThreadingEvent()))
     assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
@@ -84,7 +84,7 @@ async def test_a_plain_function_that_fails_leaves_no_thread() -> None:
     def failing(*, store: Any) -> None:
         raise ValueError("it never works")
 
-    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent())
+    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
     side = AlgorithmSide(failing, Trainer(), TracerTraceToTriplet(), switches)
 
     with pytest.raises(ValueError, match="it never works"):

@@ -170,6 +170,56 @@ async def tasks_by_step(folder: Path) -> dict[int, set[str]]:
     return found
 
 
+def test_no_agent_runs_what_a_killed_training_left_in_the_queue(tmp_path: Path) -> None:
+    with training(tmp_path, steps=500) as process:
+        until(lambda: steps_in(tmp_path) >= 1, process, tmp_path)
+        until(lambda: asyncio.run(unfinished(tmp_path)), process, tmp_path)  # in the middle of the next step
+        kill(process)
+    left = asyncio.run(unfinished(tmp_path))
+    resumed_at, step = time.time(), latest(tmp_path).step
+
+    with training(tmp_path, steps=500) as process:
+        until(lambda: latest(tmp_path).step > step, process, tmp_path)
+        kill(process)
+
+    assert left
+    statuses, later = asyncio.run(what_became_of(tmp_path, left, resumed_at))
+    assert set(statuses) == {"cancelled"}
+    assert later == []
+    dead, _ = asyncio.run(runs(tmp_path))
+    assert (dead.status, dead.end_time is None) == ("failed", False)
+    assert "ended without notice" in dead.summary["error"]
+
+
+async def unfinished(folder: Path) -> list[str]:
+    """Ids of the rollouts that are queued or under way."""
+    store = agl.SqliteLightningStore(folder / "runs.db")
+    try:
+        open_ones = await store.query_rollouts(status_in=["queuing", "requeuing", "preparing", "running"])
+        return [rollout.rollout_id for rollout in open_ones]
+    finally:
+        await store.close()
+
+
+async def what_became_of(folder: Path, rollout_ids: list[str], since: float) -> tuple[list[str], list[Any]]:
+    """The statuses of rollouts, and their attempts that began after a moment."""
+    store = agl.SqliteLightningStore(folder / "runs.db")
+    try:
+        found = await store.query_rollouts(rollout_id_in=rollout_ids)
+        attempts = [attempt for one in rollout_ids for attempt in await store.query_attempts(one)]
+    finally:
+        await store.close()
+    return [rollout.status for rollout in found], [one for one in attempts if one.start_time > since]
+
+
+async def runs(folder: Path) -> list[Any]:
+    store = agl.SqliteLightningStore(folder / "runs.db")
+    try:
+        return list(await store.query_runs())
+    finally:
+        await store.close()
+
+
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
     with training(tmp_path, steps=500, save_every=1000) as process:
         until(lambda: steps_in(tmp_path) >= 2, process, tmp_path)

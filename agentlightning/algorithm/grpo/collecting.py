@@ -122,18 +122,20 @@ class Collector:
         wanted = set(rollout_ids)
         await self._cancel(lambda rollout: rollout.rollout_id in wanted)
 
-    async def withdraw_all(self, resources_ids: Iterable[str]) -> None:
-        """Cancel what a run that was killed left in the queue, by the resources that are its own."""
+    async def withdraw_all(self, resources_ids: Iterable[str]) -> list[Rollout]:
+        """Cancel what a run that was killed left in the queue, by the resources that are its own; what that was."""
         wanted = set(resources_ids)
-        await self._cancel(lambda rollout: rollout.resources_id in wanted)
+        return await self._cancel(lambda rollout: rollout.resources_id in wanted)
 
-    async def _cancel(self, is_wanted: Callable[[Rollout], bool]) -> None:
+    async def _cancel(self, is_wanted: Callable[[Rollout], bool]) -> list[Rollout]:
         try:
             pending = await self._store.query_rollouts(status_in=_UNFINISHED)
-            left = [rollout.rollout_id for rollout in pending if is_wanted(rollout)]
-            await asyncio.gather(*(self._store.update_rollout(one, status="cancelled") for one in left))
+            left = [rollout for rollout in pending if is_wanted(rollout)]
+            await asyncio.gather(*(self._store.update_rollout(one.rollout_id, status="cancelled") for one in left))
         except StoreError as error:  # they are of no use, and of no harm but the work they make
             logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)
+            return []
+        return left
 
 
 async def outcomes_of(

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +27,9 @@ from agentlightning.algorithm.grpo.curriculum import Curriculum
 from agentlightning.algorithm.grpo.policy import Policy, training_sampling, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
-from agentlightning.algorithm.grpo.scoring import score_of
+from agentlightning.algorithm.grpo.scoring import groups_that_differ, score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, reward_of_failed
+from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.lora import LoraOptions
@@ -51,6 +51,8 @@ MOST_EMPTY_STEPS: Final = 20
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
+_RUN_ID: Final = "run_id"
+"""In the metadata of rollouts: the run that sent them."""
 WATCH_SECONDS: Final = 1.0
 """How often engines are looked at while rollouts are waited for."""
 
@@ -209,6 +211,21 @@ class GRPO(Algorithm):
 
     # ------------------------------------------------------------------ the run
 
+    async def before_runners(self) -> None:
+        """Withdraw what a run with the same checkpoints left in the queue when it was killed, and close that run."""
+        if self.checkpoints is not None:
+            left = await Collector(self.get_store()).withdraw_all(self._resources.values())
+            await self._close_runs({(rollout.metadata or {}).get(_RUN_ID) for rollout in left})
+
+    async def _close_runs(self, run_ids: Set[str | None]) -> None:
+        """Runs that nobody ended are over: this one takes their place."""
+        own, store = self.get_run_id(), self.get_store()
+        for run_id in run_ids - {None, own}:
+            run = await store.get_run_by_id(str(run_id))
+            if run is not None and run.end_time is None:
+                error = f"The process of this run ended without notice; run '{own}' takes its place."
+                await store.finish_run(run.run_id, "failed", summary={**run.summary, "error": error})
+
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train; Ctrl-C leaves a checkpoint behind, if there is a folder for it."""
         if train_dataset is None:
@@ -216,8 +233,7 @@ class GRPO(Algorithm):
         self._begin()
         curriculum = Curriculum(train_dataset, self.seed)
         self._collector = Collector(self.get_store(), self._config)
-        if self.checkpoints is not None:  # before all that takes long: runners take up what is in the queue
-            await self._collector.withdraw_all(self._resources.values())
+        self.progress.run_id = self.get_run_id()
         async with AsyncExitStack() as stack:
             for policy in self.policies:
                 stack.push_async_callback(policy.stop)
@@ -225,6 +241,7 @@ class GRPO(Algorithm):
             proxy = self._open_proxy(stack)
             await self._publish_resources(proxy)
             if self.resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
+                await self._close_runs({self.progress.resumed_run_id})
                 await undisturbed(*(policy.publish() for policy in self.policies))
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
@@ -345,7 +362,7 @@ class GRPO(Algorithm):
             curriculum.take(tasks),
             copies=self.group_size,
             resources_id=self._resources["train"],
-            metadata={"step": step},
+            metadata={"step": step, _RUN_ID: self.get_run_id()},
         )
 
     async def _withdraw(self) -> None:
@@ -412,7 +429,7 @@ class GRPO(Algorithm):
         """With dynamic sampling: further tasks, while too few groups have rewards that differ."""
         more: list[FinishedRollout] = []
         for _ in range(MOST_REFILLS if self.dynamic_sampling else 0):
-            missing = self.tasks_per_step - _groups_that_differ([*finished, *more], self.sampling.failed)
+            missing = self.tasks_per_step - groups_that_differ([*finished, *more], self.sampling.failed)
             if missing <= 0:
                 break
             more += await self._finished(await self._send(curriculum, missing, self.progress.step))
@@ -431,7 +448,8 @@ class GRPO(Algorithm):
         assert self._collector is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
-        sent = await self._collector.send(tasks, mode="val", resources_id=self._resources["val"])
+        metadata = {_RUN_ID: self.get_run_id()}
+        sent = await self._collector.send(tasks, mode="val", resources_id=self._resources["val"], metadata=metadata)
         try:
             finished = await self._finished(sent)
         except BaseException:
@@ -473,11 +491,3 @@ def _named(model: str | Mapping[str, str]) -> dict[str, str]:
 def _digest(folder: Path) -> str:
     """Stands for a folder: a run that goes on from it knows by this what an earlier one left in the store."""
     return hashlib.blake2b(str(folder.absolute()).encode(), digest_size=6).hexdigest()
-
-
-def _groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward) -> int:
-    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
-    rewards: dict[str, set[float | None]] = {}
-    for one in finished:
-        rewards.setdefault(one.group, set()).add(counted if one.own_reward is None else one.own_reward)
-    return sum(1 for found in rewards.values() if len(found - {None}) > 1)

@@ -43,6 +43,10 @@ class Progress:
         self.is_whole = True
         """False while weights are being changed, and for good where that failed: such a state is not saved."""
         self.validated_step: int | None = None
+        self.run_id: str | None = None
+        """Of this run in the store."""
+        self.resumed_run_id: str | None = None
+        """Of the run that this one goes on with."""
         self._folder = folder
         self._is_best = False
         self._best_step: int | None = None
@@ -149,6 +153,7 @@ class Progress:
             "lowest": self.lowest,
             "baseline": None if self.baseline is None else vars(self.baseline),
             "curriculum": dict(place),
+            "run_id": self.run_id,
         }
         for policy in policies:
             self._checkpoints(policy).save(
@@ -208,6 +213,7 @@ class Progress:
 
     def _take_over(self, told: Mapping[str, Any], curriculum: Curriculum) -> None:
         self.step, self.rewards, self.rollouts = int(told["step"]), list(told["rewards"]), int(told["rollouts"])
+        self.resumed_run_id = told.get("run_id")
         self.best, self._best_step = told["best"], told.get("best_step")
         self.highest = told.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
         self.lowest = told.get("lowest", min(self.rewards, default=None))

@@ -8,7 +8,7 @@ from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, reward_of_failed
 from agentlightning.errors import TrainingError
 
-__all__ = ["Score", "score_of"]
+__all__ = ["Score", "groups_that_differ", "score_of"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,16 @@ def score_of(finished: Sequence[FinishedRollout], failed: FailedReward = "worst"
     counted = reward_of_failed(failed, rewards) if errors else None
     values = rewards if counted is None else [*rewards, *[counted] * errors.total()]
     return Score(replace(estimate(values), failed=errors.total(), failed_reward=counted), errors)
+
+
+def groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward) -> int:
+    """How many groups have rewards that are not all the same.
+
+    Args:
+        failed: What rollouts that failed count.
+    """
+    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
+    rewards: dict[str, set[float | None]] = {}
+    for one in finished:
+        rewards.setdefault(one.group, set()).add(counted if one.own_reward is None else one.own_reward)
+    return sum(1 for found in rewards.values() if len(found - {None}) > 1)

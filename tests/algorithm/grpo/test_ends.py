@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.grpo import Checkpoints
+from agentlightning.algorithm.grpo.collecting import Collector
 from agentlightning.algorithm.grpo.grpo import MOST_EMPTY_STEPS
 from agentlightning.engine.checkpoint import read_extra
 from agentlightning.engine.loading import load
@@ -27,6 +28,8 @@ from tests.algorithm.grpo.training import (
 )
 
 pytestmark = pytest.mark.usefixtures("engine")
+
+LONG_ENOUGH_SECONDS = 1.0
 
 
 def exported(folder: Path) -> dict[str, Any]:
@@ -59,11 +62,11 @@ def test_solved_run_ends_well_and_leaves_its_model(tmp_path: Path, caplog: pytes
     assert algorithm.result.mean == 1.0
     assert are_same(weights(algorithm), exported(tmp_path / "model"))
     assert f"Nothing is left to learn: in the last {MOST_EMPTY_STEPS} steps every reward was 1" in caplog.text
-    assert [run.status for run in asyncio.run(_runs(made))] == ["succeeded"]
+    assert [run.status for run in asyncio.run(_runs(made.store))] == ["succeeded"]
 
 
-async def _runs(made: agl.Trainer) -> Any:
-    return await made.store.query_runs()
+async def _runs(store: agl.LightningStore) -> Any:
+    return await store.query_runs()
 
 
 def test_run_that_is_stuck_below_its_best_reward_is_given_up_and_leaves_its_model(tmp_path: Path) -> None:
@@ -172,6 +175,45 @@ def test_error_of_the_run_is_raised_where_its_model_cannot_be_written(
         fit(grpo(steps=5, output=tmp_path / "file" / "model", checkpoints=tmp_path / "checkpoints", save_every=1))
 
     assert "could not be kept" in caplog.text
+
+
+# ---------------------------------------------------------------------- a run that was killed
+
+
+def test_what_a_killed_run_left_is_withdrawn_before_runners_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(grpo(steps=1, checkpoints=tmp_path), store=(store := agl.InMemoryLightningStore()))
+    (resources_id, *_) = {rollout.resources_id for rollout in asyncio.run(_rollouts(store))}
+    left = asyncio.run(store.enqueue_rollout("say 99", resources_id=resources_id))
+    agent, original = Asking(every_second), Collector.withdraw_all
+
+    async def late(self: Collector, *args: Any) -> Any:
+        await asyncio.sleep(LONG_ENOUGH_SECONDS)  # for runners that do not wait to claim it
+        return await original(self, *args)
+
+    monkeypatch.setattr(Collector, "withdraw_all", late)
+    fit(grpo(steps=2, checkpoints=tmp_path, resume=True), agent, store=store)
+
+    assert "train/say 99" not in agent.order
+    assert asyncio.run(store.get_rollout_by_id(left.rollout_id)).status == "cancelled"  # type: ignore[union-attr]
+
+
+def test_killed_run_is_closed_when_another_takes_its_place(tmp_path: Path) -> None:
+    store = agl.InMemoryLightningStore()
+    fit(grpo(steps=1, checkpoints=tmp_path), store=store)
+    (dead,) = asyncio.run(_runs(store))
+    asyncio.run(store.finish_run(dead.run_id, "running"))  # as if nobody had ended it
+
+    fit(grpo(steps=2, checkpoints=tmp_path, resume=True), store=store)
+
+    dead, resumed = asyncio.run(_runs(store))
+    assert [dead.status, resumed.status] == ["failed", "succeeded"]
+    assert dead.summary["error"].endswith(f"run '{resumed.run_id}' takes its place.")
+
+
+async def _rollouts(store: agl.LightningStore) -> Any:
+    return await store.query_rollouts()
 
 
 # ---------------------------------------------------------------------- where the model is left

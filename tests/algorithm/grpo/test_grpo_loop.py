@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="GRPO needs torch")
 import agentlightning as agl  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo import Checkpoints, SampleSettings  # noqa: E402
 from agentlightning.algorithm.grpo.grpo import GRPO, MOST_EMPTY_STEPS  # noqa: E402
-from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError, TrainingError  # noqa: E402
 from tests.algorithm.grpo.training import (  # noqa: E402
     PATIENCE_SECONDS,
@@ -267,23 +266,6 @@ def test_run_that_is_stopped_leaves_a_checkpoint_of_whole_steps(
 
 async def _rollouts(store: agl.LightningStore) -> Any:
     return await store.query_rollouts()
-
-
-def test_what_a_killed_run_left_is_not_done(engine: SharedEngine, tmp_path: Path, monkeypatch: Any) -> None:
-    fit(grpo(steps=1, checkpoints=tmp_path), store=(store := agl.InMemoryLightningStore()))
-    (resources_id, *_) = {rollout.resources_id for rollout in asyncio.run(_rollouts(store))}
-    left = asyncio.run(store.enqueue_rollout("say 99", resources_id=resources_id))
-    agent, original, status_then = Asking(every_second), Policy.start, list[str]()
-
-    async def start(self: Policy) -> None:
-        status_then.append((await store.get_rollout_by_id(left.rollout_id)).status)  # type: ignore[union-attr]
-        await original(self)
-
-    monkeypatch.setattr(Policy, "start", start)
-    fit(grpo(steps=2, checkpoints=tmp_path, resume=True), agent, store=store)
-
-    assert status_then == [asyncio.run(store.get_rollout_by_id(left.rollout_id)).status] == ["cancelled"]  # type: ignore[union-attr]
-    assert "train/say 99" not in agent.order
 
 
 # ---------------------------------------------------------------------- asynchronous

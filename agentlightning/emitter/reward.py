@@ -1,8 +1,8 @@
 """Rewards: how good it was. Written in the formats of both releases, and read in all of them.
 
 A span may carry several rewards by name; the first one, the *primary*, is what `get_reward_value` gives. Written are
-the span `agentlightning.reward` with its attribute `reward`, and `agentlightning.reward.{i}.name` and `.value`. Read
-are these, and the output of an AgentOps operation.
+the span `agentlightning.reward` with its attribute `reward`, and `agentlightning.reward.{i}.name` and `.value`. The
+readers are those of `types.rewards`, under their public names.
 """
 
 import functools
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
 from agentlightning.emitter.utils import get_tracer
-from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes, RewardPydanticModel
+from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
 from agentlightning.types import SpanLike
-from agentlightning.types.rewards import reward_payload_of, rewards_of
+from agentlightning.types.rewards import final_reward_of, is_reward_span, reward_value_of, rewards_of
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = [
@@ -118,38 +118,14 @@ def _several(rewards: Mapping[str, float]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- reading
 
 
-def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
-    """All rewards of a span, the primary one first; empty if it has none."""
-    return rewards_of(span)
-
-
-def get_reward_value(span: SpanLike) -> float | None:
-    """The reward of a span, the primary one if there are several; None if it has none.
-
-    A value that is no number is the writer's mistake: it is logged, and not hidden.
-    """
-    payload = reward_payload_of(span)
-    value: Any = payload.get("value") if payload.get("type") == "reward" else None
-    if value is not None and not isinstance(value, (int, float)):
-        logger.error("The reward of span '%s' is %r, which is not a number.", span.name, value)
-    reward: float | None = value
-    return reward
-
-
-def is_reward_span(span: SpanLike) -> bool:
-    """Whether the span carries a reward."""
-    return get_reward_value(span) is not None
+get_rewards_from_span = rewards_of
+get_reward_value = reward_value_of
+find_final_reward = final_reward_of
 
 
 def find_reward_spans(spans: Iterable[_SpanT]) -> list[_SpanT]:
     """The spans that carry a reward, in the given order."""
     return [span for span in spans if is_reward_span(span)]
-
-
-def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
-    """The last reward there is; None if there is none."""
-    values = (get_reward_value(span) for span in reversed(spans))
-    return next((value for value in values if value is not None), None)
 
 
 # ---------------------------------------------------------------------- the decorator

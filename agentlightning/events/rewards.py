@@ -1,16 +1,8 @@
-"""Rewards as spans carry them, in the three formats that exist.
-
-Named rewards in numbered attributes come first, then the output of an AgentOps operation, then the `reward` attribute
-of a reward span.
-"""
-
-from collections.abc import Mapping
-from itertools import count
+"""Rewards of events: read off spans as `types.rewards` does, and written so that every reader understands them."""
 
 from agentlightning.events.event import NamedReward
 from agentlightning.semconv import LightningSpanAttributes, RewardAttributes
-from agentlightning.types import AttributeValue, Span
-from agentlightning.types.rewards import reward_payload_of
+from agentlightning.types import AttributeValue, Span, rewards
 
 __all__ = ["PRIMARY", "is_reward_binary", "reward_attributes", "rewards_of"]
 
@@ -21,43 +13,19 @@ OLD_REWARD = "reward"
 
 def rewards_of(span: Span) -> tuple[NamedReward, ...]:
     """The rewards of a span, the primary one first; empty if it has none."""
-    named = _numbered(span.attributes)
-    if named:
-        return named
-    value = _plain_value(span)
-    return () if value is None else (NamedReward(PRIMARY, float(value)),)
+    return tuple(NamedReward(found.name, found.value) for found in rewards.rewards_of(span))
 
 
 def is_reward_binary(span: Span) -> bool:
     """Whether the reward was written as a truth value."""
-    return isinstance(_plain_value(span), bool)
+    return isinstance(rewards.reward_payload_of(span).get("value"), bool)
 
 
-def reward_attributes(rewards: tuple[NamedReward, ...]) -> dict[str, AttributeValue]:
+def reward_attributes(named: tuple[NamedReward, ...]) -> dict[str, AttributeValue]:
     """Rewards as attributes that readers of every format understand."""
-    attributes: dict[str, AttributeValue] = {OLD_REWARD: rewards[0].value}
-    for number, reward in enumerate(rewards):
-        attributes[_key(number, RewardAttributes.REWARD_NAME)] = reward.name
-        attributes[_key(number, RewardAttributes.REWARD_VALUE)] = reward.value
+    attributes: dict[str, AttributeValue] = {OLD_REWARD: named[0].value}
+    for number, reward in enumerate(named):
+        key = f"{LightningSpanAttributes.REWARD.value}.{number}"
+        attributes[f"{key}.{RewardAttributes.REWARD_NAME.value}"] = reward.name
+        attributes[f"{key}.{RewardAttributes.REWARD_VALUE.value}"] = reward.value
     return attributes
-
-
-def _numbered(attributes: Mapping[str, AttributeValue]) -> tuple[NamedReward, ...]:
-    rewards = []
-    for number in count():
-        value = attributes.get(_key(number, RewardAttributes.REWARD_VALUE))
-        if not isinstance(value, (int, float)):
-            break
-        name = attributes.get(_key(number, RewardAttributes.REWARD_NAME), PRIMARY)
-        rewards.append(NamedReward(str(name), float(value)))
-    return tuple(rewards)
-
-
-def _key(number: int, part: RewardAttributes) -> str:
-    return f"{LightningSpanAttributes.REWARD.value}.{number}.{part.value}"
-
-
-def _plain_value(span: Span) -> float | bool | None:
-    payload = reward_payload_of(span)
-    value = payload.get("value") if payload.get("type") == "reward" else None
-    return value if isinstance(value, (int, float)) else None

@@ -6,7 +6,7 @@ trace already contains its model calls, so triplets beside a trace add none.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -24,14 +24,13 @@ from agentlightning.types import (
     Task,
     Triplet,
 )
+from agentlightning.types.rewards import final_reward_of
 
 __all__ = ["as_rollout", "final_reward_of", "rollout_from_result", "rollout_from_spans", "spans_of", "task_of"]
 
 MODEL_CALL = "openai.chat.completion"
 """Name under which adapters look for model calls."""
 
-_FIRST_REWARD = f"{AGL_REWARD}.0.value"
-_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 _ONE_MICROSECOND = 1e-6
 
 ItemT = TypeVar("ItemT")
@@ -84,7 +83,7 @@ def _fields_from_items(items: list[Any]) -> dict[str, Any]:
     if recorded := _all_of(ReadableSpan, items):
         return {
             "trace": [json.loads(span.to_json()) for span in recorded],
-            "final_reward": _last_reward((span.name, span.attributes or {}) for span in recorded),
+            "final_reward": final_reward_of(recorded),
         }
     if items:
         raise _unusable(items)
@@ -102,36 +101,6 @@ def _unusable(result: object) -> TypeError:
         f"An agent returned a {type(result).__name__}{held}; return a number, a list of triplets, spans or span "
         "dictionaries, text, a RolloutLegacy, or None."
     )
-
-
-# ---------------------------------------------------------------------- rewards
-
-
-def final_reward_of(spans: Sequence[Span]) -> float | None:
-    """The last reward among spans; None if there is none."""
-    return _last_reward((span.name, span.attributes) for span in spans)
-
-
-def _last_reward(spans: Iterable[tuple[str, Mapping[str, Any]]]) -> float | None:
-    rewards = [reward for name, attributes in spans if (reward := _reward(name, attributes)) is not None]
-    return rewards[-1] if rewards else None
-
-
-def _reward(name: str, attributes: Mapping[str, Any]) -> float | None:
-    """The reward a span carries, in the format of any release."""
-    value = attributes.get("reward") if name == AGL_REWARD else attributes.get(_FIRST_REWARD)
-    for key in _AGENTOPS_OUTPUTS:
-        if value is None and key in attributes:
-            value = _agentops_reward(attributes[key])
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _agentops_reward(output: object) -> object:
-    try:
-        parsed = json.loads(output) if isinstance(output, str) else output
-    except ValueError:
-        return None
-    return parsed.get("value") if isinstance(parsed, dict) and parsed.get("type") == "reward" else None
 
 
 # ---------------------------------------------------------------------- to and from spans

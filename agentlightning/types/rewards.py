@@ -1,8 +1,9 @@
-"""Reading rewards off spans: three formats, one answer.
+"""Reading rewards off spans: three formats, one answer, which every other reader in the package gives too.
 
 The first that is present counts: numbered attributes (`agentlightning.reward.0.value`, the primary reward first), the
 output of an AgentOps task (`{"type": "reward", "value": 1.0}`, as a dictionary or as JSON), and the span
-`agentlightning.reward` with its attribute `reward`. Everything here is a pure function of one span.
+`agentlightning.reward` with its attribute `reward`. Everything here is a pure function of one span. A value that is not
+a number is the writer's mistake: it is logged and is no reward.
 """
 
 import json
@@ -83,16 +84,24 @@ def number_or_none(value: object, span: Described) -> float | None:
 
 
 def rewards_of(span: Described) -> list[RewardPydanticModel]:
-    """All rewards of a span by name, the primary one first."""
+    """All rewards of a span by name, the primary one first; none if that is not a number."""
+    primary = reward_value_of(span)
+    if primary is None:
+        return []
     attributes = span.attributes or {}
+    rewards = [RewardPydanticModel(name=_name_of(attributes, 0), value=primary)]
     if _PRIMARY_VALUE not in attributes:
-        value = reward_value_of(span)
-        return [] if value is None else [RewardPydanticModel(name=_PRIMARY_NAME, value=value)]
-    rewards: list[RewardPydanticModel] = []
-    while (key := f"{_PREFIX}.{len(rewards)}.{RewardAttributes.REWARD_VALUE.value}") in attributes:
-        name = attributes.get(f"{_PREFIX}.{len(rewards)}.{RewardAttributes.REWARD_NAME.value}", _PRIMARY_NAME)
-        rewards.append(RewardPydanticModel(name=str(name), value=attributes[key]))
+        return rewards
+    number = 1
+    while (key := f"{_PREFIX}.{number}.{RewardAttributes.REWARD_VALUE.value}") in attributes:
+        if (value := number_or_none(attributes[key], span)) is not None:
+            rewards.append(RewardPydanticModel(name=_name_of(attributes, number), value=value))
+        number += 1
     return rewards
+
+
+def _name_of(attributes: Mapping[str, Any], number: int) -> str:
+    return str(attributes.get(f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}", _PRIMARY_NAME))
 
 
 def is_reward_span(span: Described) -> bool:
@@ -109,8 +118,8 @@ def is_reward_scope(span: Described) -> bool:
 
 def final_reward_of(spans: Iterable[Described]) -> float | None:
     """The last reward, in the order given."""
-    values = [value for span in spans if (value := reward_value_of(span)) is not None]
-    return values[-1] if values else None
+    values = (reward_value_of(span) for span in reversed([*spans]))
+    return next((value for value in values if value is not None), None)
 
 
 def _as_dict(output: object) -> dict[str, Any]:

@@ -16,8 +16,11 @@ from agentlightning.emitter import (
     is_reward_span,
     reward,
 )
+from agentlightning.events.rewards import rewards_of as rewards_of_event
+from agentlightning.legacy.results import final_reward_of as legacy_final_reward_of
 from agentlightning.tracer.binding import Recorder
 from agentlightning.types import Span
+from agentlightning.types.rewards import final_reward_of
 
 NAN = float("nan")
 
@@ -106,11 +109,37 @@ def test_rewards_are_read_in_every_format(given: Span, value: float | None) -> N
     assert [item.value for item in get_rewards_from_span(given)] == ([] if value is None else [value])
 
 
-def test_a_reward_that_is_no_number_is_logged_and_returned(caplog: pytest.LogCaptureFixture) -> None:
-    value: Any = get_reward_value(span("agentlightning.reward", reward="good"))
+@pytest.mark.parametrize(
+    "given",
+    [
+        span("agentlightning.reward", reward="high"),
+        span("agentlightning.annotation", agentlightning__reward__0__value="high"),
+        span(agentops__task__output='{"type": "reward", "value": "high"}'),
+    ],
+    ids=["0.2", "0.3", "agentops"],
+)
+def test_a_reward_that_is_no_number_is_logged_and_is_none_for_every_reader(
+    given: Span, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert get_reward_value(given) is None
+    assert find_final_reward([given]) is final_reward_of([given]) is None
+    assert get_rewards_from_span(given) == []
+    assert rewards_of_event(given) == ()
+    assert legacy_final_reward_of([given]) is None
+    assert "'high', which is not a number" in caplog.text
 
-    assert value == "good"
-    assert "is not a number" in caplog.text
+
+def test_every_reader_leaves_out_a_further_reward_that_is_no_number() -> None:
+    given = span(agentlightning__reward__0__value=0.5, agentlightning__reward__1__value="high")
+
+    assert [item.value for item in get_rewards_from_span(given)] == [0.5]
+    assert [item.value for item in rewards_of_event(given)] == [0.5]
+
+
+def test_every_reader_takes_the_numbered_reward_of_a_span_that_has_a_plain_one_too() -> None:
+    given = span("agentlightning.reward", reward=1.0, agentlightning__reward__0__value=2.0)
+
+    assert [read([given]) for read in (find_final_reward, final_reward_of, legacy_final_reward_of)] == [2.0] * 3
 
 
 def test_the_last_reward_is_final() -> None:

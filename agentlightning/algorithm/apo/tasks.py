@@ -9,7 +9,7 @@ from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, Rollout, RolloutConfig, RolloutMode
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode
 
 __all__ = [
     "TaskBatch",
@@ -68,22 +68,21 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
 async def send(
     store: LightningStore, tasks: Sequence[Any], mode: RolloutMode, resources_id: str, *, rollout_ids: list[str] | None
 ) -> list[str]:
-    """Enqueue tasks; returns the ids of their rollouts.
+    """Enqueue all tasks or none; returns the ids of their rollouts.
 
     With ids of the caller's, those that the store knows are not sent again, and those whose runner dies together with
     the caller are tried again.
     """
-    sent: list[str] = []
     config = RolloutConfig(
         unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
     )
+    requests: list[EnqueueRolloutRequest] = []
     for number, task in enumerate(tasks):
         named: dict[str, Any] = {}
         if rollout_ids is not None:
             named = {"rollout_id": rollout_ids[number], "config": config}
-        rollout = await store.enqueue_rollout(input=task, mode=mode, resources_id=resources_id, **named)
-        sent.append(rollout.rollout_id)
-    return sent
+        requests.append(EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, **named))
+    return [rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests)]
 
 
 async def finished_rollouts(store: LightningStore, rollout_ids: Sequence[str], timeout: float) -> list[Rollout]:

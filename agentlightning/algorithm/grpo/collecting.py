@@ -6,7 +6,8 @@ All through the store: whoever runs the agents is none of an algorithm's busines
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -119,18 +120,20 @@ class Collector:
 
     async def withdraw(self, rollout_ids: Iterable[str]) -> None:
         """Cancel those that are not over: nobody waits for them any more."""
-        wanted = set(rollout_ids)
-        await self._cancel(lambda rollout: rollout.rollout_id in wanted)
+        wanted = list(rollout_ids)
+        if wanted:
+            await self._cancel(rollout_id_in=wanted)
 
     async def withdraw_all(self, resources_ids: Iterable[str]) -> list[Rollout]:
         """Cancel what a run that was killed left in the queue, by the resources that are its own; what that was."""
-        wanted = set(resources_ids)
-        return await self._cancel(lambda rollout: rollout.resources_id in wanted)
+        return await self._cancel(resources_ids=set(resources_ids))  # no store can be asked for resources
 
-    async def _cancel(self, is_wanted: Callable[[Rollout], bool]) -> list[Rollout]:
+    async def _cancel(
+        self, *, rollout_id_in: list[str] | None = None, resources_ids: AbstractSet[str] | None = None
+    ) -> list[Rollout]:
         try:
-            pending = await self._store.query_rollouts(status_in=_UNFINISHED)
-            left = [rollout for rollout in pending if is_wanted(rollout)]
+            pending = await self._store.query_rollouts(status_in=_UNFINISHED, rollout_id_in=rollout_id_in)
+            left = [one for one in pending if resources_ids is None or one.resources_id in resources_ids]
             await asyncio.gather(*(self._store.update_rollout(one.rollout_id, status="cancelled") for one in left))
         except StoreError as error:  # they are of no use, and of no harm but the work they make
             logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)

@@ -243,7 +243,7 @@ async def test_results_are_read_from_spans() -> None:
 async def test_a_batch_is_sent_under_the_version_and_averaged() -> None:
     store = AsyncMock()
     store.update_resources.return_value = SimpleNamespace(resources_id="r-1")
-    store.enqueue_rollout.side_effect = [SimpleNamespace(rollout_id="a"), SimpleNamespace(rollout_id="b")]
+    store.enqueue_many_rollouts.return_value = [SimpleNamespace(rollout_id="a"), SimpleNamespace(rollout_id="b")]
     done = [SimpleNamespace(rollout_id=name, status="succeeded") for name in "ab"]
     store.wait_for_rollouts.side_effect = [done[:1], done]
     apo = APO[str]()
@@ -254,7 +254,8 @@ async def test_a_batch_is_sent_under_the_version_and_averaged() -> None:
 
     assert (len(results), average) == (2, 0.5)
     store.update_resources.assert_awaited_once_with("v3", {"main": PROMPT})
-    store.enqueue_rollout.assert_any_await(input="y", mode="val", resources_id="r-1")
+    (sent,) = store.enqueue_many_rollouts.await_args.args  # all in one call
+    assert [(one.input, one.mode, one.resources_id) for one in sent] == [("x", "val", "r-1"), ("y", "val", "r-1")]
 
 
 async def test_what_is_not_finished_in_time_does_not_count() -> None:

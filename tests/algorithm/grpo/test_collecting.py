@@ -88,6 +88,26 @@ async def test_withdrawn_rollouts_are_cancelled_and_finished_ones_are_not(make_s
     assert [statuses[one] for one in others.group_of] == ["queuing"]
 
 
+async def test_only_the_rollouts_that_are_withdrawn_are_looked_for() -> None:
+    class Watched(InMemoryLightningStore):
+        read: list[int] = []  # noqa: RUF012 # one store
+
+        async def query_rollouts(self, *args: Any, **options: Any) -> Any:
+            found = await super().query_rollouts(*args, **options)
+            self.read.append(len(found))
+            return found
+
+    store = Watched()
+    collector = Collector(store)
+    await collector.send(list(range(50)))
+    mine = await collector.send([1, 2])
+
+    await collector.withdraw(mine.group_of)
+    await collector.withdraw([])
+
+    assert store.read == [2]
+
+
 async def test_what_a_killed_run_left_is_found_by_its_resources(make_span: MakeSpan) -> None:
     store = InMemoryLightningStore()
     for name in ("mine", "theirs"):

@@ -27,7 +27,7 @@ from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
 from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
-from agentlightning.trainer.stores import built_store, described, store_address
+from agentlightning.trainer.stores import built_store, described, move_log, store_address
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
 from agentlightning.utils.daemon_threads import DaemonThreads
@@ -334,6 +334,7 @@ class Trainer:
             self.strategy.execute(algorithm, worker, self.store)
         finally:
             self.tracer.teardown()
+            move_log(self.store)
 
     def _ended(self, step: str, error: BaseException | None = None) -> None:
         with self._turning:

@@ -1,6 +1,7 @@
 """Trainer: fits, and the runs they are in the store."""
 
 import asyncio
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
     LightningStoreServer,
+    SqliteLightningStore,
 )
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
@@ -63,6 +65,35 @@ def test_a_fit_around_a_runner_in_the_main_process_returns(tmp_path: Path) -> No
 
     assert sorted(map(float, rewards_of(trainer.store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
     asyncio.run(trainer.store.close())
+
+
+@pytest.mark.parametrize("where", ["threads", "processes", "around a runner", "processes that open the file"])
+def test_the_file_of_a_store_alone_holds_a_fit_that_has_ended(tmp_path: Path, where: str) -> None:
+    places: dict[str, Any] = {
+        "threads": "shm",
+        "processes": ClientServerExecutionStrategy(server_port=free_port()),
+        "around a runner": ClientServerExecutionStrategy(server_port=free_port(), main_process="runner"),
+        "processes that open the file": ClientServerExecutionStrategy(managed_store=False),
+    }
+    trainer = a_trainer(strategy=places[where], store=f"sqlite:///{tmp_path / 'runs.db'}")
+
+    trainer.fit(Halving(), [1, 2, 3])
+    copy = SqliteLightningStore(shutil.copy(tmp_path / "runs.db", tmp_path / "copy.db"))
+
+    assert sorted(map(float, rewards_of(copy))) == [0.5, 1.0, 1.5]  # type: ignore[arg-type] # none is None
+    assert [run.status for run in runs_of(copy)] == ["succeeded"]
+    assert runs_of(trainer.store) == runs_of(copy)
+    for store in (copy, trainer.store):
+        asyncio.run(store.close())
+
+
+def test_a_store_that_was_given_stays_open_after_a_fit(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "runs.db")
+
+    a_trainer(store=store).fit(Halving(), [1, 2])
+
+    assert sorted(map(float, rewards_of(store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
+    asyncio.run(store.close())
 
 
 def test_a_trainer_may_fit_again() -> None:

@@ -1,5 +1,6 @@
 """The database file: opened only if it is ours and whole, brought up to the current schema, never touched otherwise."""
 
+import os
 import sqlite3
 import struct
 import time
@@ -11,7 +12,17 @@ from typing import Literal
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 
-__all__ = ["MEMORY", "PAGE_BYTES", "Durability", "connect", "migrate", "prepare", "set_patience", "store_errors"]
+__all__ = [
+    "MEMORY",
+    "Durability",
+    "checkpoint",
+    "connect",
+    "log_length",
+    "migrate",
+    "prepare",
+    "set_patience",
+    "store_errors",
+]
 
 Durability = Literal["process", "power"]
 
@@ -28,8 +39,8 @@ CHECKED_BYTES = 32 * 1024 * 1024
 BUSY_TIMEOUT_SECONDS = 30.0
 _FOLDER_MODE = 0o700
 """Of a folder that is made for a store: for its owner alone."""
-CHECKPOINT_PAGES = 50_000
-"""The log is checkpointed beside the work long before it has this length; only then would a commit do it."""
+READERS_SECONDS = 0.1
+"""How long a checkpoint waits for readers before it leaves the log as it is; writers wait meanwhile."""
 PAGE_BYTES = 8192
 """Spans take a kilobyte or two; twice the usual page halves what a commit of a few of them writes."""
 WRITER_CACHE_KIB = 32 * 1024
@@ -67,7 +78,8 @@ def connect(path: str, *, durability: Durability = "process", is_reader: bool = 
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # counts for a new file only
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # a commit in an event loop must not wait for the disk
+        connection.execute("PRAGMA journal_size_limit = 0")  # a log that begins anew is cut, so that its length counts
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if is_reader else WRITER_CACHE_KIB}")
         if is_reader:
             connection.execute("PRAGMA query_only = ON")
@@ -80,6 +92,26 @@ def connect(path: str, *, durability: Durability = "process", is_reader: bool = 
 def set_patience(connection: sqlite3.Connection, patient: bool) -> None:
     """Wait for another process that holds the file, or be told at once."""
     connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000) if patient else 0}")
+
+
+def log_length(path: str) -> int:
+    """Bytes of the write-ahead log beside a file."""
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        return 0
+
+
+def checkpoint(path: str, *, empties: bool = True) -> None:
+    """Move the log into the file as far as readers let it; `empties` also cuts it to nothing if they do altogether."""
+    if log_length(path) == 0:
+        return
+    connection = connect(path)
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {int(READERS_SECONDS * 1000)}")
+        connection.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if empties else 'PASSIVE'})").fetchone()
+    finally:
+        connection.close()
 
 
 def prepare(path: str, durability: Durability) -> int:

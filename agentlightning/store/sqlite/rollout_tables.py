@@ -109,7 +109,6 @@ class RolloutTables:
             write(_PUT_ATTEMPT, self._attempts.values())
         if self._spans:
             write(_INSERT_SPAN, self._spans)
-            self._session.written_bytes += self._spans[-1][-2] - self._spans[0][-2] + len(self._spans[0][-1])
         if self._sequences:
             write("INSERT OR REPLACE INTO sequences VALUES (?, ?)", self._sequences.items())
         self._new, self._changed, self._inputs, self._attempts = {}, {}, {}, {}

@@ -18,8 +18,6 @@ class Session:
         """Whether some table holds rows that are not in the database yet."""
         self.is_spoiled = False
         """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
-        self.written_bytes = 0
-        """Bytes of span bodies written; reset by whoever counts them."""
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._flushes: list[Callable[[], None]] = []
 

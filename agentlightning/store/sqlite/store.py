@@ -32,7 +32,15 @@ from agentlightning.store.local import (
     execute,
 )
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeFields
-from agentlightning.store.sqlite.database import MEMORY, Durability, connect, migrate, prepare, store_errors
+from agentlightning.store.sqlite.database import (
+    MEMORY,
+    Durability,
+    checkpoint,
+    connect,
+    migrate,
+    prepare,
+    store_errors,
+)
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.sqlite.watcher import Watcher
 from agentlightning.store.sqlite.writer import Job, Writer, closed_store, read_notices
@@ -65,15 +73,13 @@ class _Working:
             self.watcher.stop_soon()
 
     def close(self) -> None:
-        """Finish acknowledged work and let go of the file."""
+        """Finish acknowledged work and let go of the file; the writer does so last, with an empty log."""
         self.readers.shutdown()
-        try:
-            if self.watcher is not None:
-                self.watcher.stop()
-            self.writer.stop()
-        finally:
-            while self.idle:
-                self.idle.popleft().close()
+        while self.idle:
+            self.idle.popleft().close()
+        if self.watcher is not None:
+            self.watcher.stop()
+        self.writer.stop()
 
 
 class SqliteLightningStore(LocalStore):
@@ -165,9 +171,21 @@ class SqliteLightningStore(LocalStore):
         with self._starting:
             self._is_closed = True
             working, self._working = self._working, None
+        loop = asyncio.get_running_loop()
         if working is not None:
             self._forgotten.detach()
-            await asyncio.get_running_loop().run_in_executor(None, working.close)
+            await loop.run_in_executor(None, working.close)
+        else:  # processes that were forked from this one may have written
+            await loop.run_in_executor(None, self.checkpoint)
+
+    def checkpoint(self) -> None:
+        """Move the log into the file, so that the file alone is the store until the next write.
+
+        Waits for readers and for writers of other processes a tenth of a second at most; while one of them is at work
+        the log stays as it is. `close` does this too.
+        """
+        with store_errors(self.path):
+            checkpoint(self.path)
 
     # ------------------------------------------------------------------ transactions
 

@@ -11,6 +11,7 @@ much as the batch itself. The writer's own thread takes over whatever may have t
 """
 
 import asyncio
+import atexit
 import logging
 import queue
 import sqlite3
@@ -26,7 +27,7 @@ import orjson
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.local import WATCHDOG, Call, Clock, WatchdogPace, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
-from agentlightning.store.sqlite.database import PAGE_BYTES, connect, set_patience, store_errors
+from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 
 __all__ = ["Job", "Writer", "closed_store", "read_notices"]
@@ -37,7 +38,12 @@ LARGEST_BATCH = 512
 LARGEST_BATCH_IN_LOOP = 64
 """More than this would keep an event loop from its other work for milliseconds."""
 COMMITS_BETWEEN_PRUNES = 1000
-BYTES_BETWEEN_CHECKPOINTS = 16 * 1024 * 1024
+CHECKPOINT_BYTES = 8 * 1024 * 1024
+"""The log is moved into the file when it has grown by this much."""
+LONGEST_LOG_BYTES = 12 * 1024 * 1024
+"""When it has grown by this much, event loops leave their batches to the writer's thread, behind the checkpoint."""
+EXIT_SECONDS = 10.0
+"""How long a program that ends waits for the last commits and the last checkpoint."""
 
 
 @dataclass(slots=True)
@@ -93,7 +99,9 @@ class Writer:
         self._is_patient = True
         self._is_stopped = False
         self._commits = 0
-        self._bytes_since_checkpoint = 0
+        self._log_base = 0  # length of the log after the last checkpoint: 0 unless a reader kept it from being emptied
+        self._is_checkpointing = False
+        self._is_log_long = False
         self._jobs: deque[Job] = deque()
         self._rounds: set[asyncio.AbstractEventLoop] = set()  # loops that will run a batch at the end of their round
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -101,6 +109,7 @@ class Writer:
         self.earliest_due: float | None = None
         """When the watchdog must look again, as of the last commit."""
         self._thread.start()
+        atexit.register(self._stop_at_exit)
 
     def submit(self, job: Job) -> None:
         """Have a job run; from the thread of the loop that waits for it, or from any if none does."""
@@ -135,6 +144,11 @@ class Writer:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def _stop_at_exit(self) -> None:
+        """The program ends, and nobody has closed the store."""
+        self.stop_soon()
+        self._thread.join(EXIT_SECONDS)
+
     # ------------------------------------------------------------------ whose turn
 
     def _run_errands(self) -> None:
@@ -142,9 +156,11 @@ class Writer:
         while (errand := self._errands.get()) is not None:
             errand()
         with self._turn:
+            self._move_log()
             self._connection.close()
             self._is_stopped = True
             self._refuse_waiting()
+        atexit.unregister(self._stop_at_exit)
 
     def _run_patiently(self) -> None:
         """Run all that waits; looked at again after each turn, for a loop may just have found it taken."""
@@ -155,6 +171,9 @@ class Writer:
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run what was submitted in this round of a loop, unless somebody else has the turn and will."""
         self._rounds.discard(loop)
+        if self._is_log_long:
+            self._errands.put(self._run_patiently)
+            return
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -267,29 +286,40 @@ class Writer:
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
             session.write("DELETE FROM notices WHERE last_cursor < ?", [(self._tx.cursor - DEFAULT_CAPACITY,)])
         self._connection.execute("COMMIT")
-        self._bytes_since_checkpoint += session.written_bytes + PAGE_BYTES
-        session.written_bytes = 0
-        if self._bytes_since_checkpoint > BYTES_BETWEEN_CHECKPOINTS:
-            self._bytes_since_checkpoint = 0
-            self._errands.put(self._checkpoint)
+        self._watch_log()
         return self._tx.end_batch()
+
+    def _watch_log(self) -> None:
+        """Have the log moved into the file when it is long; other processes make it longer too, so it is measured."""
+        if self._path == MEMORY:
+            return
+        length = log_length(self._path)
+        self._log_base = min(self._log_base, length)
+        growth = length - self._log_base
+        if growth > CHECKPOINT_BYTES and not self._is_checkpointing:
+            self._is_checkpointing = True
+            self._errands.put(self._checkpoint)
+        self._is_log_long = self._is_checkpointing and growth > LONGEST_LOG_BYTES
 
     def _checkpoint(self) -> None:
         """Move the log into the file: most of it beside the work that goes on, the rest with the turn taken.
 
-        Only a log that is in the file to its last page begins anew, and while others write, the last pages never are.
+        Only a log that is in the file to its last page can be emptied, and while others write, the last pages never
+        are.
         """
+        self._move_log(beside_work=True)
+        with self._turn:
+            self._move_log()
+            self._log_base = log_length(self._path)
+            self._is_checkpointing = self._is_log_long = False
+        self._run_patiently()
+
+    def _move_log(self, *, beside_work: bool = False) -> None:
         try:
-            connection = connect(self._path)
-            try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            finally:
-                connection.close()
-            with self._turn:
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            if self._path != MEMORY:
+                checkpoint(self._path, empties=not beside_work)
         except sqlite3.Error as error:
             logger.warning("Could not checkpoint store '%s', which only makes its log longer: %s", self._path, error)
-        self._run_patiently()
 
     def _roll_back(self) -> None:
         """Forget the batch; the next one reads everything afresh."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from agentlightning.adapter.sequences import Trajectory
+from agentlightning.utils.private_files import replaced_file
 
 __all__ = ["read_jsonl", "write_jsonl"]
 
@@ -17,15 +18,12 @@ Record = TypeVar("Record", bound=BaseModel)
 
 def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[BaseModel]) -> int:
     """Write trajectories, or triplets, and return how many; a file that was there is replaced once all are written."""
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".part")
     count = 0
-    with unfinished.open("wb") as file:
+    with replaced_file(Path(path)) as file:
         for record in trajectories:
             # JSON has no infinity, but a token can have a log-probability of minus infinity.
             file.write(to_json(record.model_dump(), inf_nan_mode="constants") + b"\n")
             count += 1
-    unfinished.replace(target)
     return count
 
 

@@ -23,6 +23,7 @@ from typing import Final
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.records import CallRecord
+from agentlightning.utils.private_files import check_own_folder, create_file
 
 __all__ = ["Journal", "LeftBehind"]
 
@@ -57,7 +58,7 @@ class _Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self.file = create_file(path)
         self.size = 0
         self.open_calls = 0
         # Until it is locked another process may take the empty file for a dead one's, and remove it.
@@ -103,6 +104,7 @@ class Journal:
         self._places: dict[str, tuple[_Segment, int]] = {}  # by span id
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_own_folder(directory)
         except OSError as error:
             raise ConfigurationError(
                 f"The journal of calls cannot be kept in '{directory}': {error}. Name another directory."

@@ -6,9 +6,8 @@ was cut off is recognised. An archive is read into a store that holds nothing ye
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
@@ -23,6 +22,7 @@ from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import as_json, check_json
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Span, Worker
+from agentlightning.utils.private_files import path_errors, replaced_file
 
 __all__ = ["export_store", "import_store"]
 
@@ -30,20 +30,18 @@ FORMAT = "agentlightning-store"
 VERSION = 1
 ROLLOUTS_AT_ONCE = 500
 
+_ARCHIVE_START = b'{"kind":"header",'
+
 _EVERYTHING = Selection()
 
 
 async def export_store(store: LightningStore, path: str | Path) -> dict[str, int]:
-    """Write everything in a store, as it is at one moment, to a file; returns how many records of each kind."""
-    target = Path(path)
-    part = target.with_name(target.name + ".part")
-    try:
-        counts: dict[str, int] = await _local(store)._read(Call("export", _write_records, (part,)))
-        part.replace(target)
-        return counts
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    """Write everything in a store, as it is at one moment, to a file; returns how many records of each kind.
+
+    An earlier archive of that name is replaced at the end. Another file is not: `ConfigurationError`.
+    """
+    counts: dict[str, int] = await _local(store)._read(Call("export", _write_records, (Path(path),)))
+    return counts
 
 
 async def import_store(store: LightningStore, path: str | Path) -> dict[str, int]:
@@ -61,25 +59,32 @@ def _local(store: LightningStore) -> LocalStore:
     return inner
 
 
-def _opened(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
-    try:
-        return path.open(mode)
-    except OSError as error:
-        raise ConfigurationError(f"Cannot open '{path}': {error.strerror}.") from error
-
-
 # ---------------------------------------------------------------------- writing
 
 
 def _write_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    with _opened(path, "wb") as file:
+    _check_replaceable(path)
+    with path_errors(path), replaced_file(path) as file:
         file.write(_line("header", {"format": FORMAT, "version": VERSION, "time": now}))
         for kind, value in _records(tx):
             counts[kind] += 1
             file.write(_line(kind, value))
         file.write(_line("end", dict(counts)))
     return dict(counts)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to have a file replaced by an archive, unless it is one, or empty."""
+    with path_errors(path):
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            start = file.read(len(_ARCHIVE_START))
+    if start not in (b"", _ARCHIVE_START):
+        raise ConfigurationError(
+            f"'{path}' exists and is not an archive; an export replaces an earlier export only. Give another path."
+        )
 
 
 def _line(kind: str, value: Any) -> bytes:
@@ -127,7 +132,9 @@ def _read_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
         raise InvalidTransition(f"'{path}' can only be imported into an empty store; this one is not.")
     counts: Counter[str] = Counter()
     expected: dict[str, int] | None = None
-    with _opened(path, "rb") as file:
+    with path_errors(path):
+        file = path.open("rb")
+    with file:
         for number, line in enumerate(file, 1):
             kind, value = _parsed(line, path, number)
             if number == 1:

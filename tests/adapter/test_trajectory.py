@@ -357,6 +357,12 @@ def test_trajectories_go_to_a_file_and_back(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "t.jsonl") == trajectories
 
 
+def test_a_file_of_trajectories_is_for_its_owner_alone(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "t.jsonl", two_attempts())
+
+    assert (tmp_path / "t.jsonl").stat().st_mode & 0o077 == 0
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_jsonl(path, two_attempts())

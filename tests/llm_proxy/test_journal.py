@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import journal as journals
 from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.records import CallRecord, Origin
@@ -310,3 +311,12 @@ def test_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="cannot be kept in"):
         Journal(tmp_path / "file")
+
+
+def test_a_folder_that_others_may_write_to_is_no_place_for_a_journal(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    with pytest.raises(ConfigurationError, match="Other accounts may write to folder"):
+        Journal(folder)

@@ -217,9 +217,9 @@ async def test_large_archive_is_imported_in_portions(
 async def test_place_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     store = InMemoryLightningStore()
 
-    with pytest.raises(ConfigurationError, match=r"Cannot open '.*nowhere"):
+    with pytest.raises(ConfigurationError, match=r"Cannot use '.*nowhere"):
         await export_store(store, tmp_path / "nowhere" / "a.jsonl")
-    with pytest.raises(ConfigurationError, match=r"Cannot open '.*missing\.jsonl"):
+    with pytest.raises(ConfigurationError, match=r"Cannot use '.*missing\.jsonl"):
         await import_store(store, tmp_path / "missing.jsonl")
 
 

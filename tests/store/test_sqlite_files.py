@@ -1,15 +1,19 @@
 """The files of a SQLite store: older ones still open, one file is the whole store after it was closed."""
 
 import asyncio
+import os
 import shutil
 import sqlite3
+import stat
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.store import SqliteLightningStore
+from agentlightning.errors import ConfigurationError, IncompatibleStore
+from agentlightning.store import SqliteLightningStore, export_store
 from agentlightning.types import LLM
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -198,3 +202,156 @@ async def test_a_reader_that_stays_does_not_stop_the_work(tmp_path: Path, make_s
         assert len(await store.query_spans(rollout.rollout_id)) == 40
 
     assert length_of(tmp_path / "runs.db-wal") == 0
+
+
+# ---------------------------------------------------------------------- for their owner alone
+
+
+@pytest.fixture
+def open_umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("AGL_FILE_MODE", raising=False)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes_in(folder: Path) -> dict[str, str]:
+    return {path.name: f"{stat.S_IMODE(path.stat().st_mode):04o}" for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_the_files_of_a_new_store_are_for_their_owner_alone(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        await store.enqueue_rollout("a secret")
+        await store.backup(tmp_path / "backup.db")
+        await export_store(store, tmp_path / "runs.jsonl")
+
+        names = ["runs.db", "runs.db-wal", "runs.db-shm", "backup.db", "runs.jsonl"]
+        assert modes_in(tmp_path) == dict.fromkeys(names, "0600")
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_the_environment_gives_the_files_of_a_store_another_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGL_FILE_MODE", "0660")
+
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        await store.enqueue_rollout("a")
+
+        assert modes_in(tmp_path) == dict.fromkeys(["runs.db", "runs.db-wal", "runs.db-shm"], "0660")
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_a_store_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    await SqliteLightningStore(tmp_path / "runs.db").close()
+    (tmp_path / "runs.db").chmod(0o640)
+
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        await store.enqueue_rollout("a")
+
+        assert set(modes_in(tmp_path).values()) == {"0640"}
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_a_store_behind_a_link_to_nothing_is_created_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
+
+    await SqliteLightningStore(tmp_path / "link.db").close()
+
+    assert modes_in(tmp_path)["runs.db"] == "0600"
+
+
+@pytest.mark.parametrize("write", [export_store, SqliteLightningStore.backup], ids=["export", "backup"])
+async def test_a_planted_link_is_refused_and_its_target_left_alone(tmp_path: Path, write: Any) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "copy.part").symlink_to(victim)
+
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigurationError, match="is a link"):
+            await write(store, tmp_path / "copy")
+
+    assert victim.read_text() == "precious"
+
+
+# ---------------------------------------------------------------------- what a backup replaces
+
+
+def sqlite_file_of_another_program(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: path.write_text("notes"),
+    "much text": lambda path: path.write_text("notes" * 1000),
+    "a database of another program": sqlite_file_of_another_program,
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+async def test_a_backup_does_not_replace_what_is_no_store(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    target = tmp_path / "precious"
+    make(target)
+    before = target.stat()
+
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigurationError, match=r"is not a (store|file)"):
+            await store.backup(target)
+
+    assert target.stat() == before
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+async def test_an_export_does_not_replace_what_is_no_archive(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    target = tmp_path / "precious"
+    make(target)
+
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigurationError, match=r"is not an archive|Is a directory"):
+            await export_store(store, target)
+
+    assert not (tmp_path / "precious.part").exists()
+
+
+async def test_an_earlier_backup_and_an_earlier_export_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        for number in range(2):
+            await store.enqueue_rollout(number)
+            await store.backup(tmp_path / "backup.db")
+            counts = await export_store(store, tmp_path / "runs.jsonl")
+        await store.backup(tmp_path / "empty.db")
+
+    assert await counted(tmp_path / "backup.db") == (2, 0)
+    assert await counted(tmp_path / "empty.db") == (2, 0)
+    assert counts["rollout"] == 2
+
+
+@pytest.mark.parametrize("write", [export_store, SqliteLightningStore.backup], ids=["export", "backup"])
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path, write: Any) -> None:
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigurationError, match=r"Cannot use '.*nowhere/copy': No such file or directory"):
+            await write(store, tmp_path / "nowhere" / "copy")
+
+
+async def test_a_backup_does_not_replace_a_store_in_use(tmp_path: Path) -> None:
+    async with (
+        SqliteLightningStore(tmp_path / "runs.db") as store,
+        SqliteLightningStore(tmp_path / "other.db") as other,
+    ):
+        await other.enqueue_rollout("mine")
+        with pytest.raises(ConfigurationError, match="is a store in use"):
+            await store.backup(tmp_path / "other.db")
+        with pytest.raises(ConfigurationError, match="is a store in use"):
+            await other.backup(tmp_path / "other.db")
+
+        assert len(await other.query_rollouts()) == 1
+
+
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(IncompatibleStore, match="is a folder, not a store"):
+        SqliteLightningStore(tmp_path)

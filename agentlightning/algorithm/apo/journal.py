@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.private_files import append_to
 
 __all__ = ["Journal"]
 
@@ -104,7 +105,7 @@ class Journal:
 
     def _write(self, line: Any) -> None:
         assert self._path is not None
-        with self._path.open("ab") as file:
+        with append_to(self._path) as file:
             file.write(json.dumps(line, ensure_ascii=False, default=str).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -3,8 +3,6 @@
 import difflib
 import json
 import logging
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.algorithm.apo.gain import Challenge
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.types import PromptTemplate
+from agentlightning.utils.private_files import replaced_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +131,5 @@ def tell(result: OptimisationResult, algorithm: str) -> None:
 def write_prompts(path: Path, result: OptimisationResult) -> None:
     """Write the best prompts to a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-        json.dump(result.to_json(), file, ensure_ascii=False, indent=2)
-        file.write("\n")
-    os.replace(file.name, path)
+    with replaced_file(path) as file:
+        file.write(json.dumps(result.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")

@@ -8,6 +8,7 @@ import orjson
 
 from agentlightning.adapter.sequences import BreakReason
 from agentlightning.algorithm.verl.rows import TracedRollout, as_trajectory
+from agentlightning.utils.private_files import append_to
 
 __all__ = ["MISMATCH_FILE", "write_mismatches"]
 
@@ -30,6 +31,6 @@ def write_mismatches(rollouts: Sequence[TracedRollout], folder: Path) -> int:
         if one.reason in _MISMATCHES
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / MISMATCH_FILE).open("ab") as file:
+    with append_to(folder / MISMATCH_FILE) as file:
         file.writelines(line + b"\n" for line in lines)
     return len(lines)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+from agentlightning.utils.private_files import create_file
 
 __all__ = [
     "MEMORY",
     "Durability",
+    "check_replaceable",
     "checkpoint",
     "connect",
     "log_length",
@@ -119,6 +121,7 @@ def prepare(path: str, durability: Durability) -> int:
     if durability not in SYNCHRONOUS:
         raise ConfigurationError(f"durability is {durability!r}; use 'process' or 'power'.")
     _check_header(path)
+    _create_if_missing(path)
     with store_errors(path):
         connection = connect(path, durability=durability)
         try:
@@ -155,6 +158,35 @@ def _check_header(path: str) -> None:
         raise _foreign(path)
     if application_id == APPLICATION_ID and version > len(_migrations()):
         raise _newer(path, version)
+
+
+def _create_if_missing(path: str) -> None:
+    """Create the file for its owner alone; SQLite gives the log and its index the same mode."""
+    try:
+        os.close(create_file(os.path.realpath(path)))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise StoreUnavailable(f"Store '{path}' cannot be created: {error.strerror}.") from error
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to have a file replaced by a backup, unless it is a store that nobody uses, or empty."""
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"'{path}' is not a file; give the backup a path of its own.")
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as stream:
+        header = stream.read(_HEADER_BYTES)
+    is_ours = len(header) == _HEADER_BYTES and struct.unpack_from(">i", header, _APPLICATION_ID_AT)[0] == APPLICATION_ID
+    if not (is_ours and header.startswith(_MAGIC)):
+        raise ConfigurationError(
+            f"'{path}' exists and is not a store; a backup replaces an earlier backup only. Give another path."
+        )
+    if log_length(str(path)):
+        raise ConfigurationError(
+            f"'{path}' is a store in use, or one whose log was not moved into it; give the backup another path."
+        )
 
 
 def _foreign(path: str) -> IncompatibleStore:

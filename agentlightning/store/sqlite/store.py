@@ -35,6 +35,7 @@ from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeField
 from agentlightning.store.sqlite.database import (
     MEMORY,
     Durability,
+    check_replaceable,
     checkpoint,
     connect,
     migrate,
@@ -46,6 +47,7 @@ from agentlightning.store.sqlite.watcher import Watcher
 from agentlightning.store.sqlite.writer import Job, Writer, closed_store, read_notices
 from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.private_files import path_errors, replaced_file
 
 __all__ = ["SqliteLightningStore"]
 
@@ -293,25 +295,23 @@ class SqliteLightningStore(LocalStore):
     # ------------------------------------------------------------------ backup
 
     async def backup(self, path: str | Path) -> None:
-        """Copy the store as it is now to another file, while it is in use; an existing file is replaced at the end."""
+        """Copy the store as it is now to another file, while it is in use.
+
+        An earlier backup of that name is replaced at the end. Another file is not: `ConfigurationError`.
+        """
         if self.path == MEMORY:
             raise ConfigurationError("A ':memory:' store has no file to back up; use export_store, or open a file.")
         await asyncio.get_running_loop().run_in_executor(self._work().readers, self._backup_now, Path(path))
 
     def _backup_now(self, path: Path) -> None:
-        part = path.with_name(path.name + ".part")
-        part.unlink(missing_ok=True)
-        try:
-            with store_errors(str(part)):
-                source, target = connect(self.path, is_reader=True), sqlite3.connect(part)
-                try:
-                    source.backup(target)
-                finally:
-                    target.close()
-                    source.close()
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        check_replaceable(path)
+        with path_errors(path), replaced_file(path) as part, store_errors(part.name):
+            source, target = connect(self.path, is_reader=True), sqlite3.connect(part.name)
+            try:
+                source.backup(target)
+            finally:
+                target.close()
+                source.close()
 
 
 _OVERDUE = object()

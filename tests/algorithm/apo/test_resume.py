@@ -174,3 +174,9 @@ def test_without_a_file_nothing_is_kept() -> None:
     journal.put("one", 1)
 
     assert (len(journal), journal.get("one"), journal.rollout_ids("one", 1), journal.run_id) == (0, None, None, None)
+
+
+def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+    Journal(tmp_path / "state", {"a": 1}).put("step", "a prompt")
+
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -56,6 +56,7 @@ _LARGEST_INTEGER = 2**64 - 1
 _SMALLEST_INTEGER = -(2**63)
 
 # The slots of a model, past its own checks; a fifth of what a copy costs is saved against `object.__setattr__`.
+_new = object.__new__
 _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
@@ -81,17 +82,17 @@ def copied_span(span: Span) -> Span:
 
 
 @functools.cache
-def _all_fields(model_type: type[BaseModel]) -> set[str]:
-    """Shared by all copies: marking a field as set finds it marked already."""
-    return set(model_type.model_fields)
+def _all_fields(model_type: type[BaseModel]) -> Callable[[], set[str]]:
+    """Makes a set of the names of all fields; each copy has one of its own, for its owner may change it."""
+    return set(model_type.model_fields).copy
 
 
 def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
-    model = model_type.__new__(model_type)
+    model = _new(model_type)
     extra = pattern.__pydantic_extra__
     _set_fields(model, fields)
     _set_extra(model, dict(extra) if extra else extra)
-    _set_names(model, _all_fields(model_type))
+    _set_names(model, _all_fields(model_type)())
     _set_private(model, pattern.__pydantic_private__)
     return model
 

@@ -376,6 +376,24 @@ def test_replaced_model_keeps_its_type_and_extra_fields() -> None:
     assert (copy.name, copy.model_extra) == ("renamed", {"tenant": "acme"})
 
 
+def test_the_set_of_fields_of_one_copy_is_not_another_s() -> None:
+    first, second = replaced(ROLLOUT), replaced(ROLLOUT)
+
+    first.model_fields_set.discard("mode")
+
+    assert "mode" not in first.model_dump(exclude_unset=True)
+    assert "mode" in second.model_dump(exclude_unset=True)
+    assert "mode" in attempted(ROLLOUT, ATTEMPT).model_fields_set | replaced(second).model_fields_set
+
+
+def test_the_set_of_fields_of_one_span_is_not_another_s() -> None:
+    first, second = copied_span(make_span()), copied_span(make_span())
+
+    first.model_fields_set.discard("name")
+
+    assert "name" in second.model_fields_set
+
+
 def test_attempted_rollout_is_what_validation_would_make() -> None:
     made = attempted(ROLLOUT, ATTEMPT)
 

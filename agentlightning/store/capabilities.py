@@ -31,6 +31,7 @@ class LightningStoreStatistics(TypedDict, total=False):
     queue_length: int
     uptime: float
     total_span_bytes: int
+    total_rollout_bytes: int
     eviction_threshold_bytes: int
     safe_threshold_bytes: int
     memory_capacity_bytes: int

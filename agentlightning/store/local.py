@@ -10,7 +10,7 @@ import math
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,19 +103,6 @@ def _recalled(op: Operation, call: Call, answer: Answer) -> Any:
     return op.decode_result(answer.body) if op.echoes is None else op.expand(json.loads(answer.body), call.kwargs)
 
 
-def _measured(
-    run: Callable[[Call], Awaitable[Any]], tracker: MetricsBackend
-) -> Callable[[Call], Coroutine[Any, Any, Any]]:
-    async def measured(call: Call) -> Any:
-        began = time.perf_counter()
-        try:
-            return await run(call)
-        finally:
-            tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": call.name})
-
-    return measured
-
-
 def _operation_method(op: Operation) -> Callable[..., Any]:
     behaviour = BEHAVIOURS.get(op.name)
     if behaviour is None:
@@ -155,21 +142,18 @@ class LocalStore(LightningStore):
         self._clock = clock or wall_clock
         self._start_time = self._clock()
         self._board = NoticeBoard(kept_notices)
+        self._tracker = tracker
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
-            # Instance attributes hide the methods, so that a store without a tracker pays nothing.
-            self._write = _measured(self._write, tracker)  # type: ignore[method-assign, assignment]
-            self._read = _measured(self._read, tracker)  # type: ignore[method-assign, assignment]
-            self._claim = _measured(self._claim, tracker)  # type: ignore[method-assign, assignment]
 
     # ------------------------------------------------------------------ what a back end gives
 
     @abstractmethod
-    def _write(self, call: Call) -> Awaitable[Any]:
+    def _run_write(self, call: Call) -> Awaitable[Any]:
         """Run a call in a transaction that may write, with overdue attempts marked before it."""
 
     @abstractmethod
-    def _read(self, call: Call) -> Awaitable[Any]:
+    def _run_read(self, call: Call) -> Awaitable[Any]:
         """Run a call in a transaction that only reads, with overdue attempts marked before it."""
 
     @abstractmethod
@@ -180,12 +164,32 @@ class LocalStore(LightningStore):
     async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
         """Committed notices behind a cursor; None if some of them are gone."""
 
-    def _claim(self, call: Call) -> Awaitable[Any]:
-        """Run a call whose result must not be lost when the caller is cancelled."""
-        return type(self)._write(self, call)  # not the measured one, for this is measured itself
+    def _run_claim(self, call: Call) -> Awaitable[Any]:
+        """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
+        return self._run_write(call)
 
     def _newest_cursor(self) -> int:
         return self._board.cursor
+
+    # ------------------------------------------------------------------ running calls
+
+    def _write(self, call: Call) -> Awaitable[Any]:
+        return self._run_write(call) if self._tracker is None else self._measured(self._run_write, call)
+
+    def _read(self, call: Call) -> Awaitable[Any]:
+        return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call)
+
+    def _claim(self, call: Call) -> Awaitable[Any]:
+        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call)
+
+    async def _measured(self, run: Callable[[Call], Awaitable[Any]], call: Call) -> Any:
+        began = time.perf_counter()
+        try:
+            return await run(call)
+        finally:
+            if self._tracker is not None:
+                seconds = time.perf_counter() - began
+                self._tracker.observe_histogram(OPERATION_SECONDS, seconds, {"operation": call.name})
 
     # ------------------------------------------------------------------ the store itself
 

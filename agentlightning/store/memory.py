@@ -1,18 +1,21 @@
 """The memory store: everything on dictionaries, under one lock.
 
 It is safe to use from any number of threads and event loops. When spans outgrow the eviction threshold, the spans of
-the oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again.
+the oldest rollouts are dropped, whole rollouts at a time, until the safe threshold holds again. Rollouts themselves are
+never dropped; a warning tells when they alone outgrow the threshold.
 """
 
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, WATCHDOG, Call, Clock, LocalStore, execute
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
@@ -26,27 +29,53 @@ __all__ = ["InMemoryLightningStore", "estimate_model_size"]
 FALLBACK_MEMORY_BYTES = 8 * 1024**3
 DEFAULT_EVICTION_RATIO = 0.7
 SAFE_SHARE_OF_EVICTION = 0.8
-EXACT_FROM_SHARE = 0.5
-"""Share of the eviction threshold from which sizes are computed exactly instead of estimated."""
+
+logger = logging.getLogger(__name__)
 
 
 def estimate_model_size(obj: Any) -> int:
-    """Bytes an object takes with what hangs on it; keys of mappings are not counted."""
+    """Bytes an object takes with what hangs on it."""
     if isinstance(obj, BaseModel):
         return sys.getsizeof(obj) + sum(map(estimate_model_size, obj.__dict__.values()))
     if isinstance(obj, Mapping):
-        return sys.getsizeof(obj) + sum(map(estimate_model_size, obj.values()))
+        return sys.getsizeof(obj) + sum(map(estimate_model_size, obj)) + sum(map(estimate_model_size, obj.values()))
     if isinstance(obj, (list, tuple, set)):
         return sys.getsizeof(obj) + sum(map(estimate_model_size, obj))
     return sys.getsizeof(obj)
 
 
-def _detect_total_memory_bytes() -> int:
-    """Memory of this machine."""
+def _detect_total_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory of this machine, or of this container if that is less; `root` is for tests."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not a POSIX system
-        return _ask_psutil()
+        machine = _ask_psutil()
+    return min([machine, *_container_limits(root)])
+
+
+def _container_limits(root: Path) -> Iterator[int]:
+    """Limits of the control groups that this process is in, of both versions; a group counts for those beneath it."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be the host's, of which only the top is to be seen.
+        group = top / path.strip("/")
+        for folder in {top, group, *(parent for parent in group.parents if top in parent.parents)}:
+            try:
+                text = (folder / name).read_text(encoding="utf-8").strip()
+            except OSError:
+                continue
+            if text.isdecimal():  # else it is "max"
+                yield int(text)
 
 
 def _ask_psutil() -> int:
@@ -89,7 +118,7 @@ class InMemoryLightningStore(LocalStore):
             thread_safe: Accepted for scripts of the 0.3 release; this store is always thread-safe.
             eviction_memory_threshold: Spans above this are dropped; a share of memory (float) or bytes (int).
             safe_memory_threshold: Dropping stops at or below this; by default four fifths of the other threshold.
-            span_size_estimator: Bytes of one span; by default a cheap estimate, exact near the threshold.
+            span_size_estimator: Bytes of one span; by default an estimate that is right to about a fifth.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
             max_span_bytes: Largest span that is accepted, as JSON.
@@ -116,18 +145,26 @@ class InMemoryLightningStore(LocalStore):
             )
         self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
         self._tx = MemoryTransaction(max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
-        if span_size_estimator is not None:
-            estimator = span_size_estimator
-            self._tx.weigh = lambda span: max(0, estimator(span))
+        self._tx.span_size_estimator = span_size_estimator
+        self._is_closed = False
+        self._has_warned = False
 
-    async def _write(self, call: Call) -> Any:
+    async def close(self) -> None:
+        """Refuse all further work; whoever waits is told. What the store holds goes with it."""
+        with self._lock:
+            self._is_closed = True
+        self._board.wake_everyone()
+
+    async def _run_write(self, call: Call) -> Any:
         return self._run(call)
 
-    async def _read(self, call: Call) -> Any:
+    async def _run_read(self, call: Call) -> Any:
         return self._run(call)
 
     def _run(self, call: Call) -> Any:
         with self._lock:
+            if self._is_closed:
+                raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
             now = self._clock()
             if call.watchdog and self._tx.due_heap and self._watch.is_due(self._tx.earliest_due(), now):
                 self._transact(WATCHDOG, now)
@@ -144,8 +181,17 @@ class InMemoryLightningStore(LocalStore):
         notices = tx.commit()
         if notices:
             board.publish(notices)
-        if tx.span_bytes > self._eviction_threshold_bytes * EXACT_FROM_SHARE:
+        if tx.span_bytes > self._eviction_threshold_bytes:
             self._evict()
+        if tx.rollout_bytes > self._eviction_threshold_bytes and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The inputs and metadata of %d rollouts take about %d bytes, above eviction_memory_threshold=%d; they "
+                "are never dropped. Store large inputs elsewhere and keep a reference, or use a SqliteLightningStore.",
+                len(tx.entries),
+                tx.rollout_bytes,
+                self._eviction_threshold_bytes,
+            )
         if tx.due_heap and board.has_waiters:
             earliest = tx.earliest_due()
             if earliest is not None and (due is None or earliest < due):
@@ -153,25 +199,13 @@ class InMemoryLightningStore(LocalStore):
         return result
 
     def _evict(self) -> None:
-        """Drop spans of the oldest rollouts if the threshold is passed."""
+        """Drop spans of the oldest rollouts until the safe threshold holds."""
         tx = self._tx
-        if tx.weigh is None:
-            self._weigh_exactly()
-        if tx.span_bytes <= self._eviction_threshold_bytes:
-            return
         holding = [entry for entry in tx.entries.values() if entry.spans]
         for entry in sorted(holding, key=lambda entry: entry.rollout.start_time):
             if tx.span_bytes <= self._safe_threshold_bytes:
                 return
             tx.evict_spans(entry)
-
-    def _weigh_exactly(self) -> None:
-        """From now on count real sizes, those of the spans already kept included."""
-        tx = self._tx
-        tx.weigh = estimate_model_size
-        for entry in tx.entries.values():
-            entry.bytes = sum(map(estimate_model_size, entry.spans))
-        tx.span_bytes = sum(entry.bytes for entry in tx.entries.values())
 
     def _next_due(self) -> float | None:
         with self._lock:
@@ -182,16 +216,18 @@ class InMemoryLightningStore(LocalStore):
 
     async def statistics(self) -> LightningStoreStatistics:
         statistics = await super().statistics()
+        statistics["total_rollout_bytes"] = self._tx.rollout_bytes
         statistics["eviction_threshold_bytes"] = self._eviction_threshold_bytes
         statistics["safe_threshold_bytes"] = self._safe_threshold_bytes
         statistics["memory_capacity_bytes"] = self._total_memory_bytes
         return statistics
 
     def __getstate__(self) -> dict[str, Any]:
-        """Data travels to another process; locks and waiters stay behind."""
+        """Data travels to another process; locks, waiters and the tracker stay behind."""
         with self._lock:
             state = dict(self.__dict__)
         state["_board"] = self._board.cursor
+        state["_tracker"] = None
         del state["_lock"]
         return state
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Answer, Record, Transaction
-from agentlightning.store.values import check_size, copied_span, replaced, weigh_span
+from agentlightning.store.values import check_size, copied_span, replaced, weigh_rollout, weigh_span
 from agentlightning.types import (
     Attempt,
     MetricPoint,
@@ -37,7 +37,7 @@ RECORD_KEYS: dict[type, str] = {ResourcesUpdate: "resources_id", Worker: "worker
 class Entry:
     """A rollout with everything that hangs on it."""
 
-    __slots__ = ("attempts", "bytes", "is_evicted", "number", "rollout", "span_ids", "spans")
+    __slots__ = ("attempts", "bytes", "is_evicted", "number", "rollout", "rollout_bytes", "span_ids", "spans")
 
     def __init__(self, rollout: Rollout, number: int) -> None:
         self.rollout = rollout
@@ -48,6 +48,8 @@ class Entry:
         self.span_ids: set[str] = set()
         """Attempt id and span id, joined, of every span ever kept."""
         self.bytes = 0
+        """What the spans take."""
+        self.rollout_bytes = 0
         self.is_evicted = False
 
 
@@ -57,8 +59,10 @@ class MemoryTransaction(Transaction):
     def __init__(self, *, max_span_bytes: int, answer_lifetime_seconds: float) -> None:
         self.entries: dict[str, Entry] = {}
         self.span_bytes = 0
-        self.weigh: Callable[[Span], int] | None = None
-        """Replaces the cheap estimate of a span's size."""
+        self.rollout_bytes = 0
+        """What all rollouts take, with their inputs and metadata and without their spans."""
+        self.span_size_estimator: Callable[[Span], int] | None = None
+        """Replaces our own estimate of a span's size."""
         self._max_span_bytes = max_span_bytes
         self._answer_lifetime_seconds = answer_lifetime_seconds
         self._sequences: dict[str, int] = {}
@@ -113,11 +117,22 @@ class MemoryTransaction(Transaction):
     def put_rollout(self, rollout: Rollout) -> None:
         entry = self.entries.get(rollout.rollout_id)
         if entry is None:
-            self.entries[rollout.rollout_id] = Entry(rollout, len(self.entries))
+            entry = self.entries[rollout.rollout_id] = Entry(rollout, len(self.entries))
             self._undo.append((self.entries.pop, (rollout.rollout_id,)))
-        else:
-            self._undo.append((setattr, (entry, "rollout", entry.rollout)))
-            entry.rollout = rollout
+            self._weigh_rollout(entry)
+            return
+        before, entry.rollout = entry.rollout, rollout
+        self._undo.append((setattr, (entry, "rollout", before)))
+        if rollout.input is not before.input or rollout.metadata is not before.metadata:
+            self._weigh_rollout(entry)
+
+    def _weigh_rollout(self, entry: Entry) -> None:
+        self._undo.append((self._set_weight, (entry, entry.rollout_bytes)))
+        self._set_weight(entry, weigh_rollout(entry.rollout))
+
+    def _set_weight(self, entry: Entry, rollout_bytes: int) -> None:
+        self.rollout_bytes += rollout_bytes - entry.rollout_bytes
+        entry.rollout_bytes = rollout_bytes
 
     def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
         return choose((entry.rollout for entry in self._candidates(selection)), selection)
@@ -162,8 +177,8 @@ class MemoryTransaction(Transaction):
     def _append_span(self, entry: Entry, attempt: Attempt, span: Span) -> None:
         size = weigh_span(span)
         check_size(span, size, self._max_span_bytes)
-        if self.weigh is not None:
-            size = self.weigh(span)
+        if self.span_size_estimator is not None:
+            size = max(0, self.span_size_estimator(span))
         rollout_id = attempt.rollout_id
         key = attempt.attempt_id + span.span_id
         last_sequence = self._sequences.get(rollout_id, 0)

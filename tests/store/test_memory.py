@@ -1,16 +1,25 @@
 """The memory store's own ways: eviction, threads, pickling."""
 
 import asyncio
+import json
+import os
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from agentlightning.errors import ConfigurationError, SpansEvicted
+from agentlightning.errors import ConfigurationError, SpansEvicted, StoreUnavailable
 from agentlightning.store import memory
+from agentlightning.store.local import Call
 from agentlightning.store.memory import InMemoryLightningStore, estimate_model_size
-from agentlightning.types import RolloutConfig, TraceStatus
+from agentlightning.store.notices import NoticeBoard
+from agentlightning.store.transaction import Transaction
+from agentlightning.store.values import weigh_span
+from agentlightning.types import Rollout, RolloutConfig, TraceStatus
+from agentlightning.utils.metrics import ConsoleMetricsBackend
 
 GIB = 1024**3
 
@@ -20,7 +29,8 @@ def test_size_of_a_model_is_its_object_and_its_values() -> None:
 
     expected = sys.getsizeof(status) + sys.getsizeof("OK") + sys.getsizeof("fine")
     assert estimate_model_size(status) == expected
-    assert estimate_model_size({"k": [1, "a"]}) == sys.getsizeof({"k": 1}) + sum(map(sys.getsizeof, ([1, 2], 1, "a")))
+    inner = sum(map(sys.getsizeof, ("k", [1, 2], 1, "a")))
+    assert estimate_model_size({"k": [1, "a"]}) == sys.getsizeof({"k": 1}) + inner
 
 
 @pytest.mark.parametrize(
@@ -80,18 +90,150 @@ async def test_evicted_spans_raise_what_the_earlier_release_raised(make_span: An
         await store.query_spans(rollout.rollout_id)
 
 
-async def test_sizes_are_exact_from_half_of_the_threshold(make_span: Any) -> None:
-    probe = InMemoryLightningStore()
-    rollout = await probe.start_rollout("a")
-    exact = estimate_model_size(make_span(rollout))
-
-    store = InMemoryLightningStore(eviction_memory_threshold=exact * 12 + 50)
+async def test_a_span_has_one_weight_however_near_the_threshold_is(make_span: Any) -> None:
+    rollout = await InMemoryLightningStore().start_rollout("a")
+    weight = weigh_span(make_span(rollout))
+    store = InMemoryLightningStore(eviction_memory_threshold=weight * 10)
     rollout = await store.start_rollout("a")
+
     for n in range(10):
         await store.add_span(make_span(rollout, sequence_id=n))
+        assert (await store.statistics())["total_span_bytes"] == weight * (n + 1)
+    await store.add_span(make_span(rollout))
 
-    total = (await store.statistics())["total_span_bytes"]
-    assert total == sum(estimate_model_size(span) for span in await store.query_spans(rollout.rollout_id))
+    assert (await store.statistics())["total_span_bytes"] == 0
+
+
+GROWTH_SCRIPT = Path(__file__).parent / "memory_growth.py"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the memory of a process as Linux tells it")
+@pytest.mark.parametrize("shape", ["native", "json", "sixty attributes", "plain", "tasks", "plain tasks"])
+async def test_the_estimate_is_within_a_fifth_of_what_the_process_grows_by(shape: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(GROWTH_SCRIPT), shape, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    growth, estimate = json.loads(output)
+
+    assert 0.8 < estimate / growth < 1.2
+
+
+async def test_inputs_and_metadata_of_rollouts_are_counted() -> None:
+    store = InMemoryLightningStore()
+
+    first = await store.enqueue_rollout("x" * 100_000)
+    await store.enqueue_rollout("small", metadata={"large": "y" * 50_000})
+    both = (await store.statistics())["total_rollout_bytes"]
+    await store.update_rollout(first.rollout_id, input="small")
+    one = (await store.statistics())["total_rollout_bytes"]
+
+    assert 150_000 < both < 160_000
+    assert 50_000 < one < 60_000
+
+
+async def test_a_failed_operation_leaves_no_weight_behind() -> None:
+    store = InMemoryLightningStore()
+    rollout = await store.enqueue_rollout("a")
+    before = (await store.statistics())["total_rollout_bytes"]
+
+    def fail(tx: Transaction, now: float) -> None:
+        for rollout_id in (rollout.rollout_id, "new"):
+            tx.put_rollout(Rollout(rollout_id=rollout_id, input="x" * 100_000, start_time=now))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await store._write(Call("fail", fail))
+
+    assert (await store.statistics())["total_rollout_bytes"] == before
+
+
+async def test_rollouts_above_the_threshold_are_warned_about_once_and_drop_nothing(
+    make_span: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = InMemoryLightningStore(eviction_memory_threshold=50_000)
+    rollout = await store.start_rollout("a")
+    await store.add_span(make_span(rollout))
+
+    for _ in range(3):
+        await store.enqueue_rollout("x" * 30_000)
+
+    assert [record.getMessage()[:50] for record in caplog.records] == [
+        "The inputs and metadata of 3 rollouts take about 6"
+    ]
+    assert len(await store.query_spans(rollout.rollout_id)) == 1
+
+
+async def test_a_task_that_contains_itself_is_kept() -> None:
+    class Knot(BaseModel):
+        inner: Any = None
+
+    knot = Knot()
+    knot.inner = knot
+    store = InMemoryLightningStore()
+
+    rollout = await store.enqueue_rollout(knot)
+
+    assert rollout.input is knot
+
+
+# ---------------------------------------------------------------------- how much memory there is
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/", {"memory.max": "1000000"}, 1_000_000),
+        ("0::/", {"memory.max": "max"}, None),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "2000000"}, 2_000_000),
+        ("0::/of/the/host", {"memory.max": "3000000"}, 3_000_000),
+        ("5:cpu:/x\n4:memory,other:/docker/1", {"memory/memory.limit_in_bytes": "4000000"}, 4_000_000),
+        ("4:memory:/d", {"memory/d/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("", {}, None),
+    ],
+    ids=["v2", "v2 without limit", "v2 of a group above", "v2 in a container", "v1", "v1 without limit", "no groups"],
+)
+def test_the_limit_of_a_container_is_the_memory_there_is(
+    tmp_path: Path, groups: str, files: dict[str, str], limit: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / name).write_text(f"{text}\n")
+
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory._detect_total_memory_bytes(tmp_path) == (limit or machine)
+
+
+# ---------------------------------------------------------------------- closing
+
+
+async def test_a_closed_store_refuses_work() -> None:
+    store = InMemoryLightningStore()
+    await store.enqueue_rollout("a")
+
+    await store.close()
+    await store.close()
+
+    with pytest.raises(StoreUnavailable, match="is closed"):
+        await store.enqueue_rollout("b")
+    with pytest.raises(StoreUnavailable, match="is closed"):
+        await store.query_rollouts()
+
+
+async def test_whoever_waits_is_told_that_the_store_was_closed() -> None:
+    store = InMemoryLightningStore()
+    rollout = await store.enqueue_rollout("a")
+    waiting = asyncio.ensure_future(store.wait_for_rollouts([rollout.rollout_id]))
+    following = asyncio.ensure_future(anext(store.subscribe()))
+    await asyncio.sleep(0)
+
+    await store.close()
+
+    for waiter in (waiting, following):
+        with pytest.raises(StoreUnavailable, match="is closed"):
+            await asyncio.wait_for(waiter, 30)
 
 
 async def test_negative_estimates_count_as_nothing(make_span: Any) -> None:
@@ -125,6 +267,17 @@ async def test_pickled_store_keeps_its_content_and_works(make_span: Any) -> None
     assert (await copy.statistics())["total_rollouts"] == 2
 
 
+async def test_a_store_with_a_tracker_and_an_estimator_is_pickled_without_the_tracker(make_span: Any) -> None:
+    store = InMemoryLightningStore(tracker=ConsoleMetricsBackend(), span_size_estimator=estimate_model_size)
+    rollout = await store.start_rollout("a")
+
+    copy: InMemoryLightningStore = pickle.loads(pickle.dumps(store))
+    await copy.add_span(make_span(rollout))
+
+    assert (await copy.statistics())["total_span_bytes"] > 0
+    assert len(await copy.query_rollouts()) == 1
+
+
 def test_one_store_serves_one_loop_after_another() -> None:
     store = InMemoryLightningStore()
 
@@ -151,7 +304,7 @@ async def test_watchdog_is_debounced_on_demand(clock: Any) -> None:
 
 async def test_slow_subscriber_is_told_of_the_gap() -> None:
     store = InMemoryLightningStore()
-    store._board = memory.NoticeBoard(capacity=3)
+    store._board = NoticeBoard(capacity=3)
     notices = store.subscribe()
     for n in range(5):
         await store.enqueue_rollout(n, rollout_id=f"r-{n}")

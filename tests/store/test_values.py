@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
-from agentlightning.store.memory import estimate_model_size
 from agentlightning.store.values import (
     as_json,
     attempted,
@@ -23,6 +23,7 @@ from agentlightning.store.values import (
     replaced,
     span_as_json,
     weigh_span,
+    weigh_value,
 )
 from agentlightning.types import (
     Attempt,
@@ -278,8 +279,9 @@ def test_any_span_is_written_as_the_model_writes_itself(span: Span) -> None:
 
 @settings(deadline=None)
 @given(span=spans())
-def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
-    assert weigh_span(span) >= estimate_model_size(span)
+def test_a_span_of_any_size_above_the_limit_is_refused(span: Span) -> None:
+    with pytest.raises(PayloadTooLarge):
+        check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
 
 
 @pytest.mark.parametrize(
@@ -288,10 +290,12 @@ def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
         pytest.param({}, id="nothing"),
         pytest.param({"key": [0.5] * 5000}, id="numbers"),
         pytest.param({"key": (2**60 - 1,) * 5000}, id="integers"),
+        pytest.param({"key": [2**60] * 100 + [1] * 100}, id="integers-of-two-lengths"),
         pytest.param({"key": [True] * 5000}, id="booleans"),
         pytest.param({"key": ["token"] * 5000}, id="words"),
         pytest.param({"key": "a" * 5000}, id="ascii"),
         pytest.param({"key": "🎉" * 5000}, id="four-byte-characters"),
+        pytest.param({"\x01" * 50_000: ""}, id="name-of-control-characters"),
         pytest.param({str(number): number for number in range(5000)}, id="many-attributes"),
         pytest.param({str(number): "" for number in range(5000)}, id="many-texts"),
         pytest.param({str(number): [] for number in range(5000)}, id="many-lists"),
@@ -299,10 +303,44 @@ def test_weight_of_a_span_is_at_least_its_size_in_memory(span: Span) -> None:
         pytest.param({str(number): F(number) for number in range(5000)}, id="many-subclasses"),
     ],
 )
-def test_weight_of_a_large_span_is_at_least_its_size_in_memory(attributes: dict[str, Any]) -> None:
+def test_a_large_span_above_the_limit_is_refused(attributes: dict[str, Any]) -> None:
     span = make_span(attributes=attributes, parent_id="p" * 16, start_time=1.5, end_time=2.5)
 
-    assert weigh_span(span) >= estimate_model_size(span)
+    with pytest.raises(PayloadTooLarge):
+        check_size(span, weigh_span(span), len(span_as_json(span)) - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, 0),
+        (True, 0),
+        (7, 0),
+        (7000, 32),
+        (-1, 32),
+        (0.5, 32),
+        ("abc", 59),
+        ([1, 2, 3], sys.getsizeof([1, 2, 3])),
+        ([], sys.getsizeof([])),
+        ([1000] * 64, sys.getsizeof([1000] * 64) + 64 * 32),
+        ([0.5, "a"], sys.getsizeof([1, 2]) + 32 + 57),
+        ({"a": "b"}, sys.getsizeof({"a": "b"}) + 57 + 57),
+        ({1}, sys.getsizeof({1})),
+    ],
+    ids=repr,
+)
+def test_a_value_is_weighed_with_all_that_hangs_on_it(value: object, expected: int) -> None:
+    assert weigh_value(value) == expected
+
+
+def test_an_event_is_weighed_with_what_it_holds() -> None:
+    trace = "Traceback " * 1000
+    event = Event(name="exception", attributes={"exception.stacktrace": trace}, timestamp=1.0)
+    bare = weigh_span(make_span())
+
+    weight = weigh_span(Span.model_validate({**make_span().model_dump(), "events": [event]}))
+
+    assert bare + len(trace) < weight < bare + len(trace) * 1.5
 
 
 # ---------------------------------------------------------------------- size limits

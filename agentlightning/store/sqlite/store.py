@@ -191,7 +191,7 @@ class SqliteLightningStore(LocalStore):
 
     # ------------------------------------------------------------------ transactions
 
-    def _write(self, call: Call) -> "asyncio.Future[Any]":
+    def _run_write(self, call: Call) -> "asyncio.Future[Any]":
         if self._damage is not None:  # found by a reader; a writer that has its pages at hand would not notice
             raise IncompatibleStore(str(self._damage))
         future = asyncio.get_running_loop().create_future()
@@ -200,8 +200,8 @@ class SqliteLightningStore(LocalStore):
         self._work().writer.submit(Job(call, future))
         return future
 
-    async def _claim(self, call: Call) -> Any:
-        future = SqliteLightningStore._write(self, call)  # not the measured one, for this is measured itself
+    async def _run_claim(self, call: Call) -> Any:
+        future = self._run_write(call)
         try:
             return await future
         except asyncio.CancelledError:
@@ -209,9 +209,9 @@ class SqliteLightningStore(LocalStore):
                 _give_back(weakref.ref(self), Job(call, result=future.result()))
             raise
 
-    async def _read(self, call: Call) -> Any:
+    async def _run_read(self, call: Call) -> Any:
         if self.path == MEMORY:
-            return await self._write(call)
+            return await self._run_write(call)
         loop = asyncio.get_running_loop()
         working = self._work()
         read = partial(self._read_now, working, call)

@@ -203,6 +203,10 @@ class LocalStore(LightningStore):
         known.update(counts)  # type: ignore[typeddict-item] # `counts` uses the same names
         return known
 
+    async def check_writable(self) -> None:
+        """Write a little where all writes go; what a write would raise is raised."""
+        await self._write(Call("check_writable", _put_checked_time, watchdog=False))
+
     async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
         if name not in operations_of(LightningStore):
             raise InvalidQuery(f"There is no store operation '{name}'.")
@@ -375,5 +379,10 @@ _PAST_DUE_SECONDS = 0.001
 
 _LOOK = Call("look", lambda tx, now: None)
 """Nothing but an occasion for the watchdog."""
+
+
+def _put_checked_time(tx: Transaction, now: float) -> None:
+    tx.put_setting("checked_time", str(now))
+
 
 WATCHDOG = Call("watchdog", mark_overdue, watchdog=False)

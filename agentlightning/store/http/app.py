@@ -110,7 +110,7 @@ def _around(service: StoreService, registry: "CollectorRegistry | None") -> fast
 
     @router.get("/ready", tags=["server"], responses={_UNAVAILABLE: {"description": "The store cannot be used."}})
     async def ready() -> Response:
-        """The server runs and its store answers."""
+        """The server runs, and its store can be read and written to."""
         is_ready = await service.is_ready()
         return JSONResponse({"status": "ready" if is_ready else "unavailable"}, 200 if is_ready else _UNAVAILABLE)
 

@@ -16,12 +16,14 @@ from urllib.parse import urlsplit
 
 from agentlightning.errors import InvalidToken, NotAllowed, StoreUnavailable
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.exchange import Request
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
 from agentlightning.store.http.tokens import Scope, describe_token, verify_token
+from agentlightning.store.local import LocalStore
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.server_launcher import is_loopback
 
@@ -35,6 +37,8 @@ OPERATION_SECONDS = "agl_server_operation_seconds"
 FAILURES = "agl_server_failures_total"
 DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
+READY_SECONDS = 5.0
+"""How long a store may take to write before it counts as not ready."""
 _BEARER = "bearer "
 _ADMIN = Scope("admin")
 
@@ -181,10 +185,18 @@ class StoreService:
             task.cancel()
 
     async def is_ready(self) -> bool:
-        """Whether the store answers."""
-        if self.is_closing:
+        """Whether the store can be read and, if it is one of this package, written to."""
+        if self.is_closing or await self.counts() is None:
             return False
-        return await self.counts() is not None
+        store = self.store.store if isinstance(self.store, LightningStoreThreaded) else self.store
+        if not isinstance(store, LocalStore):
+            return True
+        try:
+            await asyncio.wait_for(store.check_writable(), READY_SECONDS)
+        except Exception as error:  # noqa: BLE001 # whatever a broken store raises, the server goes on
+            logger.warning("The store cannot be written to: %s: %s", type(error).__name__, error)
+            return False
+        return True
 
     async def counts(self) -> Mapping[str, Any] | None:
         """What the store holds; None if it cannot be asked."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from agentlightning.store import (
 )
 from agentlightning.store.http import protocol
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from tests.e2e.server_process import ServerProcess
 
 TOKEN = "a-secret-nobody-may-read"
 
@@ -247,6 +249,28 @@ async def test_broken_store_is_alive_but_not_ready(error: Exception, serve: Any)
     }
 
     assert answers == {"health": 200, "ready": 503, "metrics": 200}
+
+
+async def test_a_closed_store_is_not_ready(serve: Any) -> None:
+    store = InMemoryLightningStore()
+    server = await serve(store)
+    before = (await fetched(f"{server.endpoint}/ready")).status_code
+
+    await store.close()
+
+    assert (before, (await fetched(f"{server.endpoint}/ready")).status_code) == (200, 503)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs limits of another process, as Linux has them")
+def test_a_store_that_cannot_write_is_not_ready_until_it_can(tmp_path: Path) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    with ServerProcess(tmp_path / "store.db") as server:
+        answers = [requests.get(f"{server.url}/ready")]
+        for limit in ((0, resource.RLIM_INFINITY), unlimited):  # how large files may become that it writes
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limit)
+            answers += [requests.get(f"{server.url}/{path}") for path in ("ready", "health", "get_rollout_by_id/x")]
+
+    assert [answer.status_code for answer in answers] == [200, 503, 200, 200, 200, 200, 200]
 
 
 async def answers_of(server: LightningStoreServer) -> list[int]:

@@ -346,10 +346,32 @@ async def test_a_backup_does_not_replace_a_store_in_use(tmp_path: Path) -> None:
         await other.enqueue_rollout("mine")
         with pytest.raises(ConfigurationError, match="is a store in use"):
             await store.backup(tmp_path / "other.db")
+        other.checkpoint()
         with pytest.raises(ConfigurationError, match="is a store in use"):
-            await other.backup(tmp_path / "other.db")
+            await store.backup(tmp_path / "other.db")
 
         assert len(await other.query_rollouts()) == 1
+
+
+async def test_a_backup_does_not_replace_its_own_store(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
+    async with SqliteLightningStore(tmp_path / "runs.db") as store:
+        for name in ("runs.db", "link.db"):
+            with pytest.raises(ConfigurationError, match="is the store itself"):
+                await store.backup(tmp_path / name)
+
+
+def test_a_link_of_another_account_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "elsewhere.db")
+    if os.geteuid() == 0:
+        os.chown(link, 12345, 12345, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    with pytest.raises(ConfigurationError, match="is a link that another account has made"):
+        SqliteLightningStore(link)
+    assert not (tmp_path / "elsewhere.db").exists()
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def _check_header(path: str) -> None:
 
 def _create_if_missing(path: str) -> None:
     """Create the file for its owner alone; SQLite gives the log and its index the same mode."""
+    if os.path.islink(path) and hasattr(os, "geteuid") and os.lstat(path).st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(f"'{path}' is a link that another account has made; give the path of the file itself.")
     try:
         os.close(create_file(os.path.realpath(path)))
     except FileExistsError:
@@ -183,9 +185,9 @@ def check_replaceable(path: Path) -> None:
         raise ConfigurationError(
             f"'{path}' exists and is not a store; a backup replaces an earlier backup only. Give another path."
         )
-    if log_length(str(path)):
+    if Path(f"{path}-wal").exists():
         raise ConfigurationError(
-            f"'{path}' is a store in use, or one whose log was not moved into it; give the backup another path."
+            f"'{path}' is a store in use, or one that was not closed; give the backup another path."
         )
 
 

@@ -304,6 +304,8 @@ class SqliteLightningStore(LocalStore):
         await asyncio.get_running_loop().run_in_executor(self._work().readers, self._backup_now, Path(path))
 
     def _backup_now(self, path: Path) -> None:
+        if path.exists() and path.samefile(self.path):
+            raise ConfigurationError(f"'{path}' is the store itself; give the backup another path.")
         check_replaceable(path)
         with path_errors(path), replaced_file(path) as part, store_errors(part.name):
             source, target = connect(self.path, is_reader=True), sqlite3.connect(part.name)

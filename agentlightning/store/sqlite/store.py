@@ -67,21 +67,23 @@ class _Working:
         self.watcher = watcher
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="agl-store-reader")
         self.idle: deque[sqlite3.Connection] = deque()
+        writer.before_end = self._close_readers
 
     def let_go(self) -> None:
         """The store was forgotten without being closed. Called by the garbage collector, so it takes no lock."""
         self.writer.stop_soon()
-        if self.watcher is not None:
-            self.watcher.stop_soon()
 
     def close(self) -> None:
-        """Finish acknowledged work and let go of the file; the writer does so last, with an empty log."""
+        """Finish acknowledged work and let go of the file."""
+        self.writer.stop()
+
+    def _close_readers(self) -> None:
+        """Runs in the writer's thread: the writer lets go of the file last, and SQLite then removes the log."""
         self.readers.shutdown()
         while self.idle:
             self.idle.popleft().close()
         if self.watcher is not None:
             self.watcher.stop()
-        self.writer.stop()
 
 
 class SqliteLightningStore(LocalStore):

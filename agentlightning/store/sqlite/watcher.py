@@ -14,8 +14,6 @@ __all__ = ["Watcher"]
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.05
-IDLE_SECONDS = 60.0
-"""How often the thread of a store that was forgotten without being closed looks whether it should end."""
 
 
 class Watcher:
@@ -40,12 +38,8 @@ class Watcher:
                     self._thread = threading.Thread(target=self._run, name="agl-store-watcher", daemon=True)
                     self._thread.start()
 
-    def stop_soon(self) -> None:
-        """Have the thread end at its next look, without waiting; takes no lock."""
-        self._is_stopped = True
-
     def stop(self) -> None:
-        self.stop_soon()
+        self._is_stopped = True
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -59,7 +53,7 @@ class Watcher:
                     seen = self._look(connection, seen)
                     time.sleep(INTERVAL_SECONDS)
                 else:
-                    self._wanted.wait(IDLE_SECONDS)
+                    self._wanted.wait()
                     self._wanted.clear()
         finally:
             connection.close()

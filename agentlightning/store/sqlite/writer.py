@@ -108,6 +108,8 @@ class Writer:
         self._thread = threading.Thread(target=self._run_errands, name="agl-store-writer", daemon=True)
         self.earliest_due: float | None = None
         """When the watchdog must look again, as of the last commit."""
+        self.before_end: Callable[[], None] = lambda: None
+        """Called in the writer's thread when all is done, before the file is let go of."""
         self._thread.start()
         atexit.register(self._stop_at_exit)
 
@@ -155,6 +157,7 @@ class Writer:
         """The writer's thread."""
         while (errand := self._errands.get()) is not None:
             errand()
+        self.before_end()
         with self._turn:
             self._move_log()
             self._connection.close()

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.legacy.connections import Answer, Connections, Outgoing
 from agentlightning.legacy.resources_watch import Callback, ResourcesWatch
 from agentlightning.legacy.results import as_rollout
-from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, compressed
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
 from agentlightning.utils.deprecation import deprecated
 

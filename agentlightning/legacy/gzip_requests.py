@@ -9,8 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentlightning.asgi.compression import decompress
 from agentlightning.errors import StoreError
-from agentlightning.store.http.exchange import decompressed
 
 __all__ = ["GzipRequests"]
 
@@ -44,7 +44,7 @@ class GzipRequests:
         if packed is None:
             return
         try:
-            body = decompressed(packed, MAX_BODY_BYTES)
+            body = await decompress(packed, MAX_BODY_BYTES)
         except StoreError as error:
             await JSONResponse({"detail": str(error)}, error.http_status)(scope, receive, send)
             return

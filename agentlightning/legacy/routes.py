@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.gzip import GZipMiddleware
 
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES
 from agentlightning.errors import AgentLightningError
 from agentlightning.legacy.data_store import ServerDataStore, check_sendable
 from agentlightning.legacy.gzip_requests import GzipRequests
 from agentlightning.legacy.waiting import WaitingRoom
-from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES
 from agentlightning.types import (
     GenericResponse,
     NamedResources,

@@ -192,7 +192,11 @@ def test_a_compressed_body_is_understood(server: AgentLightningServer) -> None:
     assert response.json()["status"] == "ok"
 
 
-@pytest.mark.parametrize("body", [b"plain", gzip.compress(b"{}")[:-4]], ids=["not gzip", "cut off"])
+@pytest.mark.parametrize(
+    "body",
+    [b"plain", gzip.compress(b"{}")[:-4], gzip.compress(b"") * 2000 + gzip.compress(b'{"rollout_id": "r"}')],
+    ids=["not gzip", "cut off", "empty members"],
+)
 def test_a_body_that_cannot_be_unpacked_is_refused(server: AgentLightningServer, body: bytes) -> None:
     response = send(server, "POST", "/rollout", data=body, headers={**JSON, "Content-Encoding": "gzip"})
 

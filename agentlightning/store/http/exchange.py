@@ -4,40 +4,24 @@ A web framework's own request handling costs more than the store's work; the hot
 """
 
 import asyncio
-import zlib
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from agentlightning.errors import InvalidValue, PayloadTooLarge
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompress, too_large
+from agentlightning.errors import InvalidValue
 from agentlightning.store.http.failures import Failure
 
-__all__ = [
-    "COMPRESS_FROM_BYTES",
-    "GZIP_MAGIC",
-    "MOST_FRAME_BYTES",
-    "Receive",
-    "Request",
-    "Send",
-    "SlowRequest",
-    "answer",
-    "compressed",
-    "decompressed",
-    "too_large",
-]
+__all__ = ["GZIP_MAGIC", "MOST_FRAME_BYTES", "Disconnected", "Receive", "Request", "Send", "SlowRequest", "answer"]
 
 ConnectionScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-COMPRESS_FROM_BYTES = 1024
-"""Bodies above this travel compressed."""
 MOST_FRAME_BYTES = 1024 * 1024
 """About how large a frame of the live channel becomes before another is begun."""
 GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_LEVEL = 1
-_GZIP_FORMAT = 31  # zlib's number for a gzip header, with the largest window
 _REQUEST_TIMEOUT = 408
 
 
@@ -93,7 +77,7 @@ class Request:
             return body
         if encoding != "gzip":
             raise InvalidValue(f"Content-Encoding is '{encoding}'; send gzip, or nothing.")
-        return decompressed(body, max_bytes)
+        return await decompress(body, max_bytes)
 
     async def _read(self, max_bytes: int) -> bytes:
         message = await self.receive()
@@ -117,33 +101,6 @@ class Request:
         """Return when the client is gone."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
-
-
-def too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The request is larger than {max_bytes} bytes; send it in several smaller ones.")
-
-
-def compressed(body: bytes) -> bytes:
-    """A body as gzip."""
-    press = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
-    return press.compress(body) + press.flush()
-
-
-def decompressed(body: bytes, max_bytes: int) -> bytes:
-    """What gzip holds; refused if it is broken, or larger than the limit once unpacked."""
-    plain = b""
-    while body:  # it may be several, one after the other
-        press = zlib.decompressobj(_GZIP_FORMAT)
-        try:
-            plain += press.decompress(body, max_bytes - len(plain) + 1)
-        except zlib.error as error:
-            raise InvalidValue(f"The body is not gzip: {error}.") from error
-        if len(plain) > max_bytes:
-            raise too_large(max_bytes)
-        if not press.eof:
-            raise InvalidValue("The gzip body ends too early.")
-        body = press.unused_data
-    return plain
 
 
 def _accepts_gzip(header: str) -> bool:

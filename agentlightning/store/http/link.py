@@ -17,10 +17,11 @@ from typing import Any, Literal
 import aiohttp
 import yarl
 
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue
 from agentlightning.store.http.channel import LiveChannel
 from agentlightning.store.http.codec import OperationCodec, parse_json
-from agentlightning.store.http.exchange import COMPRESS_FROM_BYTES, MOST_FRAME_BYTES, compressed
+from agentlightning.store.http.exchange import MOST_FRAME_BYTES
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.store.http.retries import Garbled
 from agentlightning.store.http.wire import LIVE_PATH, path_of, result_of

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.utils import ClientDisconnected
 
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompress, too_large
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
@@ -35,18 +36,7 @@ from agentlightning.store.http.codec import (
     parse_foreign_json,
     parse_json,
 )
-from agentlightning.store.http.exchange import (
-    COMPRESS_FROM_BYTES,
-    GZIP_MAGIC,
-    MOST_FRAME_BYTES,
-    Receive,
-    Request,
-    Send,
-    answer,
-    compressed,
-    decompressed,
-    too_large,
-)
+from agentlightning.store.http.exchange import GZIP_MAGIC, MOST_FRAME_BYTES, Receive, Request, Send, answer
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
@@ -146,7 +136,7 @@ class _Connection:
 
     async def _read(self) -> None:
         while (message := await self._receive())["type"] == "websocket.receive":
-            taken, is_checked = self._taken(message.get("bytes") or message.get("text") or b"")
+            taken, is_checked = await self._taken(message.get("bytes") or message.get("text") or b"")
             for first in range(0, len(taken), BEGUN_AT_ONCE):
                 for part in taken[first : first + BEGUN_AT_ONCE]:
                     self._begin(part, is_checked=is_checked)
@@ -155,13 +145,13 @@ class _Connection:
                     self._has_room.clear()
                     await self._has_room.wait()
 
-    def _taken(self, frame: bytes | str) -> tuple[list[Any], bool]:
+    async def _taken(self, frame: bytes | str) -> tuple[list[Any], bool]:
         """The messages of a frame, and whether none of them can be too large."""
         if self._expires_at is not None and time.time() >= self._expires_at:
             raise InvalidToken("The token has expired.")
         limit = self._service.max_request_bytes
         if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
-            frame = decompressed(frame, limit + MOST_FRAME_BYTES)
+            frame = await decompress(frame, limit + MOST_FRAME_BYTES)
         content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
         return content if isinstance(content, list) else [content], len(frame) <= limit
 

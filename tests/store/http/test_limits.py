@@ -56,8 +56,10 @@ async def test_refused_upload_hears_why_though_it_is_still_sending(serve: Any) -
         (b"not gzip at all", 400),
         (gzip.compress(b'{"input": 1}'), 201),
         (gzip.compress(b'{"input"') + gzip.compress(b": 1}"), 201),
+        (gzip.compress(b'{"input": 1}') + b"garbage", 400),
+        (gzip.compress(b"") * 40_000, 400),
     ],
-    ids=["bomb", "cut off", "garbage", "fine", "two members"],
+    ids=["bomb", "cut off", "garbage", "fine", "two members", "garbage behind", "empty members"],
 )
 async def test_gzip_body(body: bytes, expected: int, serve: Any, session: aiohttp.ClientSession) -> None:
     server = await serve(max_request_bytes=MEGABYTE)

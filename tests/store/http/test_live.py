@@ -105,6 +105,7 @@ async def test_messages_of_one_frame_are_answered_each(server: LightningStoreSer
         b'{"cancel": []}',
         b'{"cancel": {"a": 1}}',
         gzip.compress(b"{}", mtime=0)[:-4],
+        gzip.compress(b"", mtime=0) * 2000 + gzip.compress(b'{"id": 1, "op": "statistics"}', mtime=0),
         b"[" * 100_000,
     ],
 )

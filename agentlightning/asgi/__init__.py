@@ -1,1 +1,1 @@
-"""What every server of the package does to a request before it serves it: compressed bodies."""
+"""What every server of the package does to a request before it serves it: the caller check, and compressed bodies."""

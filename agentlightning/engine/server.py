@@ -11,7 +11,7 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from agentlightning.asgi.caller import CallerCheck
+from agentlightning.asgi.messages import NOSNIFF, ConnectionScope, Receive, Send
 from agentlightning.engine.answering import Answers
 from agentlightning.engine.asking import Asked, read_chat, read_text
 from agentlightning.engine.calls import Call, Mailbox, Repetitions
@@ -27,15 +29,12 @@ from agentlightning.engine.model import is_small
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
-from agentlightning.errors import EngineError, InvalidRequest
+from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
 from agentlightning.utils.request_body import read_body
 
 __all__ = ["EngineApp"]
 
 logger = logging.getLogger(__name__)
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
@@ -74,6 +73,7 @@ class EngineApp:
         self.codec = codec
         self.name = name or engine.model.name
         self._api_key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._callers = CallerCheck(has_key=api_key is not None)
         self._answers = Answers(self.name, codec)
         self._repetitions = Repetitions()
         self._mailbox: Mailbox | None = None
@@ -103,7 +103,7 @@ class EngineApp:
             "engine": self.engine.statistics(),
         }
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -112,6 +112,7 @@ class EngineApp:
         path = path[3:] if path.startswith("/v1/") else path
         headers = dict(scope["headers"])
         try:
+            self._callers.check(scope)
             self._admit(path, headers)
             if path == "/chat/completions" or path == "/completions":
                 _demand_post(scope["method"], path)
@@ -119,7 +120,9 @@ class EngineApp:
                 await self._complete(path, headers, body, receive=receive, send=send)
                 return
             status, answer = await self._other(scope["method"], path, receive, headers)
-        except (_Refused, EngineError) as error:
+        except NotAllowed as error:
+            status, answer = error.http_status, _error(str(error), "permission_error")
+        except EngineError as error:
             status, answer = _refusal(error)
         except Exception as error:  # the boundary of a request: the caller hears of it, the server goes on
             logger.exception("A request to '%s' failed.", path)
@@ -172,7 +175,7 @@ class EngineApp:
                     async for chunk in events:
                         if not has_begun:
                             has_begun = True
-                            await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS]})
+                            await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS, NOSNIFF]})
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except EngineError as error:
             if not has_begun:
@@ -290,6 +293,6 @@ def _error(message: str, kind: str, code: str | None = None) -> bytes:
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers = [_JSON, NOSNIFF, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -15,7 +15,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES
 from agentlightning.errors import AgentLightningError
 from agentlightning.legacy.data_store import ServerDataStore, check_sendable
-from agentlightning.legacy.gzip_requests import GzipRequests
+from agentlightning.legacy.middleware import CheckedRequests
 from agentlightning.legacy.waiting import WaitingRoom
 from agentlightning.types import (
     GenericResponse,
@@ -56,7 +56,7 @@ class Publication(BaseModel):
     resources: NamedResources
 
 
-def add_routes(app: FastAPI) -> None:
+def add_routes(app: FastAPI, *, token: str | None = None) -> None:
     """Give an application all routes; `app.state.data_store` is None until the server has started."""
     app.state.data_store = None
     app.state.waiting_room = WaitingRoom()
@@ -64,7 +64,7 @@ def add_routes(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(AgentLightningError, _refused)
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES)
-    app.add_middleware(GzipRequests)
+    app.add_middleware(CheckedRequests, token=token)
 
 
 async def _malformed(request: Request, error: Exception) -> Response:

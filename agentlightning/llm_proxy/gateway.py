@@ -11,13 +11,16 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
 import orjson
 
+from agentlightning.asgi.caller import CallerCheck
+from agentlightning.asgi.messages import ConnectionScope, Receive, Send, with_nosniff
+from agentlightning.errors import NotAllowed
 from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Caller, Doorkeeper, Refused, Route, as_headers, route_of
 from agentlightning.llm_proxy.backends import Fleet
@@ -32,9 +35,6 @@ from agentlightning.llm_proxy.wire import send_answer
 __all__ = ["Gateway", "GatewaySettings"]
 
 logger = logging.getLogger(__name__)
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _JSON: Final = [(b"content-type", b"application/json")]
 FLUSH_SECONDS: Final = 10.0
@@ -77,6 +77,7 @@ class Gateway:
         or override what is asked for with them."""
         self.overridden_fields: set[tuple[str, str]] = set()
         """Models and fields of their calls that were overridden, which is told once for each."""
+        self._callers = CallerCheck(has_key=doorkeeper.is_locked)
         self._started = time.monotonic()
 
     def note_models(self, model_list: Sequence[Any]) -> None:
@@ -99,7 +100,7 @@ class Gateway:
                 path,
             )
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -108,6 +109,13 @@ class Gateway:
         route = route_of(scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"])
         headers = as_headers(scope["headers"])
         method = scope["method"]
+        send = with_nosniff(send)
+        try:
+            self._callers.check(scope)
+        except NotAllowed as error:
+            failure = Failure(error.http_status, str(error), "permission_error")
+            await send_answer(send, failure.status, _JSON, error_body(route.dialect or "chat", failure))
+            return
         if route.dialect is not None and method == "POST":
             await Exchange(self, route, headers, receive, send).run()
             return

@@ -360,7 +360,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def test_a_client_that_leaves_frees_its_slot(slow: Served, is_stream: bool) -> None:
     host, port = slow.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": HELLO, "stream": is_stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
         until(lambda: slow.app.engine.statistics()["running"] == 1)
@@ -389,7 +389,7 @@ def test_a_repetition_joins_the_call_that_still_runs(slow: Served) -> None:
 def test_a_repetition_gets_its_answer_when_the_first_client_has_left(slow: Served) -> None:
     host, port = slow.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": HELLO}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with ThreadPoolExecutor(1) as threads:
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(head + body)

@@ -253,5 +253,5 @@ def _connected(door: Proxied) -> socket.socket:
 
 def _request(door: Proxied, body: bytes) -> bytes:
     path = door.endpoint.partition(f":{door.proxy.port}")[2]
-    head = f"POST {path}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body

@@ -8,15 +8,15 @@ import logging
 import time
 from typing import Any
 
-from agentlightning.dashboard import DASHBOARD_PATH
+from agentlightning.asgi.messages import Receive, Send, with_nosniff
 from agentlightning.store.http.codec import parse_foreign_json
-from agentlightning.store.http.exchange import Disconnected, Receive, Request, Send, SlowRequest, answer
+from agentlightning.store.http.exchange import Disconnected, Request, SlowRequest, answer
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.notices import read_notices
 from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
 from agentlightning.store.http.permissions import check_traces
-from agentlightning.store.http.service import StoreService
+from agentlightning.store.http.service import StoreService, is_page
 from agentlightning.store.http.tokens import Scope
 from agentlightning.store.http.wire import LIVE_PATH, NOTICES_PATH, PREFIX, WireRoute, find_route, verbs_of
 
@@ -25,7 +25,6 @@ __all__ = ["StoreRoutes"]
 logger = logging.getLogger(__name__)
 
 TRACES_PATH = "/v1/traces"
-DOCS_PATH = "/docs"
 _METHOD_NOT_ALLOWED = 405
 _BRIEFLY = "return=minimal"
 
@@ -55,10 +54,10 @@ class StoreRoutes:
             await send(message)
 
         try:
-            self._service.check_caller(request)
+            self._service.callers.check(request.scope)
             permitted = self._admitted(request)
             if not await self._answered(request, watched_send, permitted):
-                await self._app(request.scope, request.receive, watched_send)
+                await self._app(request.scope, request.receive, with_nosniff(watched_send))
         except Disconnected:
             return
         except SlowRequest as slow:
@@ -69,8 +68,8 @@ class StoreRoutes:
             self._log(request, status, began)
 
     def _admitted(self, request: Request) -> Scope:
-        """Who asks; the pages are for everybody, for they hold nothing and ask for a token."""
-        if request.scope["method"] in ("GET", "HEAD") and _is_page(request.scope["path"]):
+        """Who asks; the pages are for everybody."""
+        if request.scope["method"] in ("GET", "HEAD") and is_page(request.scope["path"]):
             return Scope("admin")
         return self._service.admit(request.header(b"authorization"))
 
@@ -143,10 +142,6 @@ class StoreRoutes:
             milliseconds = (time.perf_counter() - began) * 1000
             method, path = request.scope["method"], request.scope["path"]
             logger.info("%s:%s %s %r %s %.1f ms", client[0], client[1], method, path, status, milliseconds)
-
-
-def _is_page(path: str) -> bool:
-    return path in ("/", DOCS_PATH, DASHBOARD_PATH) or path.startswith(DASHBOARD_PATH + "/")
 
 
 async def _refuse(request: Request, send: Send, failure: Failure) -> None:

@@ -4,20 +4,16 @@ A web framework's own request handling costs more than the store's work; the hot
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompress, too_large
+from agentlightning.asgi.messages import NOSNIFF, ConnectionScope, Receive, Send
 from agentlightning.errors import InvalidValue
 from agentlightning.store.http.failures import Failure
 
-__all__ = ["GZIP_MAGIC", "MOST_FRAME_BYTES", "Disconnected", "Receive", "Request", "Send", "SlowRequest", "answer"]
-
-ConnectionScope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+__all__ = ["GZIP_MAGIC", "MOST_FRAME_BYTES", "Disconnected", "Request", "SlowRequest", "answer"]
 
 MOST_FRAME_BYTES = 1024 * 1024
 """About how large a frame of the live channel becomes before another is begun."""
@@ -122,7 +118,7 @@ async def answer(
     further_headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
     """Send an answer, compressed if that is worth it and the client can read it."""
-    headers = [(b"content-type", media_type), *further_headers]
+    headers = [(b"content-type", media_type), NOSNIFF, *further_headers]
     if len(body) > COMPRESS_FROM_BYTES and _accepts_gzip(request.header(b"accept-encoding")):
         body = compressed(body)
         headers.append((b"content-encoding", b"gzip"))

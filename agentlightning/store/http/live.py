@@ -26,6 +26,7 @@ import orjson
 from uvicorn.protocols.utils import ClientDisconnected
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompress, too_large
+from agentlightning.asgi.messages import Receive, Send
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
@@ -36,7 +37,7 @@ from agentlightning.store.http.codec import (
     parse_foreign_json,
     parse_json,
 )
-from agentlightning.store.http.exchange import GZIP_MAGIC, MOST_FRAME_BYTES, Receive, Request, Send, answer
+from agentlightning.store.http.exchange import GZIP_MAGIC, MOST_FRAME_BYTES, Request, answer
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
@@ -64,7 +65,7 @@ async def serve_live(service: StoreService, scope: Any, receive: Receive, send: 
     request = Request(scope, receive)
     await receive()  # the announcement of the connection
     try:
-        service.check_caller(request)
+        service.callers.check(scope)
         service.admit(request.header(b"authorization"))
     except AgentLightningError as error:
         await _deny(request, send, failure_of(error))

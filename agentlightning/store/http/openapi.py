@@ -20,7 +20,7 @@ _FAILURE = {
 _FAILURES = {
     "400": "The request makes no sense, or the store failed in a way nobody expected.",
     "401": "No token, or one that is wrong or has expired.",
-    "403": "The token does not permit this.",
+    "403": "The token does not permit this, or a web page of another site sent it.",
     "404": "The id names nothing.",
     "408": "The body did not arrive in time.",
     "409": "The state does not allow this, or the idempotency key was used for something else.",

@@ -5,29 +5,25 @@ shuts down can end them and let the callers ask elsewhere or later.
 """
 
 import asyncio
-import functools
-import ipaddress
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from agentlightning.errors import InvalidToken, NotAllowed, StoreUnavailable
+from agentlightning.asgi.caller import CallerCheck
+from agentlightning.dashboard import DASHBOARD_PATH
+from agentlightning.errors import InvalidToken, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.credentials import AnswerCredentials
-from agentlightning.store.http.exchange import Request
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
 from agentlightning.store.http.tokens import Scope, describe_token, verify_token
 from agentlightning.store.local import LocalStore
 from agentlightning.utils.metrics import MetricsBackend
-from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["StoreService"]
+__all__ = ["StoreService", "is_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +35,14 @@ DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
 READY_SECONDS = 5.0
 """How long a store may take to write before it counts as not ready."""
+DOCS_PATH = "/docs"
 _BEARER = "bearer "
 _ADMIN = Scope("admin")
 
 
-@functools.lru_cache(maxsize=16)
-def _names_this_machine(host: str) -> bool:
-    """Whether a Host header is an address, which nobody can have lead elsewhere, or a name of this machine."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    return name.endswith(".localhost") or name in ("localhost", socket.gethostname().lower()) or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def is_page(path: str) -> bool:
+    """Whether a path is a static page: it holds nothing of the store, and asks for a token itself."""
+    return path in ("/", DOCS_PATH, DASHBOARD_PATH) or path.startswith(DASHBOARD_PATH + "/")
 
 
 class StoreService:
@@ -79,8 +63,13 @@ class StoreService:
         self.body_timeout_seconds = body_timeout_seconds
         self.live_connections = 0
         self.is_closing = False
+        self.callers = CallerCheck(
+            has_key=token is not None,
+            allowed_origins=frozenset(allowed_origins),
+            origin_option="--cors-origin",
+            is_page=is_page,
+        )
         self._token = token
-        self._allowed_origins = frozenset(allowed_origins)
         self._tracker = tracker
         self._waiting: set[asyncio.Task[Any]] = set()
         self._perform = remembering(store)
@@ -92,31 +81,6 @@ class StoreService:
     @property
     def waiting_calls(self) -> int:
         return len(self._waiting)
-
-    def check_caller(self, request: Request) -> None:
-        """Refuse what a web page of somebody else sends: a browser lets any page call a server on this machine."""
-        host = request.header(b"host")
-        self._check_origin(request.header(b"origin"), host)
-        reached_at = request.scope.get("server") or ("", None)
-        if self._token is None and host and is_loopback(reached_at[0]) and not _names_this_machine(host):
-            self._check_name(host)
-
-    def _check_name(self, host: str) -> None:
-        """Refuse a name that is not this machine's: whoever owns it can have it lead here, and his pages read all."""
-        allowed = {urlsplit(origin).netloc for origin in self._allowed_origins}
-        if "*" not in self._allowed_origins and host not in allowed:
-            raise NotAllowed(
-                f"This server has no token and was asked for as '{host}', which is not a name of this machine; ask for "
-                f"127.0.0.1, or start it with a token, or with --cors-origin http://{host}."
-            )
-
-    def _check_origin(self, origin: str, host: str) -> None:
-        if not origin or self._allowed_origins & {origin, "*"}:
-            return
-        page = urlsplit(origin)
-        if page.netloc == host and (self._token is not None or is_loopback(page.hostname or "")):
-            return
-        raise NotAllowed(f"Web pages of {origin} may not call this server; start it with --cors-origin {origin}.")
 
     def admit(self, authorization: str) -> Scope:
         """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""

@@ -42,6 +42,7 @@ class LightningEnvVar(str, Enum):
     AGL_PROGRESS = ("AGL_PROGRESS", str, "auto", "What a training shows while it runs: auto, rich, json or off.")
     AGL_STORE_TOKEN = ("AGL_STORE_TOKEN", str, None, "Token that store clients send and store servers demand.")
     AGL_ALLOW_POML = ("AGL_ALLOW_POML", bool, False, "Whether POML templates out of a store are run, which are code.")
+    AGL_ENGINE_WEIGHTS_KEY = ("AGL_ENGINE_WEIGHTS_KEY", str, None, "Key that `agl serve` demands for new weights.")
     AGL_PROXY_API_KEY = ("AGL_PROXY_API_KEY", str, None, "Key that an LLM proxy demands of who is not an attempt.")
     AGL_FILE_MODE = ("AGL_FILE_MODE", str, "0600", "Mode, in octal digits, of new files that hold what a store holds.")
 

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from agentlightning.cli.arguments import port_number, positive_number
@@ -66,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
         help="that compute one operation (default: %(default)s)",
     )
     parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
+    parser.add_argument(
+        "--weights-folder",
+        metavar="DIR",
+        help="take new weights (POST /agl/weights) from files in this folder, with the key AGL_ENGINE_WEIGHTS_KEY",
+    )
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
@@ -78,11 +84,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_model(arguments.model)
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
+    if arguments.api_key is not None and not arguments.api_key.strip():
+        raise ConfigurationError("--api-key is empty; make a key with `agl tokens new`, or leave the option out.")
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
+    weights_key = resolve_str_env_var(LightningEnvVar.AGL_ENGINE_WEIGHTS_KEY) or None
+    if arguments.weights_folder is not None and weights_key is None:
+        raise ConfigurationError(
+            f"--weights-folder {arguments.weights_folder} needs a key in AGL_ENGINE_WEIGHTS_KEY; make one with "
+            "`agl tokens new`."
+        )
+    if arguments.weights_folder is not None and not Path(arguments.weights_folder).is_dir():
+        raise ConfigurationError(f"--weights-folder {arguments.weights_folder} is not a folder; make it first.")
     if not (api_key or arguments.insecure or is_loopback(arguments.host)):
         raise ConfigurationError(
             f"--host {arguments.host} lets other machines in, and without a key everybody who reaches it can use your "
-            "model and change its weights; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say "
+            "model; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say "
             "--insecure if the network is yours alone."
         )
     from agentlightning.engine.hosting import Hosted, Hosting, host
@@ -102,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads=arguments.threads,
         name=arguments.name,
         api_key=api_key,
+        weights_key=weights_key if arguments.weights_folder is not None else None,
+        weights_folders=[] if arguments.weights_folder is None else [arguments.weights_folder],
     )
     host(hosting, on_ready=tell)
     return 0

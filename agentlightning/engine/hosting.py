@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -37,7 +37,11 @@ class Hosting:
     """That compute one operation; more than one pays for large models on idle cores."""
     name: str | None = None
     """What callers call the model; its own name by default."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    weights_key: str | None = field(default=None, repr=False)
+    """What changes the weights; None lets nobody do so."""
+    weights_folders: Sequence[str] = ()
+    """Where files of new weights may lie."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,14 @@ def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrup
     torch.set_num_threads(hosting.threads)
     model, codec = load(hosting.model, device=hosting.device, dtype=hosting.dtype)
     engine = InferenceEngine(model, max_sequences=hosting.max_sequences, max_length=hosting.max_length)
-    app = EngineApp(engine, codec, name=hosting.name, api_key=hosting.api_key)
+    app = EngineApp(
+        engine,
+        codec,
+        name=hosting.name,
+        api_key=hosting.api_key,
+        weights_key=hosting.weights_key,
+        weights_folders=hosting.weights_folders,
+    )
     _run(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
 
 

@@ -1,7 +1,8 @@
-"""The child process of `EngineServer`: `python -m agentlightning.engine.process '{"model": "tiny", ...}'`.
+"""The child process of `EngineServer`: `python -m agentlightning.engine.process`.
 
-It says in one line of JSON on its standard output where it serves, its troubles on its standard error, and ends when
-it is told to or when its parent is gone, however the parent ended.
+It reads its settings, a line of JSON, from its standard input, since they hold keys and every user of the machine can
+read command lines. It says in one line of JSON on its standard output where it serves, its troubles on its standard
+error, and ends when it is told to or when its parent is gone, however the parent ended.
 """
 
 import os
@@ -26,11 +27,11 @@ WATCH_SECONDS: Final = 0.5
 """Between two looks at the parent."""
 
 
-def main(argument: str) -> int:
+def main() -> int:
     """Serve until the end; returns the exit code."""
     announcements = _own_output()
-    settings = orjson.loads(argument)
-    parent, folders = settings.pop("parent"), settings.pop("folders")
+    settings = orjson.loads(sys.stdin.buffer.readline())
+    parent, folders = settings.pop("parent"), settings["weights_folders"]
     setup(settings.pop("log_level"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the parent says when to leave
     threading.Thread(target=_leave_after, args=(parent, folders), name="agl-parent-watch", daemon=True).start()
@@ -65,4 +66,4 @@ def _leave_after(parent: int, folders: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

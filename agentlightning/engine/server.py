@@ -2,7 +2,8 @@
 
     POST  [/v1]/chat/completions, [/v1]/completions
     GET   [/v1]/models, [/v1]/models/{name}
-    POST  /agl/weights       {"version": 3, "path": "/…/weights.safetensors"}: sample from these, from the next step on
+    POST  /agl/weights       {"version": 3, "path": "/…/weights.safetensors"}: sample from these, from the next step on;
+                             takes a key of its own, and files of the named folders only
     GET   /agl/status, /health
 
 It is written to ASGI directly: a framework's routing and validation would cost more than the steps of a small model.
@@ -11,7 +12,8 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +31,7 @@ from agentlightning.engine.model import is_small
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
-from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
+from agentlightning.errors import ConfigurationError, EngineError, InvalidRequest, NotAllowed
 from agentlightning.utils.request_body import read_body
 
 __all__ = ["EngineApp"]
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than pooled clients keep a connection, so that they close it first and never write into a closed one."""
+WEIGHTS_PATH: Final = "/agl/weights"
 MAX_BODY_BYTES: Final = 32 * 1024**2
 WATCH_AFTER_SECONDS: Final = 0.05
 """After which a caller who waits is watched for leaving; most have their answer by then, and need no watching."""
@@ -60,7 +63,14 @@ class EngineApp:
     """Serves one model. `running()` is entered in the loop that serves."""
 
     def __init__(
-        self, engine: InferenceEngine, codec: ChatCodec, *, name: str | None = None, api_key: str | None = None
+        self,
+        engine: InferenceEngine,
+        codec: ChatCodec,
+        *,
+        name: str | None = None,
+        api_key: str | None = None,
+        weights_key: str | None = None,
+        weights_folders: Sequence[Path | str] = (),
     ) -> None:
         """Prepare to serve.
 
@@ -68,11 +78,15 @@ class EngineApp:
             engine: Not started yet; it runs while `running()` does.
             name: What callers call the model; its own name by default.
             api_key: What callers must show; None lets everybody in.
+            weights_key: What those must show who change the weights; None lets nobody.
+            weights_folders: Where files of new weights may lie.
         """
         self.engine = engine
         self.codec = codec
         self.name = name or engine.model.name
-        self._api_key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._api_key = _authorization("API key", api_key)
+        self._weights_key = _authorization("weights key", weights_key)
+        self._weights_folders = [Path(os.path.realpath(folder)) for folder in weights_folders]
         self._callers = CallerCheck(has_key=api_key is not None)
         self._answers = Answers(self.name, codec)
         self._repetitions = Repetitions()
@@ -188,9 +202,17 @@ class EngineApp:
     # ------------------------------------------------------------------ the rest
 
     def _admit(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self._api_key is None or path == "/health":
+        wanted = self._api_key
+        if path == WEIGHTS_PATH:
+            wanted = self._weights_key
+            if wanted is None:
+                raise NotAllowed(
+                    "This server takes no new weights; start `agl serve` with --weights-folder DIR and a key in "
+                    "AGL_ENGINE_WEIGHTS_KEY."
+                )
+        if wanted is None or path == "/health":
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._api_key):
+        if not hmac.compare_digest(headers.get(b"authorization", b""), wanted):
             raise _Refused(401, "The key is missing or wrong.", "invalid_api_key")
 
     async def _other(self, method: str, path: str, receive: Receive, headers: dict[bytes, bytes]) -> tuple[int, bytes]:
@@ -203,7 +225,7 @@ class EngineApp:
             return self._model(unquote(path.removeprefix("/models/")))
         if path == "/agl/status" and is_get:
             return 200, orjson.dumps(self.status())
-        if path == "/agl/weights":
+        if path == WEIGHTS_PATH:
             _demand_post(method, path)
             return 200, await self._take_weights(await _body(receive, headers))
         raise _Refused(404, f"There is nothing at '{path}' for {method}.")
@@ -224,9 +246,19 @@ class EngineApp:
 
     async def _take_weights(self, body: bytes) -> bytes:
         version, path = _read_weights_request(body)
-        tensors = await asyncio.to_thread(read_weights, path)
+        tensors = await asyncio.to_thread(read_weights, self._checked_path(path))
         await asyncio.wrap_future(await asyncio.to_thread(self.engine.load_weights, version, tensors))
         return orjson.dumps({"version": self.engine.version})
+
+    def _checked_path(self, path: str) -> Path:
+        """The file behind a path; what lies elsewhere is refused alike, whether it is there or not."""
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError as error:
+            raise InvalidRequest(f"{path!r} is not the path of a file: {error}.") from error
+        if not any(real.is_relative_to(folder) for folder in self._weights_folders):
+            raise NotAllowed(f"This server takes no weights from '{path}', only from its folder.")
+        return real
 
 
 class _watched:  # noqa: N801 # used as a block, like contextlib's
@@ -260,7 +292,7 @@ class _watched:  # noqa: N801 # used as a block, like contextlib's
         self._call.leave()
 
 
-def _read_weights_request(body: bytes) -> tuple[int, Path]:
+def _read_weights_request(body: bytes) -> tuple[int, str]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -269,7 +301,14 @@ def _read_weights_request(body: bytes) -> tuple[int, Path]:
     path = fields.get("path") if isinstance(fields, dict) else None
     if isinstance(version, bool) or not isinstance(version, int) or not isinstance(path, str):
         raise InvalidRequest('New weights are announced as {"version": 3, "path": "/…/weights.safetensors"}.')
-    return version, Path(path)
+    return version, path
+
+
+def _authorization(what: str, key: str | None) -> bytes | None:
+    """The header that shows a key."""
+    if key is not None and not key.strip():
+        raise ConfigurationError(f"The engine's {what} is empty; make one with `agl tokens new`, or give None.")
+    return None if key is None else f"Bearer {key}".encode()
 
 
 def _demand_post(method: str, path: str) -> None:

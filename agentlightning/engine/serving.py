@@ -4,9 +4,11 @@ Sampling does not share a core's time, an interpreter or a failure with anything
 memory and are taken over between two steps.
 """
 
+import contextlib
 import http.client
 import logging
 import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -39,6 +41,7 @@ LAST_LINES: Final = 20
 """Of the child's standard error, that an error tells."""
 _MEMORY: Final = Path("/dev/shm")
 _POLL_SECONDS: Final = 0.05
+_KEY_BYTES: Final = 32
 _SPARE_BYTES: Final = 1 << 20
 """That a file of weights has beyond the numbers, at most: names and shapes."""
 
@@ -72,6 +75,9 @@ class EngineServer:
             log_level: Of the child; its lines appear in the log of this process.
         """
         self.host = host
+        self.api_key = secrets.token_urlsafe(_KEY_BYTES)
+        """What callers must show; `model_config` hands it to the proxy."""
+        self._weights_key = secrets.token_urlsafe(_KEY_BYTES)
         self._settings: dict[str, Any] = {
             "model": model,
             "host": host,
@@ -110,7 +116,7 @@ class EngineServer:
 
     def model_config(self) -> dict[str, Any]:
         """Its entry in the model list of `LLMProxy`."""
-        parameters = {"model": f"agl/{self.model_name}", "api_base": self.endpoint}
+        parameters = {"model": f"agl/{self.model_name}", "api_base": self.endpoint, "api_key": self.api_key}
         return {"model_name": self.model_name, "litellm_params": parameters}
 
     # ------------------------------------------------------------------ life
@@ -125,8 +131,8 @@ class EngineServer:
         threads = str(self._settings["threads"])
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentlightning.engine.process", self._argument()],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "agentlightning.engine.process"],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={
@@ -138,6 +144,7 @@ class EngineServer:
             )
             self._listener = threading.Thread(target=self._listen, name="agl-engine-stderr", daemon=True)
             self._listener.start()
+            self._send_settings(self._process)
             self._read_announcement(self._process)
         except BaseException:
             self.stop()
@@ -192,18 +199,23 @@ class EngineServer:
         path = self._roomy_folder(tensors) / f"weights-{version}-{time.monotonic_ns()}.safetensors"
         try:
             write_weights(path, tensors)
-            self._ask("POST", "/agl/weights", {"version": version, "path": str(path)})
+            self._ask("POST", "/agl/weights", {"version": version, "path": str(path)}, key=self._weights_key)
         finally:
             path.unlink(missing_ok=True)
 
     def status(self) -> dict[str, Any]:
         """How it is, as `/agl/status` tells."""
-        return self._ask("GET", "/agl/status")
+        return self._ask("GET", "/agl/status", key=self.api_key)
 
     # ------------------------------------------------------------------ parts
 
-    def _argument(self) -> str:
-        return orjson.dumps({**self._settings, "parent": os.getpid(), "folders": [*map(str, self._folders)]}).decode()
+    def _send_settings(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None
+        keys = {"api_key": self.api_key, "weights_key": self._weights_key}
+        own = {"parent": os.getpid(), "weights_folders": [*map(str, self._folders)]}
+        # A child that has ended already says why below.
+        with contextlib.suppress(BrokenPipeError), process.stdin as settings:
+            settings.write(orjson.dumps({**self._settings, **keys, **own}) + b"\n")
 
     def _roomy_folder(self, tensors: "Mapping[str, Tensor]") -> Path:
         """The first with room for these; containers often give little memory to files."""
@@ -232,13 +244,14 @@ class EngineServer:
             self._last_lines.append(text)
             logger.warning("engine: %s", text)
 
-    def _ask(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, content: Any = None, *, key: str) -> dict[str, Any]:
         if not self.is_running():
             raise self._gone()
         assert self._port is not None
         connection = http.client.HTTPConnection(self.host, self._port, timeout=ANSWER_SECONDS)
         try:
-            connection.request(method, path, None if content is None else orjson.dumps(content))
+            body = None if content is None else orjson.dumps(content)
+            connection.request(method, path, body, {"Authorization": f"Bearer {key}"})
             response = connection.getresponse()
             status, answer = response.status, orjson.loads(response.read())
         except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:

@@ -150,7 +150,7 @@ def speed(folder: str, options: argparse.Namespace) -> None:
 
     prompts = [[{"role": "user", "content": task["question"] + " Explain at length."}] for task in tasks(256, seed=5)]
     with EngineServer(folder, max_sequences=CONCURRENCY, device=options.device, name="policy") as engine:
-        client = OpenAI(base_url=engine.endpoint, api_key="none")
+        client = OpenAI(base_url=engine.endpoint, api_key=engine.api_key)
 
         def ask(messages: Any) -> int:
             answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=NEW_TOKENS)

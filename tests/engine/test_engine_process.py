@@ -53,7 +53,10 @@ def server(folder: Path) -> Iterator[EngineServer]:
 
 def ask(server: EngineServer, **body: Any) -> Any:
     response = httpx.post(
-        f"{server.endpoint}/chat/completions", json={"messages": HELLO, **body}, timeout=PATIENCE_SECONDS
+        f"{server.endpoint}/chat/completions",
+        json={"messages": HELLO, **body},
+        headers={"Authorization": f"Bearer {server.api_key}"},
+        timeout=PATIENCE_SECONDS,
     )
     assert response.status_code == 200, response.text
     return response.json()
@@ -71,7 +74,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
     server.start()
     pid, places = server.process_id, server._folders
 
-    with openai.OpenAI(base_url=server.endpoint, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=server.endpoint, api_key=server.api_key, max_retries=0) as client:
         answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
     entry = server.model_config()
     is_running = server.is_running()
@@ -79,7 +82,8 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
     server.stop()
 
     assert answer.model == server.model_name == "mine"
-    assert entry == {"model_name": "mine", "litellm_params": {"model": "agl/mine", "api_base": server.endpoint}}
+    assert entry["model_name"] == "mine"
+    assert {"model": "agl/mine", "api_base": server.endpoint}.items() <= entry["litellm_params"].items()
     assert is_running
     assert not server.is_running()
     assert pid is not None
@@ -169,6 +173,37 @@ def test_weights_go_over_the_disk_where_memory_has_no_room(
     assert server.status()["engine"]["weights_version"] == 11
     assert [path.parent for path in written] == [server._folders[-1]]
     assert all(not any(folder.iterdir()) for folder in server._folders)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/agl/status"), ("POST", "/agl/weights")]
+)
+def test_nobody_else_on_the_machine_can_call_it(server: EngineServer, method: str, path: str) -> None:
+    address = server.endpoint.removesuffix("/v1") + path
+
+    statuses = [
+        httpx.request(method, address, json={"messages": HELLO}, headers=headers, timeout=PATIENCE_SECONDS).status_code
+        for headers in ({}, {"Authorization": "Bearer none"})
+    ]
+
+    assert statuses == [401, 401]
+
+
+def test_its_keys_stand_in_no_command_line_and_no_environment(server: EngineServer) -> None:
+    child = psutil.Process(server.process_id)
+
+    shown = " ".join([*child.cmdline(), *child.environ().values()])
+
+    assert server.api_key not in shown
+    assert server._weights_key not in shown
+    assert len({server.api_key, server._weights_key, EngineServer("tiny").api_key}) == 3
+
+
+def test_the_proxy_is_given_its_key(server: EngineServer) -> None:
+    parameters = server.model_config()["litellm_params"]
+
+    with openai.OpenAI(base_url=parameters["api_base"], api_key=parameters["api_key"], max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [server.model_name]
 
 
 def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_path: Path) -> None:
@@ -261,3 +296,22 @@ def test_the_command_does_not_open_itself_to_other_machines_without_a_key() -> N
     with pytest.raises(ConfigurationError, match="lets other machines in"):
         serve.main(["tiny", "--host", "0.0.0.0"])
     assert agl(["serve", "no/such/model", "--port", "0"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        (["--api-key", ""], "", "--api-key is empty"),
+        (["--weights-folder", "."], "", "AGL_ENGINE_WEIGHTS_KEY"),
+        (["--weights-folder", "no/such/folder"], "key", "is not a folder"),
+    ],
+)
+def test_the_command_refuses_keys_and_folders_that_are_none(
+    options: list[str], key: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentlightning.cli import serve
+
+    monkeypatch.setenv("AGL_ENGINE_WEIGHTS_KEY", key)
+
+    with pytest.raises(ConfigurationError, match=words):
+        serve.main(["tiny", "--port", "0", *options])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.errors import ConfigurationError  # noqa: E402
 from agentlightning.llm_proxy import LLMProxy  # noqa: E402
 from agentlightning.llm_proxy.spans import CALL_SPAN  # noqa: E402
 from agentlightning.store import InMemoryLightningStore  # noqa: E402
@@ -472,20 +474,100 @@ def test_choices_that_are_sampled_later_say_so(slow: Served) -> None:
     assert (answer["weights_version"], answer["last_weights_version"]) == (0, 4)
 
 
-def test_new_weights_are_announced_by_their_file(served: Served, tmp_path: Any) -> None:
+# ---------------------------------------------------------------------- new weights
+
+
+def announce(served: Served, key: str | None, **body: Any) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{served.url}/agl/weights", json=body, headers=headers, timeout=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def weights_file(tmp_path: Path) -> Path:
+    """Other weights of the scripted model, in a folder of their own."""
     pytest.importorskip("numpy", reason="safetensors writes through NumPy")
     from agentlightning.engine.weights import write_weights
 
-    path = tmp_path / "weights.safetensors"
-    write_weights(path, served.model.state())
+    path = tmp_path / "published" / "weights.safetensors"
+    path.parent.mkdir()
+    write_weights(path, ScriptedModel(saying("95")).state())
+    return path
 
-    assert raw(served, "/agl/weights", version=3, path=str(path)).json() == {"version": 3}
-    assert raw(served, messages=HELLO).json()["weights_version"] == 3
-    refused = raw(served, "/agl/weights", version=4, path=str(tmp_path / "none"))
-    assert refused.status_code == 400
+
+@pytest.fixture
+def retrained(weights_file: Path) -> Iterator[Served]:
+    """A server that takes new weights out of that folder."""
+    model = ScriptedModel(saying("95"))
+    with serving(model, api_key="calls", weights_key="weights", weights_folders=[weights_file.parent]) as served:
+        yield served
+
+
+def test_new_weights_are_announced_by_their_file(retrained: Served, weights_file: Path) -> None:
+    assert announce(retrained, "weights", version=3, path=str(weights_file)).json() == {"version": 3}
+
+    refused = announce(retrained, "weights", version=4, path=str(weights_file.with_name("none")))
+    malformed = announce(retrained, "weights", version="4")
+
+    assert (refused.status_code, malformed.status_code) == (400, 400)
     assert "no file" in refused.json()["error"]["message"]
-    assert raw(served, "/agl/weights", version="4").status_code == 400
-    assert raw(served, messages=HELLO).json()["weights_version"] == 3
+    assert retrained.app.status()["engine"]["weights_version"] == 3
+
+
+@pytest.mark.parametrize("key", [None, "calls", "weightsx"], ids=["none", "that of calls", "longer"])
+def test_the_weights_have_a_key_of_their_own(retrained: Served, weights_file: Path, key: str | None) -> None:
+    refused = announce(retrained, key, version=3, path=str(weights_file))
+
+    assert (refused.status_code, retrained.app.status()["engine"]["weights_version"]) == (401, 0)
+
+
+def test_the_key_of_the_weights_does_not_open_the_model(retrained: Served) -> None:
+    headers = {"Authorization": "Bearer weights"}
+
+    refused = httpx.post(f"{retrained.base_url}/chat/completions", json={"messages": HELLO}, headers=headers)
+
+    assert refused.status_code == 401
+
+
+@pytest.mark.parametrize("options", [{}, {"api_key": "calls"}], ids=["open", "with a key for calls"])
+def test_a_server_without_a_key_for_its_weights_takes_none(weights_file: Path, options: dict[str, Any]) -> None:
+    with serving(ScriptedModel(saying("95")), **options) as served:
+        refused = announce(served, "calls", version=3, path=str(weights_file))
+
+        assert (refused.status_code, served.app.status()["engine"]["weights_version"]) == (403, 0)
+        assert "AGL_ENGINE_WEIGHTS_KEY" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["outside", "missing outside", "climbing", "link", "a zero byte"])
+def test_only_files_in_the_named_folder_are_taken(retrained: Served, weights_file: Path, kind: str) -> None:
+    outside = weights_file.parent.parent / "outside.safetensors"
+    outside.write_bytes(weights_file.read_bytes())
+    link = weights_file.with_name("link.safetensors")
+    link.symlink_to(outside)
+    path = {
+        "outside": str(outside),
+        "missing outside": str(outside.with_name("nothing")),
+        "climbing": f"{weights_file.parent}/../outside.safetensors",
+        "link": str(link),
+        "a zero byte": f"{weights_file}\0",
+    }[kind]
+
+    refused = announce(retrained, "weights", version=3, path=path)
+
+    assert refused.status_code == (400 if kind == "a zero byte" else 403), refused.text
+    if kind != "a zero byte":
+        assert (
+            refused.json()["error"]["message"] == f"This server takes no weights from '{path}', only from its folder."
+        )
+    assert retrained.app.status()["engine"]["weights_version"] == 0
+
+
+@pytest.mark.parametrize("options", [{"api_key": ""}, {"api_key": "  "}, {"weights_key": ""}])
+def test_an_empty_key_is_refused(options: dict[str, Any]) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="is empty"),
+        serving(ScriptedModel(saying("95")), **options),
+    ):
+        pass
 
 
 # ---------------------------------------------------------------------- through the proxy

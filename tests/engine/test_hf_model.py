@@ -268,7 +268,7 @@ def test_a_conversation_over_the_server_is_one_sequence_of_tokens(folder: Path) 
 
     openai = pytest.importorskip("openai")
     with EngineServer(str(folder), device="cpu") as server:
-        client = openai.OpenAI(base_url=server.endpoint, api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=server.endpoint, api_key=server.api_key, max_retries=0)
         messages, told = list(HELLO), []
         for turn in range(4):
             stream = turn % 2 == 1

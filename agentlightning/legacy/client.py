@@ -21,6 +21,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.legacy.connections import Answer, Connections, Outgoing
 from agentlightning.legacy.resources_watch import Callback, ResourcesWatch
@@ -61,13 +62,16 @@ class AgentLightningClient:
     _has_server: ClassVar[bool] = True
     """Whether the endpoint is an address that requests are sent to."""
 
-    def __init__(self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0) -> None:
+    def __init__(
+        self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0, *, token: str | None = None
+    ) -> None:
         """Make a client; nothing is sent yet.
 
         Args:
             endpoint: Address of the server; a path in it is ignored.
             poll_interval: Seconds between two polls for a task, and between two tries to deliver a result.
             timeout: Seconds one request may take.
+            token: What the server asks for; by default the environment's `AGL_STORE_TOKEN`.
         """
         deprecated(
             "AgentLightningClient speaks the v0.1 protocol, which is deprecated; use LightningStoreClient.",
@@ -81,6 +85,8 @@ class AgentLightningClient:
         self.task_count = 0
         self._resource_cache: dict[str, ResourcesUpdate] = {}
         self._default_headers = {"X-AgentLightning-Client": "true"}
+        if shown := resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token):
+            self._default_headers["Authorization"] = f"Bearer {shown}"
         self._set_up()
 
     def _set_up(self) -> None:

@@ -30,10 +30,9 @@ _RUNNERS_POSTS: Final = ("/rollout", "/rollouts")
 class CheckedRequests:
     """Middleware around an ASGI application."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None = None) -> None:
         self._app = app
         self._token = token
-        self._max_body_bytes = max_body_bytes
         self._callers = CallerCheck(has_key=token is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +74,7 @@ class CheckedRequests:
             raise NotAllowed(f"A token of scope {permitted} does not permit {method} {path}; use the master token.")
 
     async def _with_whole_body(self, request: Request) -> tuple[Scope, Receive]:
-        body = await request.body(max_bytes=self._max_body_bytes, timeout_seconds=BODY_TIMEOUT_SECONDS)
+        body = await request.body(max_bytes=MAX_BODY_BYTES, timeout_seconds=BODY_TIMEOUT_SECONDS)
         kept = [(name, value) for name, value in request.scope["headers"] if name not in _UNPACKED]
         unread = [body]
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.legacy.data_store import ServerDataStore
 from agentlightning.legacy.routes import add_routes
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.server import checked_token, warn_if_open
 from agentlightning.types import NamedResources, RolloutLegacy, RolloutMode, TaskInput
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.server_launcher import UNOBSERVED, PythonServerLauncher, PythonServerLauncherArgs
@@ -38,6 +40,7 @@ class AgentLightningServer:
         task_timeout_seconds: float = 300.0,
         *,
         store: LightningStore | None = None,
+        token: str | None = None,
     ) -> None:
         """Prepare a server; nothing is served yet.
 
@@ -46,6 +49,7 @@ class AgentLightningServer:
             port: Port to listen on; 0 takes a free one when the server starts.
             task_timeout_seconds: After this time a claimed task goes back to the queue.
             store: Where tasks, results and resources are kept; by default a memory store of its own.
+            token: What callers must show; by default the environment's `AGL_STORE_TOKEN`, without which all may call.
         """
         deprecated("AgentLightningServer speaks the v0.1 protocol, which is deprecated; use LightningStoreServer.")
         self.host = host
@@ -54,8 +58,14 @@ class AgentLightningServer:
         self.startup_event = threading.Event()
         self._task_timeout_seconds = task_timeout_seconds
         self._data_store = ServerDataStore(store, task_timeout_seconds=task_timeout_seconds)
+        self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
+        warn_if_open("server of the v0.1 protocol", host, self._token)
         self._app = FastAPI(
-            title="Agent Lightning server (v0.1 protocol)", lifespan=self._lifespan, telemetry=UNOBSERVED
+            title="Agent Lightning server (v0.1 protocol)",
+            lifespan=self._lifespan,
+            docs_url=None,  # FastAPI's page runs scripts from elsewhere, beside routes that change the store
+            redoc_url=None,
+            telemetry=UNOBSERVED,
         )
         self._launcher: PythonServerLauncher | None = None
         self._stopped = asyncio.Event()
@@ -139,7 +149,7 @@ class AgentLightningServer:
             app.state.data_store = None
 
     def _setup_routes(self) -> None:
-        add_routes(self._app)
+        add_routes(self._app, token=self._token)
 
     # ------------------------------------------------------------------ the algorithm's operations
 

@@ -1,6 +1,8 @@
 """The legacy server from the algorithm's side."""
 
 import asyncio
+import gzip
+import json
 import re
 import socket
 import threading
@@ -11,10 +13,11 @@ import aiohttp
 import pytest
 import uvicorn
 
-from agentlightning.errors import InvalidValue
+from agentlightning.errors import ConfigurationError, InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import PromptTemplate, RolloutLegacy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -31,6 +34,114 @@ async def server() -> AsyncIterator[AgentLightningServer]:
 async def report(server: AgentLightningServer, rollout: RolloutLegacy) -> None:
     async with AgentLightningClient(server.endpoint) as client:
         assert await client.post_rollout_async(rollout) is not None
+
+
+TOKEN = "a-master-token-of-some-length"
+RUNNERS_TOKEN = sign_token(TOKEN, Scope("runner"), expires_at=None)
+READERS_TOKEN = sign_token(TOKEN, Scope("reader"), expires_at=None)
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[AgentLightningServer]:
+    """A server that wants a token."""
+    server = AgentLightningServer(port=0, token=TOKEN)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/task"), ("POST", "/task"), ("GET", "/health"), ("GET", "/openapi.json")]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}],
+    ids=["no token", "another token", "no scheme"],
+)
+async def test_a_server_with_a_token_serves_nobody_else(
+    locked: AgentLightningServer, method: str, path: str, headers: dict[str, str]
+) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, locked.endpoint + path, headers=headers) as response,
+    ):
+        assert response.status == 401
+        assert "token" in (await response.json())["detail"]
+
+
+@pytest.mark.parametrize("is_from_environment", [False, True], ids=["argument", "environment"])
+async def test_clients_show_the_token(is_from_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_from_environment:
+        monkeypatch.setenv("AGL_STORE_TOKEN", TOKEN)
+    options: Any = {} if is_from_environment else {"token": TOKEN}
+    server = AgentLightningServer(port=0, **options)
+    await server.start()
+
+    async with AgentLightningClient(server.endpoint, **options) as client:
+        rollout_id = await client.submit_task_async("hello")
+        task = await asyncio.to_thread(client.poll_next_task)
+    await server.stop()
+
+    assert task is not None
+    assert task.rollout_id == rollout_id
+
+
+@pytest.mark.parametrize(
+    ("token", "method", "path", "is_permitted"),
+    [
+        (RUNNERS_TOKEN, "GET", "/task", True),
+        (RUNNERS_TOKEN, "POST", "/rollout", True),
+        (RUNNERS_TOKEN, "POST", "/task", False),
+        (RUNNERS_TOKEN, "POST", "/resources", False),
+        (READERS_TOKEN, "GET", "/task", False),
+    ],
+)
+async def test_a_signed_token_permits_what_a_runner_does(
+    locked: AgentLightningServer, token: str, method: str, path: str, is_permitted: bool
+) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, locked.endpoint + path, headers=headers) as response,
+    ):
+        assert (response.status != 403) is is_permitted
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warns"), [("0.0.0.0", None, True), ("0.0.0.0", TOKEN, False), ("127.0.0.1", None, False)]
+)
+def test_a_public_address_without_a_token_is_warned_of(
+    host: str, token: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    AgentLightningServer(host, 0, token=token)
+
+    assert ("asks for no token" in caplog.text) is warns
+
+
+def test_a_token_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="white space"):
+        AgentLightningServer(token="two words")
+
+
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
+async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.legacy.middleware.MAX_BODY_BYTES", 10_000)
+    server = AgentLightningServer(port=0)
+    await server.start()
+    body = json.dumps({"sample": "x" * 20_000}).encode()
+    headers = {"Content-Type": "application/json", **({"Content-Encoding": "gzip"} if is_compressed else {})}
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"{server.endpoint}/task", data=gzip.compress(body) if is_compressed else body, headers=headers
+        ) as response,
+    ):
+        status = response.status
+    await server.stop()
+
+    assert status == 413
 
 
 def test_attributes_and_their_defaults() -> None:

@@ -36,7 +36,7 @@ from agentlightning.utils.server_launcher import (
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["LightningStoreServer"]
+__all__ = ["LightningStoreServer", "checked_token", "warn_if_open"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +91,9 @@ class LightningStoreServer(LightningStore):
             n_workers=n_workers,
             startup_timeout=STARTUP_SECONDS,
         )
-        self._token = _checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
+        self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
         _check_processes(store, self.launcher_args)
-        _warn_if_open(self.launcher_args.host or "127.0.0.1", self._token)
+        warn_if_open("store server", self.launcher_args.host or "127.0.0.1", self._token)
         served = store if capabilities_of(store).get("thread_safe") else LightningStoreThreaded(store)
         build = functools.partial(
             build_app,
@@ -203,7 +203,8 @@ _UVICORN: dict[str, Any] = {
 }
 
 
-def _checked_token(token: str | None) -> str | None:
+def checked_token(token: str | None) -> str | None:
+    """A master token that can serve as one; None stands for none, and so does an empty one."""
     if not token:
         return None
     check_secret(token)
@@ -220,11 +221,13 @@ def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> N
         raise ConfigurationError(f"n_workers is {args.n_workers}, which needs launch_mode='mp'.")
 
 
-def _warn_if_open(host: str, token: str | None) -> None:
+def warn_if_open(server: str, host: str, token: str | None) -> None:
+    """Warn of a server that other machines reach and that asks for no token."""
     if token is None and not is_loopback(host):
         logger.warning(
-            "The store server on %s asks for no token, so everybody who reaches it can read and change the store; "
+            "The %s on %s asks for no token, so everybody who reaches it can read and change the store; "
             "give a token, or set %s.",
+            server,
             host,
             LightningEnvVar.AGL_STORE_TOKEN.value,
         )

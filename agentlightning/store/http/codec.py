@@ -29,6 +29,7 @@ from agentlightning.types import Notice, PaginatedResult, Span
 __all__ = [
     "OperationCodec",
     "as_notice",
+    "check_levels",
     "codec_of",
     "encode_many",
     "notice_fields",
@@ -41,6 +42,10 @@ __all__ = [
 _CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
 """Arguments that a store takes in more than one form."""
 
+MOST_LEVELS = 200
+"""Of lists and objects within each other in the arguments of a call."""
+_ENCODED_LEVELS = 254
+"""That orjson encodes."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _MOST_DIGITS = 20
 _SCALARS = (str, int, float, bool, type(None))
@@ -58,7 +63,10 @@ def parse_foreign_json(text: bytes | str) -> Any:
     """JSON that somebody else wrote: integers beyond 64 bits, which would become floats, are refused."""
     parsed = parse_json(text)
     if _LONG_NUMBER.search(text if isinstance(text, bytes) else text.encode()):
-        json.loads(text, parse_int=_checked_integer)
+        try:
+            json.loads(text, parse_int=_checked_integer)
+        except RecursionError:
+            raise _too_deep() from None
     return parsed
 
 
@@ -66,6 +74,20 @@ def _checked_integer(digits: str) -> int:
     if len(digits) > _MOST_DIGITS or not -(2**63) <= int(digits) < 2**64:
         raise InvalidValue(f"The body holds {digits[:40]}, an integer of more than 64 bits; send it as text.")
     return int(digits)
+
+
+def check_levels(given: Any) -> None:
+    """Refuse arguments that no encoder could send again: once stored, they would break every query that finds them."""
+    for _ in range(_ENCODED_LEVELS - MOST_LEVELS):
+        given = [given]
+    try:
+        orjson.dumps(given)
+    except orjson.JSONEncodeError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> InvalidValue:
+    return InvalidValue(f"The request is nested more than {MOST_LEVELS} levels deep; send a flatter one.")
 
 
 def plain_value(value: Any, where: str) -> Any:

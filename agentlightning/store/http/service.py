@@ -15,7 +15,7 @@ from agentlightning.dashboard import DASHBOARD_PATH
 from agentlightning.errors import InvalidToken, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
-from agentlightning.store.http.codec import OperationCodec
+from agentlightning.store.http.codec import OperationCodec, check_levels
 from agentlightning.store.http.credentials import AnswerCredentials
 from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
@@ -111,6 +111,8 @@ class StoreService:
             self._tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
 
     async def _call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
+        if codec.op.mutates:
+            check_levels(given)
         arguments = codec.decode_arguments(given)
         if scope is not _ADMIN:
             check_permission(scope, codec.op.name, arguments)

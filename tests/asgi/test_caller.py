@@ -175,3 +175,22 @@ def test_an_allowed_origin_is_served_from_another_site() -> None:
 
     assert (served.status_code, without_origin.status_code) == (200, 403)
     assert "--cors-origin" in without_origin.json()["detail"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("headers", [{}, {"Origin": "null"}], ids=["served", "refused"])
+def test_no_answer_is_guessed_to_be_something_else(target: Target, method: str, headers: dict[str, str]) -> None:
+    response = target.send(method, headers)
+
+    assert response.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/dashboard", "/health", "/openapi.json", "/nowhere"])
+def test_no_page_of_the_store_is_guessed_to_be_something_else(path: str) -> None:
+    with served_store() as store:
+        response = httpx.get(store.url + path, timeout=PATIENCE_SECONDS)
+
+    assert response.headers.get_list("x-content-type-options") == ["nosniff"]
+    if path in ("/docs", "/dashboard"):
+        assert "unsafe" not in response.headers["content-security-policy"]

@@ -15,7 +15,7 @@ from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
 from agentlightning.store.http.notices import read_notices
 from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
-from agentlightning.store.http.permissions import check_traces
+from agentlightning.store.http.permissions import check_server_page, check_traces
 from agentlightning.store.http.service import StoreService, is_page
 from agentlightning.store.http.tokens import Scope
 from agentlightning.store.http.wire import LIVE_PATH, NOTICES_PATH, PREFIX, WireRoute, find_route, verbs_of
@@ -57,6 +57,8 @@ class StoreRoutes:
             self._service.callers.check(request.scope)
             permitted = self._admitted(request)
             if not await self._answered(request, watched_send, permitted):
+                if request.scope["method"] in ("GET", "HEAD"):
+                    check_server_page(permitted, request.scope["path"])
                 await self._app(request.scope, request.receive, with_nosniff(watched_send))
         except Disconnected:
             return

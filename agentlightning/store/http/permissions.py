@@ -15,7 +15,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.tokens import Scope
 from agentlightning.store.operations import operations_of
 
-__all__ = ["PERMISSIONS", "Permission", "check_permission", "check_subscription", "check_traces"]
+__all__ = ["PERMISSIONS", "Permission", "check_permission", "check_server_page", "check_subscription", "check_traces"]
 
 Owners = Iterable[tuple[str | None, str | None]]
 """Pairs of a rollout id and an attempt id."""
@@ -92,6 +92,7 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "query_metrics": _RUNNER,
 }
 
+HEALTH_PATHS: Final = ("/health", "/v1/agl/health", "/ready")
 READS: Final = frozenset(name for name, op in operations_of(LightningStore).items() if not op.mutates)
 
 
@@ -117,6 +118,12 @@ def check_subscription(scope: Scope) -> None:
     """Refuse to tell changes to a scope that may not read."""
     if scope.kind == "attempt":
         raise _refusal(scope, "'subscribe'", "a runner's token")
+
+
+def check_server_page(scope: Scope, path: str) -> None:
+    """Refuse an attempt what the server tells about itself, but for whether it runs."""
+    if scope.kind == "attempt" and path not in HEALTH_PATHS:
+        raise _refusal(scope, f"'{path}'", "a runner's token")
 
 
 def check_traces(scope: Scope, owners: Iterable[tuple[str, str]]) -> None:

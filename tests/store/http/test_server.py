@@ -25,6 +25,7 @@ from agentlightning.store import (
     SqliteLightningStore,
 )
 from agentlightning.store.http import protocol
+from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.e2e.server_process import ServerProcess
 
@@ -313,6 +314,27 @@ async def test_metrics_can_be_parsed_and_count_what_happened(serve: Any, connect
     assert samples["agl_server_failures_total", "NotFound", "start_attempt"] == 1
     assert samples["agl_store_total_rollouts",] == 1
     assert samples["agl_store_up",] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "is_permitted"),
+    [
+        ("health", True),
+        ("v1/agl/health", True),
+        ("ready", True),
+        ("docs", True),
+        ("metrics", False),
+        ("v1/prometheus", False),
+        ("openapi.json", False),
+    ],
+)
+async def test_an_attempt_learns_of_the_server_only_whether_it_runs(path: str, is_permitted: bool, serve: Any) -> None:
+    server = await serve(token=TOKEN)
+    token = sign_token(TOKEN, Scope("attempt", "ro-1", "at-1"), expires_at=None)
+
+    response = await fetched(f"{server.endpoint}/{path}", headers={"Authorization": f"Bearer {token}"})
+
+    assert response.status_code == (200 if is_permitted else 403)
 
 
 @pytest.mark.parametrize("path", ["health", "ready", "metrics", "v1/agl/statistics", "openapi.json", "v1/agl/health"])

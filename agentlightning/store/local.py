@@ -16,7 +16,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from agentlightning.errors import InvalidQuery, RequestConflict
+from agentlightning.errors import InvalidQuery
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
@@ -27,6 +27,7 @@ from agentlightning.store.detach import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
@@ -70,6 +71,8 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     request_id: str | None = None
+    request: str = ""
+    """What a copy of the request is recognised by, if it has an id."""
     keeps_empty: bool = True
     """Whether a request that found nothing finds nothing again; a waiting one does only when its time is over."""
     watchdog: bool = True
@@ -85,16 +88,12 @@ def execute(call: Call, tx: Transaction, now: float) -> Any:
     op = operations_of(LightningStore)[call.name]
     answer = tx.get_answer(call.request_id, now)
     if answer is not None:
-        if answer.operation != call.name:
-            raise RequestConflict(
-                f"Request id '{call.request_id}' was used for {answer.operation} and now for {call.name}; "
-                "give every request an id of its own."
-            )
+        check_same_request(call.request_id, answer.request, call.request)
         return _recalled(op, call, answer)
     result = call.behaviour(tx, now, *call.args, **call.kwargs)
     if call.keeps_empty or (result is not None and result != []):
         body = op.encode_result(result) if op.echoes is None else json.dumps(op.brief(result)).encode()
-        tx.put_answer(call.request_id, Answer(call.name, body), now)
+        tx.put_answer(call.request_id, Answer(call.request, body), now)
     return detached(result)
 
 
@@ -207,14 +206,19 @@ class LocalStore(LightningStore):
         """Write a little where all writes go; what a write would raise is raised."""
         await self._write(Call("check_writable", _put_checked_time, watchdog=False))
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+    async def perform(
+        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
+    ) -> Any:
+        """As declared; a request id belongs to the `caller` who used it first."""
         if name not in operations_of(LightningStore):
             raise InvalidQuery(f"There is no store operation '{name}'.")
         if request_id is None or not operations_of(LightningStore)[name].mutates:
             return await getattr(self, name)(**arguments)
+        check_request_id(request_id)
+        request = described_request(name, arguments, caller)
         given = dict(arguments)
         wait = given.pop("wait", None)
-        call = Call(name, BEHAVIOURS[name], (), given, request_id, watchdog=name not in WITHOUT_WATCHDOG)
+        call = Call(name, BEHAVIOURS[name], (), given, request_id, request, watchdog=name not in WITHOUT_WATCHDOG)
         return await self._call(call, wait)
 
     async def __aenter__(self) -> Self:

@@ -35,8 +35,13 @@ RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 class Answer(NamedTuple):
     """What an operation with a request id answered, kept for a retry."""
 
-    operation: str
+    request: str
+    """As `request_ids.described_request` has it."""
     body: bytes
+
+    @property
+    def operation(self) -> str:
+        return self.request.partition(" ")[0]
 
 
 class Transaction(ABC):

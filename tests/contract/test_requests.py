@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery, RequestConflict
+from agentlightning.errors import InvalidQuery, InvalidValue, RequestConflict
 from agentlightning.store import LightningStore
+from agentlightning.types import Span
 
 TEN_MINUTES = 600
 
@@ -131,6 +132,65 @@ async def test_one_id_for_two_operations_is_refused(store: LightningStore) -> No
         await store.perform("enqueue_rollout", {"input": 1}, request_id="q")
 
     assert await store.query_rollouts() == []
+
+
+SPAN = Span.from_attributes(name="s", attributes={"a": 1}, sequence_id=1, rollout_id="r", attempt_id="at", span_id="1")
+
+
+@pytest.mark.parametrize(
+    ("operation", "first", "other"),
+    [
+        ("enqueue_rollout", {"input": 1}, {"input": 2}),
+        ("enqueue_rollout", {"input": 1}, {"input": 1, "mode": "train"}),
+        ("start_run", {"name": "a", "config": {"b": 1}}, {"name": "a", "config": {"b": 2}}),
+        ("update_worker", {"worker_id": "w"}, {"worker_id": "v"}),
+        ("dequeue_rollout", {"worker_id": "w"}, {"worker_id": "v"}),
+    ],
+)
+async def test_one_id_for_other_arguments_is_refused(
+    store: LightningStore, operation: str, first: dict[str, Any], other: dict[str, Any]
+) -> None:
+    answer = await store.perform(operation, first, request_id="q")
+
+    with pytest.raises(RequestConflict, match=f"'q' was used for another {operation}, with other arguments"):
+        await store.perform(operation, other, request_id="q")
+
+    assert await store.perform(operation, first, request_id="q") == answer
+
+
+@pytest.mark.parametrize(("operation", "changed"), [("add_span", "attributes"), ("add_many_spans", "span_id")])
+async def test_one_id_for_other_spans_is_refused(store: LightningStore, operation: str, changed: str) -> None:
+    rollout = await store.start_rollout(1)
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    other = {"attributes": {"a": 2}, "span_id": "2"}[changed]
+    spans = [SPAN.model_copy(update=ids), SPAN.model_copy(update={**ids, changed: other})]
+
+    def arguments(span: Span) -> dict[str, Any]:
+        return {"span": span} if operation == "add_span" else {"spans": [span]}
+
+    await store.perform(operation, arguments(spans[0]), request_id="q")
+
+    with pytest.raises(RequestConflict):
+        await store.perform(operation, arguments(spans[1]), request_id="q")
+    assert len(await store.query_spans(rollout.rollout_id)) == 1
+
+
+async def test_a_lost_claim_may_be_asked_for_with_other_limits(store: LightningStore) -> None:
+    await store.enqueue_rollout("a")
+
+    first = await store.perform("claim_rollouts", {"worker_id": "w", "limit": 2}, request_id="q")
+    asked_again = {"worker_id": "w", "limit": 1, "wait": 5.0, "known_resources": [("r", 1)]}
+
+    assert await store.perform("claim_rollouts", asked_again, request_id="q") == first
+
+
+async def test_a_long_request_id_is_refused(store: LightningStore) -> None:
+    long = "q" * 257
+
+    with pytest.raises(InvalidValue, match="has 257 characters; use at most 256"):
+        await store.perform("enqueue_rollout", {"input": 1}, request_id=long)
+    with pytest.raises(InvalidValue, match="has 257 characters; use at most 256"):
+        await store.abandon_request(long)
 
 
 async def test_failed_request_may_be_tried_again(store: LightningStore) -> None:

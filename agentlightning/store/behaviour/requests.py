@@ -7,6 +7,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.claims import Claim
 from agentlightning.store.operations import operations_of
+from agentlightning.store.request_ids import check_request_id
 from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import AttemptedRollout
 
@@ -19,6 +20,7 @@ ABANDONED = Answer("abandon_request", b"null")
 
 
 def abandon_request(tx: Transaction, now: float, request_id: str) -> bool:
+    check_request_id(request_id)
     answer = tx.get_answer(request_id, now)
     if answer is not None and answer.operation not in CLAIMS:
         return False

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentlightning.errors import RequestConflict
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, LocalStore
+from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
 
 __all__ = ["Perform", "remembering"]
 
@@ -24,13 +24,26 @@ MOST_ANSWERS = 10_000
 class Perform(Protocol):
     """`LightningStore.perform`, or something like it."""
 
-    def __call__(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Awaitable[Any]: ...
+    def __call__(
+        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
+    ) -> Awaitable[Any]: ...
 
 
 def remembering(store: LightningStore) -> Perform:
     """How to perform operations on a store such that a repeated request acts once."""
     inner = store.store if isinstance(store, LightningStoreThreaded) else store
-    return store.perform if isinstance(inner, LocalStore) else _Memory(store).perform
+    if not isinstance(inner, LocalStore):
+        return _Memory(store).perform
+    if type(inner).perform is LocalStore.perform:
+        return inner.perform
+
+    def perform(
+        name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
+    ) -> Awaitable[Any]:
+        """A user's own `perform`, as `LightningStore` declares it, knows no caller."""
+        return inner.perform(name, arguments, request_id=request_id)
+
+    return perform
 
 
 @dataclass
@@ -38,7 +51,7 @@ class _Answer:
     """What a request was, or will be, answered."""
 
     time: float
-    operation: str
+    request: str
     task: "asyncio.Task[Any]"
     askers: int = 0
 
@@ -51,20 +64,24 @@ class _Memory:
         self._clock = clock
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+    async def perform(
+        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
+    ) -> Any:
         if name == "forget_requests":
             return self._forget(arguments["request_ids"])
         if name == "abandon_request":
             return False  # only the store itself could give a claim back
         if request_id is None:
             return await self._store.perform(name, arguments)
+        check_request_id(request_id)
+        request = described_request(name, arguments, caller)
         self._expire()
         answer = self._answers.get(request_id)
         if answer is None:
             task = asyncio.create_task(self._make(name, arguments, request_id))
-            answer = self._answers[request_id] = _Answer(self._clock(), name, task)
-        elif answer.operation != name:
-            raise RequestConflict(f"Request id '{request_id}' was used for {answer.operation} and now for {name}.")
+            answer = self._answers[request_id] = _Answer(self._clock(), request, task)
+        else:
+            check_same_request(request_id, answer.request, request)
         return await self._told(answer)
 
     async def _make(self, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:

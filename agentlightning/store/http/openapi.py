@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.notices import NoticesQuery
 from agentlightning.store.http.wire import NOTICES_PATH, WireRoute, routes
+from agentlightning.store.request_ids import MOST_ID_CHARACTERS
 
 __all__ = ["describe"]
 
@@ -23,7 +24,7 @@ _FAILURES = {
     "403": "The token does not permit this, or a web page of another site sent it.",
     "404": "The id names nothing.",
     "408": "The body did not arrive in time.",
-    "409": "The state does not allow this, or the idempotency key was used for something else.",
+    "409": "The state does not allow this, or the idempotency key was used for another request.",
     "410": "The spans were dropped to save memory.",
     "413": "The request is too large.",
     "422": "Arguments that do not fit; `detail` lists them.",
@@ -33,7 +34,7 @@ _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "schema": {"type": "string"},
+    "schema": {"type": "string", "maxLength": MOST_ID_CHARACTERS},
     "description": "A request sent twice under one key acts once and is answered twice, for ten minutes.",
 }
 

@@ -116,7 +116,12 @@ class StoreService:
         arguments = codec.decode_arguments(given)
         if scope is not _ADMIN:
             check_permission(scope, codec.op.name, arguments)
-        running = self._perform(codec.op.name, arguments, request_id=request_id if codec.op.mutates else None)
+        running = self._perform(
+            codec.op.name,
+            arguments,
+            request_id=request_id if codec.op.mutates else None,
+            caller="" if scope.kind == "admin" else str(scope),
+        )
         result = await (self.waiting(running) if _waits(codec.op.name, arguments) else running)
         return await self._credentials.shown_to(scope, result)
 

@@ -142,7 +142,7 @@ class RecordTables:
         return Answer(*rows[0]) if rows else None
 
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        self._answer_rows[request_id] = (request_id, answer.operation, answer.body, now)
+        self._answer_rows[request_id] = (request_id, answer.request, answer.body, now)
         self._session.hold_back(self._answer_rows.pop, request_id)
 
     def drop_answers(self, request_ids: Sequence[str]) -> None:

@@ -7,11 +7,12 @@ import aiohttp
 import pytest
 import yarl
 
-from agentlightning.store import LightningStoreServer
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.store.http.wire import WireRoute, routes
 from agentlightning.store.operations import operations_of
-from agentlightning.types import EnqueueRolloutRequest
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest
 
 
 async def call(
@@ -20,6 +21,22 @@ async def call(
     """One request; its status and its JSON."""
     async with session.request(method, yarl.URL(server.endpoint + path, encoded=True), **options) as response:
         return response.status, await response.json(content_type=None)
+
+
+SECRET = "a-master-token-of-some-length"
+
+
+class ForeignStore(LightningStore):
+    """A store that keeps no answers itself."""
+
+    def __init__(self) -> None:
+        self._inner = InMemoryLightningStore()
+
+    async def start_rollout(self, *args: Any, **options: Any) -> AttemptedRollout:
+        return await self._inner.start_rollout(*args, **options)
+
+    async def query_rollouts(self, *args: Any, **options: Any) -> Any:
+        return await self._inner.query_rollouts(*args, **options)
 
 
 def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[str, Any]:
@@ -99,3 +116,41 @@ async def test_one_key_for_two_operations_is_a_conflict(
     status, answer = await call(session, "POST", server, "/enqueue_rollout", json={"input": 1}, headers=headers)
 
     assert (status, answer["error_type"]) == (409, "RequestConflict")
+
+
+def keyed(key: str, token: str) -> dict[str, str]:
+    return {"Idempotency-Key": key, "Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["a store of ours", "a store of somebody else"])
+@pytest.mark.parametrize("change", ["body", "token"])
+async def test_a_key_belongs_to_its_body_and_to_the_scope_of_its_token(
+    change: str, is_foreign: bool, serve: Any, session: aiohttp.ClientSession
+) -> None:
+    store: Any = ForeignStore() if is_foreign else InMemoryLightningStore()
+    server = await serve(store, token=SECRET)
+    runner = sign_token(SECRET, Scope("runner"), expires_at=None)
+    first, other = {"worker_id": "w"}, {"worker_id": "v"} if change == "body" else {"worker_id": "w"}
+
+    path = "/start_rollout"
+    before = await call(session, "POST", server, path, json={"input": 1, **first}, headers=keyed("k", SECRET))
+    token = runner if change == "token" else SECRET
+    after = await call(session, "POST", server, path, json={"input": 1, **other}, headers=keyed("k", token))
+    again = await call(session, "POST", server, path, json={"input": 1, **first}, headers=keyed("k", SECRET))
+
+    assert (after[0], after[1]["error_type"]) == (409, "RequestConflict")
+    assert again == before
+    assert len(await server.query_rollouts()) == 1
+
+
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["a store of ours", "a store of somebody else"])
+async def test_a_long_key_is_refused(is_foreign: bool, serve: Any, session: aiohttp.ClientSession) -> None:
+    store: Any = ForeignStore() if is_foreign else InMemoryLightningStore()
+    server = await serve(store)
+
+    status, told = await call(
+        session, "POST", server, "/start_rollout", json={"input": 1}, headers={"Idempotency-Key": "k" * 8000}
+    )
+
+    assert (status, told["error_type"]) == (400, "InvalidValue")
+    assert len(told["detail"]) < 200

@@ -1,0 +1,62 @@
+"""What a request is recognised by when it comes again under its id: operation, arguments and caller.
+
+Answers are kept with a digest of these, so that an id that somebody uses again for something else is a conflict, and
+not a silent answer to another question.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from agentlightning.errors import InvalidValue, RequestConflict
+from agentlightning.types import Span
+
+__all__ = ["MOST_ID_CHARACTERS", "check_request_id", "check_same_request", "described_request"]
+
+MOST_ID_CHARACTERS: Final = 256
+_DIGEST_CHARACTERS: Final = 32
+_OF_ONE_TRY: Final = ("wait", "limit", "known_resources")
+"""Arguments of claims that a client may change when it asks again for a claim whose answer was lost."""
+
+
+def check_request_id(request_id: str) -> None:
+    """Refuse an id that is too long to be kept."""
+    if len(request_id) > MOST_ID_CHARACTERS:
+        raise InvalidValue(
+            f"The request id '{request_id[:20]}…' has {len(request_id)} characters; use at most {MOST_ID_CHARACTERS}."
+        )
+
+
+def described_request(name: str, arguments: Mapping[str, Any], caller: str) -> str:
+    """The operation and, behind a blank, the digest of what it is called with and by whom."""
+    given = {
+        key: _identity(value)
+        for key, value in sorted(arguments.items())
+        if value is not None and key not in _OF_ONE_TRY  # routes send no None, the live channel does
+    }
+    try:
+        encoded = to_json([caller, given], fallback=repr, bytes_mode="base64")
+    except (PydanticSerializationError, ValueError) as error:
+        raise InvalidValue(f"The arguments of {name} cannot be sent as JSON: {error}.") from error
+    return f"{name} {hashlib.sha256(encoded).hexdigest()[:_DIGEST_CHARACTERS]}"
+
+
+def check_same_request(request_id: str, before: str, now: str) -> None:
+    """Refuse an id that was used for another request; both as `described_request` has them."""
+    (operation, _, digest), (name, _, _) = before.partition(" "), now.partition(" ")
+    if operation != name:
+        what = f"{operation} and now for {name}"
+    elif digest and before != now:  # answers that release 0.3 kept have no digest
+        what = f"another {name}, with other arguments or another token"
+    else:
+        return
+    raise RequestConflict(f"Request id '{request_id}' was used for {what}; give every request an id of its own.")
+
+
+def _identity(value: Any) -> Any:
+    """A value, or of a batch of spans their ids: a store keeps one span of an id, and batches are large."""
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Span):
+        return [(span.rollout_id, span.attempt_id, span.span_id, span.name) for span in value if isinstance(span, Span)]
+    return value

@@ -23,9 +23,13 @@ from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["CallerCheck"]
 
-_HEADERS: Final = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
+_HEADERS: Final = frozenset(
+    (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"user-agent")
+)
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 """`same-site` is foreign too: all ports of one machine are one site."""
+_BROWSER: Final = "Mozilla/"
+"""How every browser begins its `User-Agent`."""
 _CONTAINER_HOSTS: Final = ("host.docker.internal", "host.containers.internal")
 """Names that containers have for the machine they run on; nobody can register them."""
 
@@ -56,11 +60,11 @@ class CallerCheck:
             if shown.get(b"sec-fetch-site") in _FOREIGN_SITES and not self._is_link(scope, shown):
                 raise self._refusal("Web pages of other sites", "and the origin of the page")
         reached_at = scope.get("server") or ("", None)
-        if not self.has_key and host and is_loopback(reached_at[0]) and not _names_this_machine(host):
-            self._check_name(host)
+        if not self.has_key and host and is_loopback(reached_at[0]):
+            self._check_name(host, is_marked=b"sec-fetch-site" in shown, agent=shown.get(b"user-agent", ""))
 
     def _is_allowed(self, origin: str) -> bool:
-        return "*" in self.allowed_origins or origin in self.allowed_origins
+        return "*" in self.allowed_origins or (bool(origin) and origin in self.allowed_origins)
 
     def _check_origin(self, origin: str, host: str) -> None:
         if not origin:
@@ -82,9 +86,16 @@ class CallerCheck:
             and self.is_page(scope["path"])
         )
 
-    def _check_name(self, host: str) -> None:
+    def _check_name(self, host: str, *, is_marked: bool, agent: str) -> None:
         """Refuse a name that is not this machine's: its owner can have it lead here, and read with his pages."""
-        if not self._is_allowed("*") and host not in {urlsplit(origin).netloc for origin in self.allowed_origins}:
+        if self._is_allowed("*"):
+            return
+        if _is_unspecified(host) and agent.startswith(_BROWSER) and not is_marked:
+            raise NotAllowed(
+                f"This server does not know which page called it as '{host}', since browsers do not say so there; "
+                "open it as 127.0.0.1."
+            )
+        if not _names_this_machine(host) and host not in {urlsplit(origin).netloc for origin in self.allowed_origins}:
             ways = ["call 127.0.0.1", "start it with a key"]
             if self.origin_option is not None:
                 ways.append(f"with {self.origin_option} http://{host}")
@@ -97,6 +108,11 @@ class CallerCheck:
         option = self.origin_option
         way_out = "call it from a program" if option is None else f"start it with {option} {value}"
         return NotAllowed(f"{pages} may not call this server; {way_out}.")
+
+
+def _is_unspecified(host: str) -> bool:
+    """Whether a Host header is 0.0.0.0 or ::, which lead here too, and to which browsers send no `Sec-Fetch-Site`."""
+    return host.rpartition(":")[0] in ("0.0.0.0", "[::]") or host in ("0.0.0.0", "[::]")
 
 
 @functools.lru_cache(maxsize=16)

@@ -102,6 +102,7 @@ _FROM_PAGES_OF_OTHERS = {
     "the page of a name that leads here": {"Host": "evil.example", "Origin": "http://evil.example"},
     "an image on another site": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     "an image on this site": {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"},
+    "an image at 0.0.0.0": {"Host": "0.0.0.0:8000", "User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"},
     "a link on another site": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
 }
 _FROM_PROGRAMS_AND_OWN_PAGES = {
@@ -109,6 +110,7 @@ _FROM_PROGRAMS_AND_OWN_PAGES = {
     "fetch of Node.js": {"Sec-Fetch-Mode": "cors"},
     "a page of the server itself": {"Origin": "http://{host}", "Sec-Fetch-Site": "same-origin"},
     "a typed address": {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
+    "a program at 0.0.0.0": {"Host": "0.0.0.0:8000"},
     "a container on this machine": {"Host": "host.docker.internal:8000"},
 }
 
@@ -164,7 +166,8 @@ def test_pages_of_others_do_not_embed_the_pages_of_the_store(headers: dict[str, 
 
 
 def test_an_allowed_origin_is_served_from_another_site() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, cors_allow_origins=["http://good.example"])
+    allowed_origins = ["http://good.example", ""]
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, cors_allow_origins=allowed_origins)
     asyncio.run(server.start())
     try:
         allowed = {"Origin": "http://good.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}

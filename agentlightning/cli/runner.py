@@ -5,7 +5,6 @@ import asyncio
 import inspect
 import os
 import pkgutil
-import socket
 import sys
 from collections.abc import Sequence
 
@@ -56,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-concurrency", type=int, default=1, help="rollouts at once in each (default: %(default)s)"
     )
     parser.add_argument("--max-rollouts", type=int, help="leave after so many in each process; never by default")
-    parser.add_argument("--name", default=_default_name(), help="what the workers are called (default: %(default)s)")
+    parser.add_argument("--name", default="Worker", help="how the workers' ids begin (default: %(default)s)")
     parser.add_argument(
         "--grace",
         type=float,
@@ -69,11 +68,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
-
-
-def _default_name() -> str:
-    """Different for each machine and process, so that two workers are never taken for one."""
-    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

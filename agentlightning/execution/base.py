@@ -7,7 +7,14 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 
-__all__ = ["AlgorithmBundle", "ExecutionStrategy", "PreparingBundle", "RunnerBundle", "resolve_managed_store_flag"]
+__all__ = [
+    "AlgorithmBundle",
+    "ExecutionStrategy",
+    "OwnsWorker",
+    "PreparingBundle",
+    "RunnerBundle",
+    "resolve_managed_store_flag",
+]
 
 
 class AlgorithmBundle(Protocol):
@@ -24,8 +31,14 @@ class PreparingBundle(AlgorithmBundle, Protocol):
     """Awaited by the bundle when the store is in order; a strategy that serves the store sets it."""
 
 
+class OwnsWorker(Protocol):
+    """Whether an id in the store is that of a worker of ours, and of this number if one is given."""
+
+    def __call__(self, worker_id: str, number: int | None = None) -> bool: ...
+
+
 class RunnerBundle(Protocol):
-    """All that one worker does."""
+    """All that one worker does; one with a method `owns_worker` has what its dead workers claimed given back."""
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None: ...
 

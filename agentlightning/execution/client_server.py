@@ -17,12 +17,13 @@ from agentlightning.execution import processes as children
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OwnsWorker,
     PreparingBundle,
     RunnerBundle,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, InterruptibleEvent, MultiprocessingEvent
-from agentlightning.execution.recovery import recover_attempts, worker_name
+from agentlightning.execution.recovery import recover_attempts
 from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
@@ -308,16 +309,12 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         # Runners are started first, while this process has no threads that a fork could tear apart.
         crew = _Crew(self, runner, store, stop, ctx)
         try:
-            attended = Attended(algorithm, crew.has_left, self._names(runner))
+            attended = Attended(algorithm, crew.has_left, getattr(runner, "owns_worker", None))
             asyncio.run(self._execute_algorithm_with(crew, attended, store, stop))
         finally:
             self._shutdown_processes(crew.processes, stop)
             crew.give_back_at_the_end(store)
         self._check_process_exitcodes(crew.processes)
-
-    def _names(self, runner: RunnerBundle) -> frozenset[str]:
-        """What the store calls our runners."""
-        return frozenset(map(getattr(runner, "store_worker_id", worker_name), range(self.n_runners)))
 
     async def _execute_algorithm_with(
         self, crew: "_Crew", algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
@@ -351,7 +348,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         left = MultiprocessingEvent(ctx=ctx)
-        attended = Attended(algorithm, left.is_set, self._names(runner))
+        attended = Attended(algorithm, left.is_set, getattr(runner, "owns_worker", None))
         served = _ServedToTheEnd(attended, left, self.graceful_timeout)
         process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
         try:
@@ -411,7 +408,7 @@ class _Crew:
         ctx: Any,
     ) -> None:
         self._allowed = strategy.allowed_exit_codes
-        self._name_of: Callable[[int], str] = getattr(runner, "store_worker_id", worker_name)
+        self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
         self._stop = stop
         self._is_dismissed = False
         self._deaths = children.Deaths(ctx, strategy.n_runners)
@@ -470,9 +467,12 @@ class _Crew:
             await self._give_back(store, number, exit_code)
 
     async def _give_back(self, store: LightningStore, number: int, exit_code: int) -> None:
+        """Without knowing the ids of the bundle's workers nothing is given back: others may have the same name."""
+        if self._owns_worker is None:
+            return
         reason = f"process runner-{number} died with exit code {exit_code}"
         try:
-            await recover_attempts(store, self._name_of(number), reason)
+            await recover_attempts(store, functools.partial(self._owns_worker, number=number), reason)
         except Exception:  # the store's own time limits will settle its attempts
             logger.exception("What runner-%d was at could not be given back.", number)
 

@@ -2,32 +2,29 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 
-__all__ = ["recover_attempts", "worker_name"]
+__all__ = ["recover_attempts"]
 
 logger = logging.getLogger(__name__)
 
 _OPEN: Final = ("preparing", "running")
 
 
-def worker_name(worker_id: int) -> str:
-    """What runners call themselves in the store, unless they are given another name."""
-    return f"Worker-{worker_id}"
-
-
-async def recover_attempts(store: LightningStore, worker_id: str, reason: str) -> list[str]:
-    """Mark the open attempts of a worker as unresponsive; returns the ids of their rollouts.
+async def recover_attempts(store: LightningStore, is_lost: Callable[[str], bool], reason: str) -> list[str]:
+    """Mark the open attempts of workers that are lost as unresponsive; returns the ids of their rollouts.
 
     Whether a rollout is tried again is said by its own configuration.
     """
     recovered: list[str] = []
     for rollout in await store.query_rollouts(status=_OPEN):
-        if not isinstance(rollout, AttemptedRollout) or rollout.attempt.worker_id != worker_id:
+        worker_id = rollout.attempt.worker_id if isinstance(rollout, AttemptedRollout) else None
+        if not isinstance(rollout, AttemptedRollout) or worker_id is None or not is_lost(worker_id):
             continue
         if rollout.attempt.status not in _OPEN:
             continue
@@ -42,5 +39,5 @@ async def recover_attempts(store: LightningStore, worker_id: str, reason: str) -
         else:
             recovered.append(rollout.rollout_id)
     if recovered:
-        logger.warning("%s: %s. Given back: %s.", worker_id, reason, ", ".join(recovered))
+        logger.warning("Given back, because %s: %s.", reason, ", ".join(recovered))
     return recovered

@@ -13,11 +13,11 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OwnsWorker,
     RunnerBundle,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
-from agentlightning.execution.recovery import worker_name
 from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
@@ -79,7 +79,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         shared = LightningStoreThreaded(store) if self.managed_store else store
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
-        names = frozenset(map(getattr(runner, "store_worker_id", worker_name), range(self.n_runners)))
+        owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
         is_interrupted = False
         try:
             if self.main_thread == "algorithm":
@@ -87,11 +87,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                     self._thread(f"runner-{number}", self._run_runner, runner, shared, number, stop, failures)
                     for number in range(self.n_runners)
                 ]
-                attended = Attended(algorithm, lambda: not any(t.is_alive() for t in threads), names)
+                attended = Attended(algorithm, lambda: not any(t.is_alive() for t in threads), owns_worker)
                 self._run_algorithm(attended, shared, stop, None)
             else:
                 left = threading.Event()
-                attended = Attended(algorithm, left.is_set, names)
+                attended = Attended(algorithm, left.is_set, owns_worker)
                 threads.append(self._thread("algorithm", self._run_algorithm, attended, shared, stop, failures))
                 self._run_runner(runner, shared, 0, stop, None)
                 left.set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.errors import TrainingError
-from agentlightning.execution.base import AlgorithmBundle
+from agentlightning.execution.base import AlgorithmBundle, OwnsWorker
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Worker
@@ -35,8 +35,8 @@ class Attended:
     algorithm: AlgorithmBundle
     """Told by its `give_up`, if it has one; else cancelled."""
     are_runners_gone: Callable[[], bool]
-    worker_ids: frozenset[str]
-    """What the store calls the runners that may be gone."""
+    owns_worker: OwnsWorker | None = None
+    """Says which workers in the store are the runners that may be gone; None if nobody knows."""
     patience_seconds: float = field(default_factory=lambda: PATIENCE_SECONDS)
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
@@ -97,7 +97,8 @@ class Attended:
             workers = await store.query_workers()
         except NotImplementedError:  # a store of the 0.2 release knows no workers
             return False
-        return any(worker.worker_id not in self.worker_ids and _was_heard_of(worker) for worker in workers)
+        is_ours = self.owns_worker or (lambda worker_id: False)
+        return any(not is_ours(worker.worker_id) and _was_heard_of(worker) for worker in workers)
 
 
 def _was_heard_of(worker: Worker) -> bool:

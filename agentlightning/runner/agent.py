@@ -21,6 +21,8 @@ from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.id import generate_id
+from agentlightning.utils.id import worker_id as unique_worker_id
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ T_task = TypeVar("T_task")
 
 EVENT_SECONDS: Final = 0.1
 """How often a stop event is looked at while there is nothing else to do."""
+TOKEN_DIGITS: Final = 8
 SHORTEST_POLL_SECONDS: Final = 0.01
 """Whoever asks more often keeps a processor busy."""
 
@@ -68,7 +71,7 @@ class LitAgentRunner(Runner[T_task]):
             heartbeat_include_gpu: Tell of the GPUs too.
             max_concurrency: How many rollouts run at once: coroutines together, plain functions in threads.
             agent: Instead of the argument of `init`.
-            worker_name: What workers are called in the store, with their number behind it.
+            worker_name: How the ids of workers begin, with their number behind it.
             allow_poml: Let agents format any POML template of the store, which is code of whoever wrote it.
         """
         super().__init__()
@@ -84,6 +87,8 @@ class LitAgentRunner(Runner[T_task]):
         self._worker_name = worker_name
         self.templates = TrustedTemplates(allow_all=allow_poml)
         """Which POML templates agents may format."""
+        self._worker_token: str | None = None
+        self._store_worker_id: str | None = None
         self._agent: LitAgent[T_task] | None = agent
         self._store: LightningStore | None = None
         self._abilities = Abilities()
@@ -114,13 +119,14 @@ class LitAgentRunner(Runner[T_task]):
         self._around = None
         self._abilities = Abilities.of(store)
         self.worker_id = worker_id
+        self._store_worker_id = unique_worker_id(self.get_worker_id(), self._worker_token or generate_id(TOKEN_DIGITS))
         self._tracer.init_worker(worker_id, store)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         self._agent = None
         self._store = None
         self._around = None
-        self.worker_id = None
+        self.worker_id = self._store_worker_id = None
         self._hooks = []
         self._threads.close()
         self._tracer.teardown()
@@ -175,12 +181,20 @@ class LitAgentRunner(Runner[T_task]):
         return self._store
 
     def get_worker_id(self) -> str:
-        """What the store calls this worker."""
-        return self.worker_id_for(self.worker_id)
+        """The name of this worker; others may have the same."""
+        return self.worker_name_of(self.worker_id)
 
-    def worker_id_for(self, number: int | None) -> str:
-        """What the store calls the worker of this number."""
+    def worker_name_of(self, number: int | None) -> str:
+        """The name of the worker of this number."""
         return f"{self._worker_name}-{'Unknown' if number is None else number}"
+
+    def get_store_worker_id(self) -> str:
+        """What the store calls this worker: its name, and what sets it apart from all others, as of `init_worker`."""
+        return self._store_worker_id or self.get_worker_id()
+
+    def set_worker_token(self, token: str) -> None:
+        """Have the next `init_worker` end the id in the store with this token, by which others recognise it."""
+        self._worker_token = token
 
     # ------------------------------------------------------------------ working off the queue
 
@@ -281,7 +295,7 @@ class LitAgentRunner(Runner[T_task]):
         """Ask the store for work, with the resources it takes where the store can tell them."""
         if self._abilities.tells_resources:
             known = self._surroundings().known.versions
-            options |= {"limit": limit, "worker_id": self.get_worker_id(), "known_resources": known}
+            options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
             try:
                 claims = await self.get_store().claim_rollouts(**options)
             except Exception as error:
@@ -298,9 +312,9 @@ class LitAgentRunner(Runner[T_task]):
     async def _dequeue(self, limit: int, **options: Any) -> Sequence[AttemptedRollout]:
         store = self.get_store()
         if limit > 1 and self._abilities.has_batches:
-            return await store.dequeue_many_rollouts(limit=limit, worker_id=self.get_worker_id(), **options)
+            return await store.dequeue_many_rollouts(limit=limit, worker_id=self.get_store_worker_id(), **options)
         if self._abilities.names_claimers:
-            claimed = await store.dequeue_rollout(worker_id=self.get_worker_id(), **options)
+            claimed = await store.dequeue_rollout(worker_id=self.get_store_worker_id(), **options)
         else:
             claimed = await store.dequeue_rollout()
         if claimed is None:
@@ -311,7 +325,7 @@ class LitAgentRunner(Runner[T_task]):
         """Put our name on a claim, in a store of the 0.2 release, which does not do so itself."""
         try:
             await self.get_store().update_attempt(
-                rollout.rollout_id, rollout.attempt.attempt_id, worker_id=self.get_worker_id()
+                rollout.rollout_id, rollout.attempt.attempt_id, worker_id=self.get_store_worker_id()
             )
         except Exception:  # somebody else will have to run it
             logger.exception("Rollout %s could not be claimed and is skipped.", rollout.rollout_id)
@@ -356,7 +370,7 @@ class LitAgentRunner(Runner[T_task]):
         resources_id = None if resources is None else (await store.add_resources(resources)).resources_id
         options: dict[str, Any] = {}
         if self._abilities.names_starters:
-            options["worker_id"] = self.get_worker_id()
+            options["worker_id"] = self.get_store_worker_id()
         started = await store.start_rollout(input=input, mode=mode, resources_id=resources_id, **options)
         await self._step_impl(started, raise_on_exception=True)
         rollout = await store.get_rollout_by_id(started.rollout_id)
@@ -383,7 +397,7 @@ class LitAgentRunner(Runner[T_task]):
                 runner=self,
                 threads=self._threads,
                 abilities=self._abilities,
-                worker_id=self.get_worker_id(),
+                worker_id=self.get_store_worker_id(),
                 hooks=self._hooks,
                 templates=self.templates,
             )

@@ -13,14 +13,16 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm, FunctionalAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
-from agentlightning.execution.recovery import recover_attempts, worker_name
+from agentlightning.execution.recovery import recover_attempts
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources, Worker
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.id import generate_id
 
 __all__ = ["AlgorithmSide", "RunnerSide", "Switches"]
 
@@ -146,7 +148,9 @@ async def _watch_workers(store: LightningStore) -> None:
             latest = max((worker.last_heartbeat_time or 0.0 for worker in workers), default=0.0)
             for worker in workers:
                 if _is_silent(worker, latest):
-                    await recover_attempts(store, worker.worker_id, f"it has been silent for {SILENCE_SECONDS:g} s")
+                    await recover_attempts(
+                        store, worker.worker_id.__eq__, f"it has been silent for {SILENCE_SECONDS:g} s"
+                    )
         except NotImplementedError:  # a store of the 0.2 release knows no workers
             return
         except Exception as error:  # noqa: BLE001 # it is looked again
@@ -175,15 +179,20 @@ class RunnerSide:
     is_alone: bool = False
     """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
 
-    def store_worker_id(self, number: int) -> str:
-        """What the store calls a worker."""
-        runner = self.runner
-        return runner.worker_id_for(number) if isinstance(runner, LitAgentRunner) else worker_name(number)
+    token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
+    """At the end of the ids of this training's workers, and of no others."""
+
+    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
+        """Whether an id is that of a worker of this training, and of this number if one is given."""
+        if not isinstance(self.runner, LitAgentRunner) or not worker_id.endswith(f"-{self.token}"):
+            return False
+        return number is None or worker_id.startswith(f"{self.runner.worker_name_of(number)}@")
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Work until the event is set; each worker has a runner and a tracer of its own."""
         runner = copy.copy(self.runner)
         if isinstance(runner, LitAgentRunner):
+            runner.set_worker_token(self.token)
             runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
             runner.templates.add(self.initial_resources)
         runner.init(agent=self.agent, hooks=self.hooks)

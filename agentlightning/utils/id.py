@@ -6,8 +6,9 @@ its bytes print as hex directly, while `secrets` and `random.SystemRandom` wrap 
 """
 
 import os
+import socket
 
-__all__ = ["generate_id", "rollout_id", "attempt_id", "resources_id", "run_id"]
+__all__ = ["generate_id", "rollout_id", "attempt_id", "resources_id", "run_id", "worker_id"]
 
 
 def generate_id(length: int) -> str:
@@ -33,3 +34,8 @@ def resources_id() -> str:
 def run_id() -> str:
     """`run-` and 12 digits."""
     return "run-" + generate_id(12)
+
+
+def worker_id(name: str, token: str) -> str:
+    """A worker's name, and behind it the machine, this process and a token: unlike that of any other worker."""
+    return f"{name}@{socket.gethostname()}-{os.getpid()}-{token}"

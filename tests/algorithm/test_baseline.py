@@ -103,7 +103,7 @@ async def test_what_came_back_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     (attempt,) = await store.query_attempts(rollout.rollout_id)
     spans = await store.query_spans(rollout.rollout_id)
     rid, aid = rollout.rollout_id, attempt.attempt_id
-    assert f"[Rollout {rid} | Attempt 1] ID: {aid}. Status: succeeded. Worker: Worker-0" in lines
+    assert f"[Rollout {rid} | Attempt 1] ID: {aid}. Status: succeeded. Worker: {attempt.worker_id}" in lines
     for span in spans:
         start = f"[Rollout {rid} | Attempt {aid} | Span {span.span_id}] #{span.sequence_id} ({span.name}) From"
         assert len([line for line in lines if line.startswith(start)]) == 1

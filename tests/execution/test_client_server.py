@@ -69,6 +69,19 @@ async def working(store: LightningStore, worker_id: int, event: ExecutionEvent) 
             await store.update_attempt(claim.rollout_id, attempt_id, status="succeeded", metadata={"pid": os.getpid()})
 
 
+class Named:
+    """Runners whose ids in the store are known."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._work = work
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        await self._work(store, worker_id, event)
+
+    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
+        return worker_id.startswith("Worker-") if number is None else worker_id == f"Worker-{number}"
+
+
 async def doing_nothing(store: LightningStore, event: ExecutionEvent) -> None:
     return None
 
@@ -554,7 +567,7 @@ def dying_once(flag: Path) -> Callable[..., Any]:
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return runner
+    return Named(runner)
 
 
 def outcomes(store: InMemoryLightningStore) -> list[list[str]]:
@@ -603,7 +616,7 @@ def test_what_a_runner_claims_that_was_started_again_is_not_given_back(tmp_path:
         await working(store, worker_id, event)
 
     store = InMemoryLightningStore()
-    a_strategy(max_restarts=1).execute(enqueueing(2), runner, store)
+    a_strategy(max_restarts=1).execute(enqueueing(2), Named(runner), store)
 
     assert seen.read_text() == "preparing"
     assert sorted(outcomes(store)) == [["succeeded"], ["unresponsive", "succeeded"]]

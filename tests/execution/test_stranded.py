@@ -11,7 +11,11 @@ from agentlightning.execution import ThreadingEvent
 from agentlightning.execution.stranded import Attended
 from agentlightning.store import InMemoryLightningStore, LightningStore
 
-OURS = frozenset(["Worker-0"])
+
+def ours(worker_id: str, number: int | None = None) -> bool:
+    return worker_id == "Worker-0"
+
+
 LONG_SECONDS = 30.0
 
 
@@ -22,7 +26,7 @@ async def waiting_for_ever(store: LightningStore, event: Any) -> None:
 async def attend(
     algorithm: Any, store: LightningStore, *, gone: Callable[[], bool] = lambda: True, patience: float = 0.02
 ) -> None:
-    attended = Attended(algorithm, gone, OURS, patience)
+    attended = Attended(algorithm, gone, ours, patience)
     await asyncio.wait_for(attended(store, ThreadingEvent()), LONG_SECONDS)
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import os
 import pickle
+import re
 import threading
 from typing import Any
 
@@ -28,11 +30,14 @@ async def test_a_step_runs_one_task_past_the_queue() -> None:
 
     with runner.run_context(agent=Answering(lambda task: float(task)), store=store, worker_id=3):
         rollout = await runner.step(0.5, mode="train")
+        name, runner_id = runner.get_worker_id(), runner.get_store_worker_id()
 
+    assert name == "Worker-3"
     assert (rollout.input, rollout.mode, rollout.status) == (0.5, "train", "succeeded")
     attempt = await store.get_latest_attempt(rollout.rollout_id)
     assert attempt is not None
-    assert attempt.worker_id == "Worker-3"
+    assert attempt.worker_id == runner_id
+    assert re.fullmatch(rf"Worker-3@.+-{os.getpid()}-[0-9a-f]{{8}}", runner_id)
     assert [r.status for r in await store.query_rollouts()] == ["queuing", "succeeded"]
 
 

@@ -24,8 +24,8 @@ async def test_a_worker_that_could_not_be_given_up_is_tried_again(
 ) -> None:
     store, given_up, asked = InMemoryLightningStore(), asyncio.Event(), []
 
-    async def failing_once(store: LightningStore, worker_id: str, reason: str) -> list[str]:
-        asked.append(worker_id)
+    async def failing_once(store: LightningStore, is_lost: Any, reason: str) -> list[str]:
+        asked.append(is_lost)
         if len(asked) == 1:
             raise ConnectionError("the store is away")
         given_up.set()
@@ -47,7 +47,7 @@ async def test_a_worker_that_could_not_be_given_up_is_tried_again(
     with caplog.at_level(logging.WARNING):
         await side.run(store, ThreadingEvent())
 
-    assert asked[:2] == ["Worker-7", "Worker-7"]
+    assert len(asked) >= 2
     assert "the store is away" in caplog.text
 
 

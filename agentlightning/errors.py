@@ -18,7 +18,8 @@ working, and carries the HTTP status with which a server answers it. All take on
     │   └── StoreUnavailable (ConnectionError) 503  the store cannot be reached, or cannot write
     │       └── IncompatibleStore            503  the file is corrupt, foreign, or from a newer release
     ├── RolloutFailed (RuntimeError)
-    │   └── AttemptTimedOut (TimeoutError)
+    │   ├── AttemptTimedOut (TimeoutError)
+    │   └── WorkerLost
     ├── TracingError (RuntimeError)
     │   └── NoActiveTracer
     ├── ProxyError (RuntimeError)
@@ -48,6 +49,7 @@ __all__ = [
     "IncompatibleStore",
     "RolloutFailed",
     "AttemptTimedOut",
+    "WorkerLost",
     "TracingError",
     "NoActiveTracer",
     "ProxyError",
@@ -145,6 +147,10 @@ class RolloutFailed(AgentLightningError, RuntimeError):
 
 class AttemptTimedOut(RolloutFailed, TimeoutError):
     """The agent took longer than it was allowed."""
+
+
+class WorkerLost(RolloutFailed):
+    """The worker ended before the agent did, which is not the fault of the task."""
 
 
 class TracingError(AgentLightningError, RuntimeError):

@@ -27,6 +27,7 @@ from agentlightning.store import (
     import_store,
 )
 from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
 
 __all__ = ["main"]
@@ -81,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--token", help="what callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
     parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
+    parser.add_argument(
+        "--lost-worker-seconds",
+        type=float,
+        default=LOST_WORKER_SECONDS,
+        metavar="SECONDS",
+        help="how long a worker with heartbeats may be silent until its work is given to others (default: %(default)g)",
+    )
     parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, for --backend sqlite")
     parser.add_argument(
         "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
@@ -163,10 +171,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _chosen_store(arguments: argparse.Namespace) -> LightningStore:
     backend = arguments.backend or ("sqlite" if arguments.path is not None else "memory")
     if backend == "sqlite":
-        return SqliteLightningStore(arguments.path or DEFAULT_SQLITE_PATH)
+        return SqliteLightningStore(
+            arguments.path or DEFAULT_SQLITE_PATH, lost_worker_seconds=arguments.lost_worker_seconds
+        )
     if arguments.path is not None:
         raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; a memory store has no file.")
-    return InMemoryLightningStore()
+    return InMemoryLightningStore(lost_worker_seconds=arguments.lost_worker_seconds)
 
 
 def _chosen_tracker(arguments: argparse.Namespace) -> MetricsBackend | None:

@@ -17,13 +17,12 @@ from agentlightning.execution import processes as children
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OwnsWorker,
     PreparingBundle,
     RunnerBundle,
     resolve_managed_store_flag,
 )
 from agentlightning.execution.events import ExecutionEvent, InterruptibleEvent, MultiprocessingEvent
-from agentlightning.execution.recovery import recover_attempts
+from agentlightning.execution.runner_processes import LOOK_SECONDS, RunnerProcesses
 from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
@@ -43,8 +42,6 @@ RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attemp
 """What every runner calls; their codecs are made once, before the processes are."""
 _SERVER_SECONDS: Final = 30.0
 """How long a runner waits for the server to come up, in silence."""
-_LOOK_SECONDS: Final = 0.1
-"""How often runner processes are looked at."""
 
 
 def _free_port() -> int:
@@ -162,13 +159,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     async def _until_served(self, stop: ExecutionEvent) -> None:
         """Wait for the server, which starts beside us; one that does not come in time is the client's business."""
-        for _ in range(round(_SERVER_SECONDS / _LOOK_SECONDS * 4)):
+        for _ in range(round(_SERVER_SECONDS / LOOK_SECONDS * 4)):
             try:
                 _, writer = await asyncio.open_connection(self.server_host, self.server_port)
             except OSError:
                 if stop.is_set():
                     return
-                await asyncio.sleep(_LOOK_SECONDS / 4)
+                await asyncio.sleep(LOOK_SECONDS / 4)
             else:
                 writer.close()
                 return
@@ -264,7 +261,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.n_runners == 1:
             self._execute_one_runner(runner, store, stop)
             return
-        crew = _Crew(self, runner, store, stop, ctx)
+        crew = self._started_runners(runner, store, stop, ctx)
         try:
             asyncio.run(self._attend(crew, store))
         except KeyboardInterrupt:  # which the runners were told of too
@@ -274,13 +271,20 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._shutdown_processes(crew.processes, stop)
         self._check_process_exitcodes(crew.processes)
 
-    async def _attend(self, crew: "_Crew", store: LightningStore) -> None:
+    def _started_runners(
+        self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
+    ) -> RunnerProcesses:
+        deaths = children.Deaths(ctx, self.n_runners)
+        processes = self._spawn_reporting_runners(runner, store, stop, deaths, ctx=ctx)
+        return RunnerProcesses(processes, deaths, runner, stop, self.allowed_exit_codes)
+
+    async def _attend(self, crew: RunnerProcesses, store: LightningStore) -> None:
         """Wait for runners to end; what those were at that died is given back."""
         client = LightningStoreClient(f"http://{self.server_host}:{self.server_port}") if self.managed_store else None
         lost = asyncio.ensure_future(crew.until_lost(store if client is None else client))
         try:
             while not crew.has_left():  # noqa: ASYNC110 # they are processes
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS)
             if any(process.exitcode not in self.allowed_exit_codes for process in crew.processes):
                 await lost
         finally:
@@ -307,7 +311,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.managed_store:
             prepare_codecs(RUNNER_OPERATIONS)
         # Runners are started first, while this process has no threads that a fork could tear apart.
-        crew = _Crew(self, runner, store, stop, ctx)
+        crew = self._started_runners(runner, store, stop, ctx)
         try:
             attended = Attended(algorithm, crew.has_left, getattr(runner, "owns_worker", None))
             asyncio.run(self._execute_algorithm_with(crew, attended, store, stop))
@@ -317,7 +321,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_process_exitcodes(crew.processes)
 
     async def _execute_algorithm_with(
-        self, crew: "_Crew", algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
+        self, crew: RunnerProcesses, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
     ) -> None:
         """Run the algorithm, unless all its runners are lost: then it would wait for ever."""
 
@@ -368,7 +372,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         work = asyncio.ensure_future(self._execute_runner(runner, 0, store, stop))
         try:
             while not work.done() and process.exitcode is None:
-                await asyncio.wait([work], timeout=_LOOK_SECONDS)
+                await asyncio.wait([work], timeout=LOOK_SECONDS)
             if not work.done():
                 stop.set()
                 await asyncio.wait([work], timeout=self.graceful_timeout)
@@ -393,88 +397,7 @@ class _ServedToTheEnd:
         event.set()
         deadline = asyncio.get_running_loop().time() + self.patience_seconds
         while not self.left.is_set() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # it is another process's
-            await asyncio.sleep(_LOOK_SECONDS / 4)
-
-
-class _Crew:
-    """The runner processes of a strategy, and what happens when one dies."""
-
-    def __init__(
-        self,
-        strategy: ClientServerExecutionStrategy,
-        runner: RunnerBundle,
-        store: LightningStore,
-        stop: ExecutionEvent,
-        ctx: Any,
-    ) -> None:
-        self._allowed = strategy.allowed_exit_codes
-        self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
-        self._stop = stop
-        self._is_dismissed = False
-        self._deaths = children.Deaths(ctx, strategy.n_runners)
-        self.processes = strategy._spawn_reporting_runners(runner, store, stop, self._deaths, ctx=ctx)
-
-    async def until_lost(self, store: LightningStore) -> None:
-        """Give back what dead runners were working on; returns when the algorithm would wait for them in vain.
-
-        That is when none is left and one of them died, or when one has failed and told all to stop.
-        """
-        told: set[int] = set()
-        while True:
-            while (death := self._deaths.next()) is not None:
-                await self._recover(store, death.number, death.exit_code)
-                self._deaths.hear(death)
-            for number, process in enumerate(self.processes):
-                if process.exitcode is not None and number not in told:
-                    told.add(number)
-                    await self._recover(store, number, process.exitcode)
-            codes = [process.exitcode for process in self.processes]
-            has_failed = any(code is not None and code not in self._allowed for code in codes)
-            if has_failed and not self._is_dismissed and (None not in codes or self._stop.is_set()):
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    def has_left(self) -> bool:
-        """Whether all have ended."""
-        return all(process.exitcode is not None for process in self.processes)
-
-    def dismiss(self) -> None:
-        """The algorithm needs nobody any more."""
-        self._is_dismissed = True
-        self._stop.set()
-
-    async def until_ended(self, timeout: float) -> None:
-        """Wait for all to end, for so long at most."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        while any(process.exitcode is None for process in self.processes):
-            if asyncio.get_running_loop().time() > deadline:
-                return
-            await asyncio.sleep(_LOOK_SECONDS / 4)
-
-    def give_back_at_the_end(self, store: LightningStore) -> None:
-        """Give back what runners were at that had to be killed, so that it does not look as if they still worked."""
-        killed = [(number, p.exitcode) for number, p in enumerate(self.processes) if p.exitcode]
-
-        async def give_back() -> None:
-            for number, exit_code in killed:
-                await self._give_back(store, number, exit_code)
-
-        if killed:
-            asyncio.run(give_back())
-
-    async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
-        if exit_code not in self._allowed and not self._stop.is_set():
-            await self._give_back(store, number, exit_code)
-
-    async def _give_back(self, store: LightningStore, number: int, exit_code: int) -> None:
-        """Without knowing the ids of the bundle's workers nothing is given back: others may have the same name."""
-        if self._owns_worker is None:
-            return
-        reason = f"process runner-{number} died with exit code {exit_code}"
-        try:
-            await recover_attempts(store, functools.partial(self._owns_worker, number=number), reason)
-        except Exception:  # the store's own time limits will settle its attempts
-            logger.exception("What runner-%d was at could not be given back.", number)
+            await asyncio.sleep(LOOK_SECONDS / 4)
 
 
 def _work_as_runner(

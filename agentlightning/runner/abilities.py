@@ -4,15 +4,14 @@ import inspect
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agentlightning.errors import InvalidQuery, NotAllowed
 from agentlightning.store.base import LightningStore
+from agentlightning.store.capabilities import is_unable
 from agentlightning.store.forwarding import LightningStoreThreaded
 
 __all__ = ["Abilities", "innermost", "is_unable"]
 
 _CLAIMING: Final = ("dequeue_rollout", "dequeue_many_rollouts", "get_latest_resources", "get_resources_by_id")
 _FINISHING: Final = ("finish_attempt", "update_attempt", "add_many_spans")
-_UNKNOWN_ROUTE: Final = (404, 405)
 
 
 @dataclass
@@ -54,12 +53,6 @@ def innermost(store: LightningStore) -> LightningStore:
     while isinstance(store, LightningStoreThreaded):
         store = store.store
     return store
-
-
-def is_unable(error: Exception) -> bool:
-    """Whether a store said that it cannot do what it was asked, now or later; an outage says nothing of the kind."""
-    is_unknown = getattr(error, "status", None) in _UNKNOWN_ROUTE
-    return is_unknown or isinstance(error, (InvalidQuery, NotAllowed, NotImplementedError, TypeError))
 
 
 def _stands_for(store: LightningStore, name: str, parts: tuple[str, ...]) -> bool:

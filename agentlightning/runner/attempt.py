@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.emitter import emit_exception
-from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed
+from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed, WorkerLost
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
 from agentlightning.litagent.litagent import working_for
@@ -139,7 +139,7 @@ class AttemptRun:
         except asyncio.CancelledError:
             status, is_claiming = "unresponsive", False  # the runner leaves: it is not the agent's fault
             patience = LEAVING_SECONDS
-            self.error = RolloutFailed("The runner was stopped while the agent was running.")
+            self.error = WorkerLost("The runner was stopped while the agent was running.")
             raise
         except KeyboardInterrupt as error:
             self.error, is_claiming = error, False

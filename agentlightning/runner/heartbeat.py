@@ -10,6 +10,7 @@ from typing import Literal
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import RUNNING_ATTEMPTS
+from agentlightning.store.lifecycle import HEARTBEAT_INTERVAL
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.system_snapshot import system_snapshot
@@ -71,7 +72,8 @@ class Heartbeat:
             try:
                 snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
                 named = [list(ids) for ids in running()]
-                await store.update_worker(worker_id, {**snapshot, RUNNING_ATTEMPTS: named} if named else snapshot)
+                stats = {**snapshot, HEARTBEAT_INTERVAL: self.interval_seconds}
+                await store.update_worker(worker_id, {**stats, RUNNING_ATTEMPTS: named} if named else stats)
                 has_failed = False
             except Exception as error:  # noqa: BLE001 # the next beat may succeed
                 if not has_failed:

@@ -179,16 +179,12 @@ class LightningStore:
     async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Undo claims with which nothing was begun: the rollouts go back to the head of the queue, in the given order.
 
-        Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest.
-        """
+        Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest."""
         raise NotImplementedError
 
     @operation("GET", "/rollouts/{rollout_id}", mutates=False)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
-        """The rollout with its latest attempt if it has one; None if there is no such rollout.
-
-        As with every query, attempts whose time has run out are marked first.
-        """
+        """The rollout with its latest attempt, if any; None if there is none. Overdue attempts are marked first."""
         raise NotImplementedError
 
     @operation("POST", "/rollouts/search", mutates=False, by_keyword=True)
@@ -435,6 +431,11 @@ class LightningStore:
         """Record a heartbeat of a worker, new or not; the `running_attempts` it names live too (`store/claims.py`)."""
         raise NotImplementedError
 
+    @operation("POST", "/workers/{worker_id}/lost")
+    async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:
+        """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts."""
+        return await compound.mark_workers_lost(self, worker_id.__eq__, reason)
+
     # ------------------------------------------------------------------ runs and metrics
 
     @operation("POST", "/runs", status=201)
@@ -494,7 +495,6 @@ class LightningStore:
     ) -> AsyncIterator[Notice]:
         """Changes as they are committed, for ever: `async for notice in store.subscribe(["rollout"])`.
 
-        Only changes made after the call are told, or those behind the cursor `after`. Close the iterator (or cancel its
-        task) to stop.
+        Only changes made after the call are told, or those behind the cursor `after`. Close the iterator to stop.
         """
         raise NotImplementedError

@@ -1,8 +1,14 @@
 """What a store says of itself: what it is capable of, and how much it holds."""
 
+from typing import Final
+
 from typing_extensions import TypedDict
 
-__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics"]
+from agentlightning.errors import InvalidQuery, NotAllowed
+
+__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics", "is_unable"]
+
+_UNKNOWN_ROUTE: Final = (404, 405)
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
@@ -35,3 +41,9 @@ class LightningStoreStatistics(TypedDict, total=False):
     eviction_threshold_bytes: int
     safe_threshold_bytes: int
     memory_capacity_bytes: int
+
+
+def is_unable(error: Exception) -> bool:
+    """Whether a store said that it cannot do what it was asked, now or later; an outage says nothing of the kind."""
+    is_unknown = getattr(error, "status", None) in _UNKNOWN_ROUTE
+    return is_unknown or isinstance(error, (InvalidQuery, NotAllowed, NotImplementedError, TypeError))

@@ -3,10 +3,14 @@
 They are what the contract says, but for being one step: a store of ours does each in one transaction.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.errors import StoreError
 from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
+from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, Span
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ __all__ = [
     "dequeue_rollouts",
     "enqueue_rollouts",
     "finish",
+    "mark_workers_lost",
     "sequence_ids",
 ]
 
@@ -89,3 +94,19 @@ async def finish(
     if numbered:
         await store.add_many_spans(numbered)
     return await store.update_attempt(rollout_id, attempt_id, status=status, **changes)
+
+
+async def mark_workers_lost(store: "LightningStore", is_lost: Callable[[str], bool], reason: str) -> list[str]:
+    lost = []
+    for rollout in await store.query_rollouts(status=("preparing", "running")):
+        attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+        if attempt is None or attempt.worker_id is None or not is_lost(attempt.worker_id):
+            continue
+        if attempt.status in WORKING_STATUSES:
+            metadata = {**(attempt.metadata or {}), "error": loss_of(reason, time.time())}
+            with suppress(StoreError):  # it has ended meanwhile
+                await store.update_attempt(
+                    rollout.rollout_id, attempt.attempt_id, status="unresponsive", metadata=metadata
+                )
+                lost.append(rollout.rollout_id)
+    return lost

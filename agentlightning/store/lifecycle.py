@@ -4,22 +4,32 @@ Pure functions of data and `now`; they touch no storage and no clock. `store/beh
 outcome.
 """
 
-from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus
+from collections.abc import Sequence
+from typing import Any, Final
+
+from agentlightning.errors import WorkerLost
+from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
 
 __all__ = [
     "ATTEMPT_STATUSES",
     "DUE_NOW",
     "FINAL_ROLLOUT_STATUSES",
+    "HEARTBEAT_INTERVAL",
+    "LOST_WORKER_SECONDS",
     "ROLLOUT_STATUSES",
     "attempt_end_time",
     "attempt_status_after_span",
     "due_time",
     "is_finished",
+    "is_lost",
     "is_queuing",
     "is_running",
+    "is_silent",
+    "loss_of",
     "overdue_status",
     "rollout_status_after_span",
     "rollout_status_from_attempt",
+    "rollout_status_from_attempts",
 ]
 
 ROLLOUT_STATUSES: tuple[RolloutStatus, ...] = (
@@ -42,6 +52,16 @@ ATTEMPT_STATUSES: tuple[AttemptStatus, ...] = (
 FINAL_ROLLOUT_STATUSES = frozenset({"failed", "succeeded", "cancelled"})
 QUEUE_STATUSES = frozenset({"queuing", "requeuing"})
 WORKING_STATUSES = frozenset({"preparing", "running"})
+
+LOST_WORKER_SECONDS: Final = 300.0
+"""How long a worker with heartbeats may be silent, unless a store is told otherwise."""
+MISSED_HEARTBEATS: Final = 3
+"""A worker that beats rarely may be silent for this many of its intervals."""
+HEARTBEAT_INTERVAL: Final = "interval_seconds"
+"""In the statistics of a heartbeat: the seconds until the next one."""
+DEFAULT_HEARTBEAT_SECONDS: Final = 10.0
+MOST_LOST_ATTEMPTS: Final = 3
+"""How many attempts of a rollout may be lost with their workers and not count as tried."""
 
 DUE_NOW = 0.0
 """Due time of a rollout that the watchdog must look at whatever the clock says."""
@@ -70,6 +90,49 @@ def rollout_status_from_attempt(attempt: Attempt, config: RolloutConfig) -> Roll
         may_retry = attempt.status in config.retry_condition and attempt.sequence_id < config.max_attempts
         return "requeuing" if may_retry else "failed"
     raise ValueError(f"Invalid attempt status: {attempt.status}")
+
+
+def loss_of(reason: str, now: float) -> dict[str, Any]:
+    """What the metadata of an attempt that was lost with its worker say under `error`."""
+    return {"type": WorkerLost.__name__, "message": reason, "time": now}
+
+
+def is_lost(attempt: Attempt) -> bool:
+    """Whether an attempt ended because its worker did, which is not the fault of the task."""
+    error = (attempt.metadata or {}).get("error")
+    return attempt.status == "unresponsive" and isinstance(error, dict) and error.get("type") == WorkerLost.__name__
+
+
+def rollout_status_from_attempts(attempts: Sequence[Attempt], config: RolloutConfig) -> RolloutStatus:
+    """What the latest attempt makes of its rollout, where attempts that were lost do not count as tried."""
+    latest = attempts[-1]
+    if not config.requeue_lost or latest.status in (*WORKING_STATUSES, "succeeded"):
+        return rollout_status_from_attempt(latest, config)
+    lost = sum(map(is_lost, attempts))
+    if is_lost(latest) and lost <= MOST_LOST_ATTEMPTS:
+        return "requeuing"
+    tried = latest.sequence_id - min(lost, MOST_LOST_ATTEMPTS)
+    return rollout_status_from_attempt(latest.model_copy(update={"sequence_id": tried}), config)
+
+
+def is_silent(worker: Worker, now: float, *, patience_seconds: float, counted_since: float) -> bool:
+    """Whether a worker that gave heartbeats has given no sign of life for too long.
+
+    Silence before `counted_since` does not count: the store itself may have been asleep.
+    """
+    if worker.last_heartbeat_time is None:
+        return False
+    signs = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time)
+    last_sign = max(counted_since, *(sign for sign in signs if sign is not None))
+    return now - last_sign > max(patience_seconds, MISSED_HEARTBEATS * _heartbeat_seconds(worker))
+
+
+def _heartbeat_seconds(worker: Worker) -> float:
+    """Until the next heartbeat; statistics are the worker's own, and may hold anything under this name."""
+    interval = (worker.heartbeat_stats or {}).get(HEARTBEAT_INTERVAL)
+    if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
+        return DEFAULT_HEARTBEAT_SECONDS
+    return float(interval)
 
 
 def attempt_end_time(status: AttemptStatus, now: float) -> float | None:

@@ -16,15 +16,16 @@ from typing import Any
 
 from typing_extensions import Self
 
-from agentlightning.errors import InvalidQuery
+from agentlightning.errors import ConfigurationError, InvalidQuery
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
 from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
 from agentlightning.store.behaviour.attempts import mark_overdue
+from agentlightning.store.behaviour.heartbeats import sweep
 from agentlightning.store.behaviour.requests import CLAIMS
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.detach import detached
-from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
+from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
@@ -32,11 +33,15 @@ from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["ANSWER_LIFETIME_SECONDS", "WATCHDOG", "Call", "LocalStore", "Subscription", "WatchdogPace", "execute"]
+__all__ = ["ANSWER_LIFETIME_SECONDS", "SCHEDULE", "Call", "LocalStore", "Subscription", "Watchdog", "execute"]
 
 Clock = Callable[[], float]
 
 DEFAULT_MAX_SPAN_BYTES = 32 * 1024 * 1024
+SWEEPS_SHARE = 0.1
+"""How often silent workers are looked for, as a share of the time they may be silent."""
+PAUSE_SHARE = 0.5
+"""When they were not looked for in this share of it, the store was asleep."""
 ANSWER_LIFETIME_SECONDS = 600.0
 """How long the answer to a request id is given again."""
 OPERATION_SECONDS = "agl_store_operation_seconds"
@@ -47,19 +52,41 @@ def wall_clock() -> float:
     return time.time()
 
 
-class WatchdogPace:
-    """When the watchdog looks: once a moment of the schedule has passed, debounced if the user asked for that."""
+class Watchdog:
+    """When the watchdog looks, and at what.
 
-    def __init__(self, debounce_seconds: float) -> None:
+    It looks at the schedule once a moment of it has passed, debounced if the user asked for that, and every so often
+    for workers that fell silent. When it has not come to that for long, its process was stopped or nobody used the
+    store: what was silent meanwhile may have been no less alive, so silence counts from then on.
+    """
+
+    def __init__(self, debounce_seconds: float, lost_worker_seconds: float, now: float) -> None:
+        if not lost_worker_seconds > 0:
+            raise ConfigurationError(
+                f"lost_worker_seconds is {lost_worker_seconds}; give a number above 0, or math.inf to wait for ever."
+            )
+        self.lost_worker_seconds = lost_worker_seconds
         self._debounce_seconds = debounce_seconds
         self._last_look = -math.inf
+        shortest = min(lost_worker_seconds, LOST_WORKER_SECONDS)
+        self._sweep_seconds = shortest * SWEEPS_SHARE
+        self._pause_seconds = shortest * PAUSE_SHARE
+        self._last_sweep = self._counted_since = now
+        self.next_sweep = now + self._sweep_seconds
+        """When to look for silent workers again, at the earliest."""
 
-    def is_due(self, due: float | None, now: float) -> bool:
-        """Whether to look now, `due` being the earliest moment of the schedule."""
-        if due is None or now <= due or now - self._last_look < self._debounce_seconds:
-            return False
-        self._last_look = now
-        return True
+    def look(self, due: float | None, now: float) -> "Call | None":
+        """What to do now, if anything, `due` being the earliest moment of the schedule."""
+        is_overdue = due is not None and now > due and now - self._last_look >= self._debounce_seconds
+        if is_overdue:
+            self._last_look = now
+        if now < self.next_sweep:
+            return SCHEDULE if is_overdue else None
+        if now - self._last_sweep > self._pause_seconds:
+            self._counted_since = now
+        self._last_sweep = now
+        self.next_sweep = now + self._sweep_seconds
+        return Call("watchdog", sweep, (self.lost_worker_seconds, self._counted_since, is_overdue), watchdog=False)
 
 
 @dataclass(slots=True)
@@ -133,13 +160,14 @@ class LocalStore(LightningStore):
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
+        lost_worker_seconds: float = LOST_WORKER_SECONDS,
         clock: Clock | None = None,
         kept_notices: int = DEFAULT_CAPACITY,
     ) -> None:
         self.max_span_bytes = max_span_bytes
-        self._watch = WatchdogPace(scan_debounce_seconds)
         self._clock = clock or wall_clock
         self._start_time = self._clock()
+        self._watch = Watchdog(scan_debounce_seconds, lost_worker_seconds, self._start_time)
         self._board = NoticeBoard(kept_notices)
         self._tracker = tracker
         if tracker is not None:
@@ -296,10 +324,9 @@ class LocalStore(LightningStore):
 
     async def _sleep(self, listener: Listener, deadline: float) -> None:
         """Wait to be woken, until the deadline (monotonic) or the moment the watchdog must look."""
-        remaining = deadline - time.monotonic()
         due = self._next_due()
-        if due is not None:
-            remaining = min(remaining, max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
+        due = self._watch.next_sweep if due is None else min(due, self._watch.next_sweep)
+        remaining = min(deadline - time.monotonic(), max(due - self._clock(), 0.0) + _PAST_DUE_SECONDS)
         await listener.wait(None if math.isinf(remaining) else max(remaining, 0.0))
 
     def subscribe(
@@ -389,4 +416,5 @@ def _put_checked_time(tx: Transaction, now: float) -> None:
     tx.put_setting("checked_time", str(now))
 
 
-WATCHDOG = Call("watchdog", mark_overdue, watchdog=False)
+SCHEDULE = Call("watchdog", mark_overdue, watchdog=False)
+"""The look at what has run out of time."""

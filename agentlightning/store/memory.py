@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
-from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, WATCHDOG, Call, Clock, LocalStore, execute
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, Call, Clock, LocalStore, execute
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
 from agentlightning.store.memory_transaction import MemoryTransaction
 from agentlightning.store.notices import NoticeBoard
@@ -109,6 +110,7 @@ class InMemoryLightningStore(LocalStore):
         span_size_estimator: Callable[[Span], int] | None = None,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
+        lost_worker_seconds: float = LOST_WORKER_SECONDS,
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
         clock: Clock | None = None,
     ) -> None:
@@ -121,11 +123,16 @@ class InMemoryLightningStore(LocalStore):
             span_size_estimator: Bytes of one span; by default an estimate that is right to about a fifth.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
+            lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
             max_span_bytes: Largest span that is accepted, as JSON.
             clock: Seconds since the epoch; for tests.
         """
         super().__init__(
-            max_span_bytes=max_span_bytes, tracker=tracker, scan_debounce_seconds=scan_debounce_seconds, clock=clock
+            max_span_bytes=max_span_bytes,
+            tracker=tracker,
+            scan_debounce_seconds=scan_debounce_seconds,
+            lost_worker_seconds=lost_worker_seconds,
+            clock=clock,
         )
         self._total_memory_bytes = _detect_total_memory_bytes()
         eviction = DEFAULT_EVICTION_RATIO if eviction_memory_threshold is None else eviction_memory_threshold
@@ -166,8 +173,10 @@ class InMemoryLightningStore(LocalStore):
             if self._is_closed:
                 raise StoreUnavailable("This memory store is closed; make another InMemoryLightningStore.")
             now = self._clock()
-            if call.watchdog and self._tx.due_heap and self._watch.is_due(self._tx.earliest_due(), now):
-                self._transact(WATCHDOG, now)
+            if call.watchdog and (self._tx.due_heap or now >= self._watch.next_sweep):
+                look = self._watch.look(self._tx.earliest_due(), now)
+                if look is not None:
+                    self._transact(look, now)
             return self._transact(call, now)
 
     def _transact(self, call: Call, now: float) -> Any:

@@ -5,7 +5,6 @@ import copy
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,13 +12,12 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm, FunctionalAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
-from agentlightning.execution.recovery import recover_attempts
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.binding import unobserved
-from agentlightning.types import Hook, NamedResources, Worker
+from agentlightning.types import Hook, NamedResources
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.id import generate_id
@@ -32,8 +30,6 @@ LOOK_SECONDS: Final = 0.1
 """How often switches are looked at."""
 PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
-SILENCE_SECONDS: Final = 60.0
-"""How long a busy worker with heartbeats may be silent before it counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +67,9 @@ class AlgorithmSide:
     async def run(self, store: LightningStore, event: ExecutionEvent) -> None:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
         self._bind(store)
-        watch = asyncio.create_task(_watch_workers(store), name="worker-watch")
-        try:
-            with unobserved():
-                work = asyncio.ensure_future(self._work(event))
-            await self._until_done(work)
-        finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+        with unobserved():
+            work = asyncio.ensure_future(self._work(event))
+        await self._until_done(work)
 
     def _bind(self, store: LightningStore) -> None:
         if self.llm_proxy is not None:
@@ -139,30 +129,6 @@ class AlgorithmSide:
             work.result()
 
 
-async def _watch_workers(store: LightningStore) -> None:
-    """Give back what silent workers were working on: their machine may be gone."""
-    while True:
-        await asyncio.sleep(SILENCE_SECONDS / 4)
-        try:
-            workers = await store.query_workers(status_in=["busy"])
-            latest = max((worker.last_heartbeat_time or 0.0 for worker in workers), default=0.0)
-            for worker in workers:
-                if _is_silent(worker, latest):
-                    await recover_attempts(
-                        store, worker.worker_id.__eq__, f"it has been silent for {SILENCE_SECONDS:g} s"
-                    )
-        except NotImplementedError:  # a store of the 0.2 release knows no workers
-            return
-        except Exception as error:  # noqa: BLE001 # it is looked again
-            logger.warning("Workers could not be looked at: %s", error)
-
-
-def _is_silent(worker: Worker, now: float) -> bool:
-    """Judged by the latest heartbeat of any worker, so that no two clocks are compared; without any, nobody is."""
-    heard = worker.last_heartbeat_time
-    return heard is not None and now - heard > SILENCE_SECONDS
-
-
 @dataclass
 class RunnerSide:
     """One worker after the other is made from this; it travels to their processes."""
@@ -179,12 +145,12 @@ class RunnerSide:
     is_alone: bool = False
     """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
 
-    token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
+    worker_token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
     """At the end of the ids of this training's workers, and of no others."""
 
     def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
         """Whether an id is that of a worker of this training, and of this number if one is given."""
-        if not isinstance(self.runner, LitAgentRunner) or not worker_id.endswith(f"-{self.token}"):
+        if not isinstance(self.runner, LitAgentRunner) or not worker_id.endswith(f"-{self.worker_token}"):
             return False
         return number is None or worker_id.startswith(f"{self.runner.worker_name_of(number)}@")
 
@@ -192,7 +158,7 @@ class RunnerSide:
         """Work until the event is set; each worker has a runner and a tracer of its own."""
         runner = copy.copy(self.runner)
         if isinstance(runner, LitAgentRunner):
-            runner.set_worker_token(self.token)
+            runner.set_worker_token(self.worker_token)
             runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
             runner.templates.add(self.initial_resources)
         runner.init(agent=self.agent, hooks=self.hooks)

@@ -6,7 +6,7 @@ which is decided in `agentlightning.store.lifecycle`.
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from agentlightning.types.tracer import Span, SpanCoreFields
 
@@ -70,6 +70,16 @@ class RolloutConfig(BaseModel):
     """Attempts in all, the first one counted."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list)
     """Attempt outcomes that lead to another attempt."""
+    requeue_lost: bool = True
+    """Whether an attempt whose worker died does not count as tried, three times at most; else as `unresponsive`."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize):  # type: ignore[no-untyped-def] # an annotation would replace the JSON schema
+        """Without what is as always, which the releases that came before do not know."""
+        written = serialize(self)
+        if self.requeue_lost:
+            written.pop("requeue_lost", None)
+        return written
 
 
 class Attempt(BaseModel):

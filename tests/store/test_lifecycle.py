@@ -14,13 +14,17 @@ from agentlightning.store.lifecycle import (
     attempt_status_after_span,
     due_time,
     is_finished,
+    is_lost,
     is_queuing,
     is_running,
+    is_silent,
+    loss_of,
     overdue_status,
     rollout_status_after_span,
     rollout_status_from_attempt,
+    rollout_status_from_attempts,
 )
-from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus
+from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
 
 START = 1000.0
 BROKEN: list[AttemptStatus] = ["failed", "timeout", "unresponsive"]
@@ -289,3 +293,61 @@ def test_attempt_is_overdue_right_after_it_is_due_and_not_before(
     assert due is not None
     assert overdue_status(subject, running, due) is None
     assert overdue_status(subject, running, due + 1) in ("timeout", "unresponsive")
+
+
+# ---------------------------------------------------------------------- attempts that were lost with their workers
+
+
+def lost(sequence_id: int) -> Attempt:
+    return attempt("unresponsive", sequence_id=sequence_id).model_copy(
+        update={"metadata": {"error": loss_of("it died", START)}}
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rollout_of_a_lost_attempt_is_requeued_three_times(count: int) -> None:
+    attempts = [lost(number + 1) for number in range(count)]
+
+    assert rollout_status_from_attempts(attempts, RolloutConfig()) == "requeuing"
+    assert rollout_status_from_attempts(attempts, RolloutConfig(requeue_lost=False)) == "failed"
+
+
+def test_fourth_loss_counts_as_a_try() -> None:
+    attempts = [lost(number + 1) for number in range(4)]
+    patient = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+
+    assert rollout_status_from_attempts(attempts, RolloutConfig()) == "failed"
+    assert rollout_status_from_attempts(attempts, patient) == "requeuing"
+    assert rollout_status_from_attempts([*attempts, lost(5)], patient) == "failed"
+
+
+@pytest.mark.parametrize("status", BROKEN)
+def test_attempt_that_was_not_lost_is_judged_as_ever(status: AttemptStatus) -> None:
+    broken = attempt(status)
+
+    for config in (RolloutConfig(), RolloutConfig(max_attempts=2, retry_condition=[status])):
+        assert rollout_status_from_attempts([broken], config) == rollout_status_from_attempt(broken, config)
+
+
+@pytest.mark.parametrize("error", [None, "WorkerLost", {"type": "ValueError"}, {}], ids=str)
+def test_silence_without_the_mark_is_no_loss(error: Any) -> None:
+    assert not is_lost(attempt("unresponsive").model_copy(update={"metadata": {"error": error}}))
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        ({}, False),
+        ({"last_dequeue_time": 0.0}, False),
+        ({"last_heartbeat_time": 0.0}, True),
+        ({"last_heartbeat_time": 0.0, "last_dequeue_time": 900.0}, False),
+        ({"last_heartbeat_time": 0.0, "last_busy_time": 900.0}, False),
+        ({"last_heartbeat_time": 0.0, "last_idle_time": 900.0}, True),
+    ],
+    ids=["none", "claims only", "heartbeat", "claim", "work", "ended by the store"],
+)
+def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], expected: bool) -> None:
+    worker = Worker(worker_id="w", **signs)  # type: ignore[arg-type] # all of them are times
+
+    assert is_silent(worker, START, patience_seconds=300, counted_since=0.0) is expected
+    assert not is_silent(worker, START, patience_seconds=300, counted_since=800.0)

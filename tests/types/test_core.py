@@ -298,3 +298,12 @@ def test_callback_of_a_hook_takes_its_arguments_by_name_only(name: str, argument
 def test_hook_is_a_parallel_worker() -> None:
     assert Hook().worker_id is None
     assert issubclass(Hook, ParallelWorkerBase)
+
+
+def test_requeueing_lost_attempts_is_written_only_where_it_is_switched_off() -> None:
+    usual, without = RolloutConfig(), RolloutConfig(requeue_lost=False)
+
+    assert "requeue_lost" not in usual.model_dump()
+    assert without.model_dump()["requeue_lost"] is False
+    assert RolloutConfig.model_validate_json(without.model_dump_json()) == without
+    assert RolloutConfig.model_validate_json('{"max_attempts": 2}').requeue_lost

@@ -50,6 +50,7 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
         workers.query_workers,
         workers.get_worker_by_id,
         heartbeats.update_worker,
+        heartbeats.mark_worker_lost,
         runs.start_run,
         runs.finish_run,
         runs.get_run_by_id,

@@ -18,7 +18,7 @@ from agentlightning.store.lifecycle import (
     due_time,
     is_running,
     overdue_status,
-    rollout_status_from_attempt,
+    rollout_status_from_attempts,
 )
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
@@ -103,7 +103,9 @@ def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attem
     tx.put_attempt(changed)
     if is_latest:
         if "status" in changes and rollout.status != "cancelled":
-            rollout = change_status(tx, now, rollout, rollout_status_from_attempt(changed, rollout.config))
+            rollout = change_status(
+                tx, now, rollout, rollout_status_from_attempts(tx.get_attempts(rollout.rollout_id), rollout.config)
+            )
         reschedule(tx, before, rollout, changed)
     if changed.worker_id is not None:
         if changed.end_time is not None:

@@ -1,21 +1,28 @@
-"""What the store does with heartbeats: the worker lives, and so does what it says it works on.
+"""What the store does with heartbeats, and when they stop: the worker lives, and so does what it says it works on.
 
 An agent may work in silence for longer than `unresponsive_seconds`; as long as its runner names the attempt in its
-heartbeats, it is not given up.
+heartbeats, it is not given up. A worker that gave heartbeats and falls silent loses what it claimed.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentlightning.store.behaviour.attempts import change_attempt, status_changes
+from agentlightning.store.behaviour.attempts import change_attempt, mark_overdue, status_changes
 from agentlightning.store.behaviour.rollouts import latest_attempt
 from agentlightning.store.behaviour.workers import put_worker
 from agentlightning.store.claims import RUNNING_ATTEMPTS
-from agentlightning.store.lifecycle import WORKING_STATUSES
+from agentlightning.store.lifecycle import WORKING_STATUSES, is_silent, loss_of
 from agentlightning.store.operations import UNSET, Unset
+from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import detached_value, replaced
 from agentlightning.types import Worker
+
+logger = logging.getLogger(__name__)
+
+HEARD_OF = ("idle", "busy")
+"""Statuses of workers that are not known to be gone."""
 
 
 def update_worker(
@@ -45,3 +52,58 @@ def _keep_alive(tx: Transaction, now: float, worker_id: str, rollout_id: str, at
         return
     if attempt.status in WORKING_STATUSES and rollout.status in WORKING_STATUSES:
         change_attempt(tx, now, rollout, attempt, {**status_changes("running", now), "last_heartbeat_time": now})
+
+
+def mark_worker_lost(tx: Transaction, now: float, worker_id: str, reason: str) -> list[str]:
+    return _give_back(tx, now, {worker_id: reason})
+
+
+def sweep(tx: Transaction, now: float, patience_seconds: float, counted_since: float, is_overdue: bool) -> None:
+    """The watchdog: who has fallen silent, and what has run out of time if that is to be looked at too."""
+    mark_silent_workers(tx, now, patience_seconds, counted_since)
+    if is_overdue:
+        mark_overdue(tx, now)
+
+
+def needs_sweep(tx: Transaction, now: float, patience_seconds: float, counted_since: float, is_overdue: bool) -> bool:
+    """Whether a sweep would change anything, so that a store need not write to find out."""
+    return is_overdue or bool(silent_workers(tx, now, patience_seconds, counted_since))
+
+
+def silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> list[Worker]:
+    """Workers that have just been found to be gone."""
+    known = tx.select_records(Worker, Selection(conditions=conditions({"status": {"within": HEARD_OF}})))
+    limits = {"patience_seconds": patience_seconds, "counted_since": counted_since}
+    return [worker for worker in known.items if is_silent(worker, now, **limits)]
+
+
+def mark_silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> None:
+    """Take from silent workers what they claimed."""
+    silent = silent_workers(tx, now, patience_seconds, counted_since)
+    if silent:
+        reasons = {w.worker_id: f"worker {w.worker_id} has been silent for {_silence(w, now):.0f} s" for w in silent}
+        _give_back(tx, now, reasons)
+
+
+def _silence(worker: Worker, now: float) -> float:
+    return now - (worker.last_heartbeat_time or now)
+
+
+def _give_back(tx: Transaction, now: float, reasons_by_worker: Mapping[str, str]) -> list[str]:
+    """End the open attempts of workers that are gone; returns the ids of their rollouts."""
+    is_open = conditions({"status": {"within": tuple(WORKING_STATUSES)}})
+    lost: list[str] = []
+    for rollout in tx.select_rollouts(Selection(conditions=is_open)).items:
+        attempt = latest_attempt(tx, rollout.rollout_id)
+        reason = reasons_by_worker.get(attempt.worker_id or "") if attempt is not None else None
+        if attempt is not None and attempt.status in WORKING_STATUSES and reason is not None:
+            metadata = {**(attempt.metadata or {}), "error": loss_of(reason, now)}
+            change_attempt(tx, now, rollout, attempt, {**status_changes("unresponsive", now), "metadata": metadata})
+            lost.append(rollout.rollout_id)
+    for worker_id, reason in reasons_by_worker.items():
+        logger.info("Lost: %s.", reason)
+        before = tx.get_record(Worker, worker_id)
+        if before is not None:
+            gone = replaced(before, status="unknown", current_rollout_id=None, current_attempt_id=None)
+            put_worker(tx, before, gone)
+    return lost

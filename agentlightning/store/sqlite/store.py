@@ -21,11 +21,13 @@ from typing import Any
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.behaviour.claims import return_claims
+from agentlightning.store.behaviour.heartbeats import needs_sweep
 from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import (
     ANSWER_LIFETIME_SECONDS,
     DEFAULT_MAX_SPAN_BYTES,
-    WATCHDOG,
+    SCHEDULE,
     Call,
     Clock,
     LocalStore,
@@ -97,6 +99,7 @@ class SqliteLightningStore(LocalStore):
         max_span_bytes: int = DEFAULT_MAX_SPAN_BYTES,
         tracker: MetricsBackend | None = None,
         scan_debounce_seconds: float = 0.0,
+        lost_worker_seconds: float = LOST_WORKER_SECONDS,
         clock: Clock | None = None,
     ) -> None:
         """Open a file, or create it.
@@ -108,12 +111,14 @@ class SqliteLightningStore(LocalStore):
             max_span_bytes: Largest span that is accepted, as JSON.
             tracker: Measures every operation.
             scan_debounce_seconds: Least time between two looks of the watchdog.
+            lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
             clock: Seconds since the epoch; for tests.
         """
         super().__init__(
             max_span_bytes=max_span_bytes,
             tracker=tracker,
             scan_debounce_seconds=scan_debounce_seconds,
+            lost_worker_seconds=lost_worker_seconds,
             clock=clock,
             kept_notices=DEFAULT_CAPACITY if str(path) == MEMORY else NOTICES_AT_HAND,
         )
@@ -123,6 +128,7 @@ class SqliteLightningStore(LocalStore):
             "durability": durability,
             "max_span_bytes": max_span_bytes,
             "scan_debounce_seconds": scan_debounce_seconds,
+            "lost_worker_seconds": lost_worker_seconds,
         }
         self._starting = threading.Lock()  # protects `_working` and `_is_closed`
         self._working: _Working | None = None
@@ -219,8 +225,8 @@ class SqliteLightningStore(LocalStore):
         read = partial(self._read_now, working, call)
         try:
             answer = await loop.run_in_executor(working.readers, partial(read, look=call.watchdog))
-            if answer is _OVERDUE:
-                await self._write(WATCHDOG)
+            if isinstance(answer, Call):
+                await self._write(answer)
                 answer = await loop.run_in_executor(working.readers, partial(read, look=False))
         except IncompatibleStore as error:
             self._damage = error
@@ -228,7 +234,7 @@ class SqliteLightningStore(LocalStore):
         return answer
 
     def _read_now(self, working: _Working, call: Call, *, look: bool) -> Any:
-        """Run a call on a reading connection; `look` finds out first whether the watchdog has work."""
+        """Run a call on a reading connection; with `look`, answer what the watchdog has to do first, if anything."""
         with store_errors(self.path):
             try:
                 connection = working.idle.pop()
@@ -248,8 +254,9 @@ class SqliteLightningStore(LocalStore):
         try:
             if look:
                 tx.refresh_due()
-                if self._watch.is_due(tx.earliest_due, now):
-                    return _OVERDUE
+                looking = self._watch.look(tx.earliest_due, now)
+                if looking is SCHEDULE or (looking is not None and needs_sweep(tx, now, *looking.args)):
+                    return looking
             return execute(call, tx, now)
         finally:
             connection.execute("ROLLBACK")
@@ -316,10 +323,6 @@ class SqliteLightningStore(LocalStore):
             finally:
                 target.close()
                 source.close()
-
-
-_OVERDUE = object()
-"""What a read answers when overdue attempts must be marked before it."""
 
 
 def _open_transaction(path: str, durability: Durability, max_span_bytes: int) -> SqliteTransaction:

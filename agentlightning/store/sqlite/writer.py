@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from agentlightning.errors import StoreUnavailable
-from agentlightning.store.local import WATCHDOG, Call, Clock, WatchdogPace, execute
+from agentlightning.store.local import Call, Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
@@ -83,7 +83,7 @@ class Writer:
         *,
         waits_for_disk: bool,
         clock: Clock,
-        watch: WatchdogPace,
+        watch: Watchdog,
         on_abandoned: Callable[[Job], None],
     ) -> None:
         self._path = path
@@ -260,10 +260,12 @@ class Writer:
             if job.future is not None and job.future.cancelled():
                 continue
             now = self._clock()
-            if tx.earliest_due is not None and job.call.watchdog and self._watch.is_due(tx.earliest_due, now):
-                execute(WATCHDOG, tx, now)
-                tx.keep()
-                tx.refresh_due()
+            if job.call.watchdog and (tx.earliest_due is not None or now >= self._watch.next_sweep):
+                look = self._watch.look(tx.earliest_due, now)
+                if look is not None:
+                    execute(look, tx, now)
+                    tx.keep()
+                    tx.refresh_due()
             self._run_job(job, now)
             tx.keep()
 

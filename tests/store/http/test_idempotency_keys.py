@@ -63,6 +63,7 @@ def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[st
         "add_resources": {"resources": resources},
         "update_resources": {"resources_id": "mine", "resources": resources},
         "update_worker": {"worker_id": "w"},
+        "mark_worker_lost": {"worker_id": "w", "reason": "it died"},
         "start_run": {"name": "r"},
         "finish_run": {"run_id": "run"},
         "add_metrics": {"run_id": "run", "step": 1, "values": {"loss": 0.5}},

@@ -1,0 +1,216 @@
+"""Workers that fall silent, and what becomes of their claims, over every back end."""
+
+from typing import Any
+
+import pytest
+
+from agentlightning.store import LightningStore
+from agentlightning.types import Attempt, RolloutConfig, Worker
+
+LOST_SECONDS = 300.0
+STEP_SECONDS = 30.0
+"""How often the store is used, so that it does not count as asleep."""
+
+
+async def pass_time(store: LightningStore, clock: Any, seconds: float, *alive: str) -> None:
+    """Let time go by while the store is in use and some workers live."""
+    while seconds > 0:
+        clock.advance(min(STEP_SECONDS, seconds))
+        seconds -= STEP_SECONDS
+        for worker_id in alive:
+            await store.update_worker(worker_id, {})
+        await store.query_workers(limit=0)
+
+
+async def claimed(store: LightningStore, worker_id: str, **config: Any) -> str:
+    rollout = await store.enqueue_rollout("task", config=RolloutConfig(**config))
+    claim = await store.dequeue_rollout(worker_id=worker_id)
+    assert claim is not None
+    assert claim.rollout_id == rollout.rollout_id
+    return rollout.rollout_id
+
+
+async def status_of(store: LightningStore, rollout_id: str) -> str:
+    rollout = await store.get_rollout_by_id(rollout_id)
+    assert rollout is not None
+    return rollout.status
+
+
+async def attempts_of(store: LightningStore, rollout_id: str) -> list[Attempt]:
+    return list(await store.query_attempts(rollout_id))
+
+
+async def worker(store: LightningStore, worker_id: str) -> Worker:
+    found = await store.get_worker_by_id(worker_id)
+    assert found is not None
+    return found
+
+
+async def test_worker_that_falls_silent_loses_its_claim(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    rollout_id = await claimed(store, "w")
+
+    await pass_time(store, clock, LOST_SECONDS)
+    before = await status_of(store, rollout_id)
+    await pass_time(store, clock, STEP_SECONDS)
+
+    assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
+    (attempt,) = await attempts_of(store, rollout_id)
+    error = (attempt.metadata or {})["error"]
+    assert (attempt.status, error["type"]) == ("unresponsive", "WorkerLost")
+    assert "worker w has been silent for 330 s" in error["message"]
+    gone = await worker(store, "w")
+    assert (gone.status, gone.current_attempt_id) == ("unknown", None)
+
+
+async def test_claim_of_a_lost_worker_is_taken_by_another(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    rollout_id = await claimed(store, "w")
+
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
+    claim = await store.dequeue_rollout(worker_id="v")
+
+    assert claim is not None
+    assert (claim.rollout_id, claim.attempt.sequence_id) == (rollout_id, 2)
+
+
+async def test_all_claims_of_a_lost_worker_are_given_back(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    ids = [await claimed(store, "w") for _ in range(3)]
+    others = await claimed(store, "v")
+
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS, "v")
+
+    assert [await status_of(store, rollout_id) for rollout_id in ids] == ["requeuing"] * 3
+    assert await status_of(store, others) == "preparing"
+
+
+async def test_worker_that_gives_no_heartbeats_is_never_lost(store: LightningStore, clock: Any) -> None:
+    rollout_id = await claimed(store, "w")
+
+    await pass_time(store, clock, 10 * LOST_SECONDS)
+
+    assert await status_of(store, rollout_id) == "preparing"
+
+
+async def test_worker_that_beats_rarely_may_miss_three_beats(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {"interval_seconds": 200})
+    rollout_id = await claimed(store, "w")
+
+    await pass_time(store, clock, 2 * LOST_SECONDS)
+    before = await status_of(store, rollout_id)
+    await pass_time(store, clock, STEP_SECONDS)
+
+    assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
+
+
+@pytest.mark.parametrize("interval", ["often", -1, 0, True, None, [1]], ids=str)
+async def test_interval_that_is_no_number_of_seconds_counts_as_ten(
+    store: LightningStore, clock: Any, interval: Any
+) -> None:
+    await store.update_worker("w", {"interval_seconds": interval})
+    rollout_id = await claimed(store, "w")
+
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+
+    assert await status_of(store, rollout_id) == "requeuing"
+
+
+async def test_silence_while_the_store_slept_does_not_count(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    rollout_id = await claimed(store, "w")
+
+    clock.advance(10 * LOST_SECONDS)
+    after_sleep = await status_of(store, rollout_id)
+    await pass_time(store, clock, LOST_SECONDS)
+    before = await status_of(store, rollout_id)
+    await pass_time(store, clock, STEP_SECONDS)
+
+    assert (after_sleep, before) == ("preparing", "preparing")
+    assert await status_of(store, rollout_id) == "requeuing"
+
+
+async def test_lost_attempts_do_not_count_as_tried(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    rollout_id = await claimed(store, "w", max_attempts=2, retry_condition=["failed"])
+    await store.mark_worker_lost("w", "it died")
+
+    outcomes = []
+    for _ in range(2):
+        claim = await store.dequeue_rollout(worker_id="v")
+        assert claim is not None
+        await store.update_attempt(rollout_id, claim.attempt.attempt_id, status="failed")
+        outcomes.append(await status_of(store, rollout_id))
+
+    assert outcomes == ["requeuing", "failed"]
+
+
+async def test_rollout_may_be_lost_three_times(store: LightningStore) -> None:
+    rollout_id = await claimed(store, "w-0")
+
+    outcomes = []
+    for number in range(4):
+        assert list(await store.mark_worker_lost(f"w-{number}", "it died")) == [rollout_id]
+        outcomes.append(await status_of(store, rollout_id))
+        await store.dequeue_rollout(worker_id=f"w-{number + 1}")
+
+    assert outcomes == ["requeuing", "requeuing", "requeuing", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [({}, "failed"), ({"max_attempts": 2, "retry_condition": ["unresponsive"]}, "requeuing")],
+    ids=["no retries", "retries"],
+)
+async def test_loss_is_an_unresponsive_attempt_where_requeueing_is_switched_off(
+    store: LightningStore, config: Any, expected: str
+) -> None:
+    rollout_id = await claimed(store, "w", requeue_lost=False, **config)
+
+    await store.mark_worker_lost("w", "it died")
+
+    assert await status_of(store, rollout_id) == expected
+    stored = await store.get_rollout_by_id(rollout_id)
+    assert stored is not None
+    assert stored.config.requeue_lost is False
+
+
+async def test_worker_that_comes_back_works_on(store: LightningStore, clock: Any, make_span: Any) -> None:
+    await store.update_worker("w", {})
+    rollout = await store.start_rollout("task", worker_id="w")
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+
+    await store.add_span(make_span(rollout))
+
+    assert await status_of(store, rollout.rollout_id) == "running"
+    (attempt,) = await attempts_of(store, rollout.rollout_id)
+    assert attempt.status == "running"
+
+
+async def test_worker_that_comes_back_and_claims_can_be_lost_again(store: LightningStore, clock: Any) -> None:
+    await store.update_worker("w", {})
+    rollout_id = await claimed(store, "w")
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+    await store.update_worker("w", {})
+    assert await store.dequeue_rollout(worker_id="w") is not None
+
+    await pass_time(store, clock, LOST_SECONDS + STEP_SECONDS)
+
+    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["unresponsive"] * 2
+    assert await status_of(store, rollout_id) == "requeuing"
+
+
+async def test_marking_a_worker_lost_leaves_what_it_has_ended_alone(store: LightningStore) -> None:
+    ended, open_id = await claimed(store, "w"), await claimed(store, "w")
+    await store.update_attempt(ended, "latest", status="succeeded")
+
+    lost = await store.mark_worker_lost("w", "it died")
+    again = await store.mark_worker_lost("w", "it died")
+
+    assert (list(lost), list(again)) == ([open_id], [])
+    assert await status_of(store, ended) == "succeeded"
+
+
+async def test_nothing_is_lost_with_a_worker_that_nobody_knows(store: LightningStore) -> None:
+    assert list(await store.mark_worker_lost("nobody", "it died")) == []
+    assert await store.get_worker_by_id("nobody") is None

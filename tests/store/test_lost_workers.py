@@ -1,0 +1,99 @@
+"""How long workers may be silent: the setting, and that nothing but a waiter is needed to find out."""
+
+import asyncio
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
+from agentlightning.types import RolloutConfig
+
+FAR_SECONDS = 60.0
+
+STORES: dict[str, Any] = {
+    "memory": lambda folder, **options: InMemoryLightningStore(**options),
+    "sqlite": lambda folder, **options: SqliteLightningStore(folder / "s.db", **options),
+}
+
+
+@pytest.fixture(params=STORES)
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return lambda **options: STORES[request.param](tmp_path, **options)
+
+
+async def claimed_and_silent(store: LightningStore) -> str:
+    await store.update_worker("w", {"interval_seconds": 0.01})
+    rollout = await store.start_rollout("task", config=RolloutConfig(requeue_lost=False), worker_id="w")
+    return rollout.rollout_id
+
+
+async def test_somebody_who_only_waits_learns_of_a_lost_worker(make_store: Any) -> None:
+    store = make_store(lost_worker_seconds=0.5)
+    rollout_id = await claimed_and_silent(store)
+
+    (rollout,) = await asyncio.wait_for(store.wait_for_rollouts(rollout_ids=[rollout_id]), FAR_SECONDS)
+    await store.close()
+
+    assert rollout.status == "failed"
+
+
+async def test_subscriber_learns_of_a_lost_worker(make_store: Any) -> None:
+    store = make_store(lost_worker_seconds=0.5)
+    await claimed_and_silent(store)
+    notices = store.subscribe(["worker"])
+
+    async def until_gone() -> str | None:
+        async for notice in notices:
+            if notice.status == "unknown":
+                return notice.name
+        return None
+
+    name = await asyncio.wait_for(until_gone(), FAR_SECONDS)
+    await store.close()
+
+    assert name == "w"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan], ids=str)
+def test_time_that_is_not_positive_is_refused(make_store: Any, seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="lost_worker_seconds is"):
+        make_store(lost_worker_seconds=seconds)
+
+
+async def test_workers_of_an_endlessly_patient_store_are_never_lost(make_store: Any, clock: Any) -> None:
+    store = make_store(lost_worker_seconds=math.inf, clock=clock)
+    rollout_id = await claimed_and_silent(store)
+
+    for _ in range(100):
+        clock.advance(100)
+        await store.query_workers(limit=0)
+    rollout = await store.get_rollout_by_id(rollout_id)
+    await store.close()
+
+    assert rollout.status == "preparing"
+
+
+async def test_reading_alone_does_not_write_to_the_file(tmp_path: Path, clock: Any) -> None:
+    async with SqliteLightningStore(tmp_path / "s.db", clock=clock) as store:
+        await store.update_worker("w", {})
+        before = store._work().writer._commits
+
+        for _ in range(9):
+            clock.advance(30)
+            await store.query_workers()
+
+        assert store._work().writer._commits == before
+
+
+async def test_copy_of_a_store_in_another_process_is_as_patient(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "s.db", lost_worker_seconds=77)
+
+    copy = pickle.loads(pickle.dumps(store))
+    await copy.close()
+    await store.close()
+
+    assert copy._watch.lost_worker_seconds == 77

@@ -1,4 +1,4 @@
-"""Rollouts that nobody will run: when every runner has ended by itself, an algorithm must not wait for them for ever.
+"""Rollouts that nobody will run: when every runner has ended or is gone, an algorithm must not wait for them for ever.
 
 Runners end before the algorithm does when they have run as many rollouts as they may. An algorithm that has what it
 needs by then goes on; one that waits for rollouts which are still in the queue is ended, with the reason.
@@ -17,13 +17,15 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Worker
 
-__all__ = ["Attended"]
+__all__ = ["Attended", "until_deserted"]
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 5.0
 """How long rollouts may wait without runners: the algorithm may be about to end by itself, or others may join."""
 LOOK_SECONDS: Final = 0.25
+LOOK_SHARE: Final = 0.05
+"""How often workers are looked at, as a share of the time they may be silent."""
 SILENCE_SECONDS: Final = 60.0
 """A worker of somebody else that was heard of since then may run them."""
 
@@ -99,6 +101,52 @@ class Attended:
             return False
         is_ours = self.owns_worker or (lambda worker_id: False)
         return any(not is_ours(worker.worker_id) and _was_heard_of(worker) for worker in workers)
+
+
+async def until_deserted(store: LightningStore, patience_seconds: float) -> TrainingError:
+    """Returns what to say when workers have come, all have fallen silent, and rollouts wait that none of them runs.
+
+    A worker that never came may still come. One that gives no heartbeats may be busy: while anything runs, somebody is
+    there. What counts is that a sign is new, so that no two clocks are compared.
+    """
+    first = last = await _last_sign(store)
+    since = time.monotonic()
+    while True:
+        await asyncio.sleep(patience_seconds * LOOK_SHARE)
+        sign = await _last_sign(store)
+        if sign != last or sign == first:
+            last, since = sign, time.monotonic()
+        elif time.monotonic() - since > patience_seconds and await _waits_in_vain(store):
+            return TrainingError(
+                f"No worker is left: rollouts wait in the queue, and none of the workers has been heard of for "
+                f"{patience_seconds:g} s; start runners again, and the training once more."
+            )
+
+
+async def _last_sign(store: LightningStore) -> float | None:
+    """When a worker was last heard of, by the store's clock; None if none was, or the store cannot say."""
+    signs: list[float] = []
+    try:
+        for field_name in ("last_heartbeat_time", "last_dequeue_time"):
+            (latest,) = await store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
+            signs.append((getattr(latest, field_name, None)) or 0.0)
+    except NotImplementedError:  # a store of the 0.2 release knows no workers
+        return None
+    except Exception as error:  # noqa: BLE001 # it is looked again
+        logger.warning("Workers could not be looked at: %s", error)
+        return None
+    return max(signs) or None
+
+
+async def _waits_in_vain(store: LightningStore) -> bool:
+    """Whether rollouts are in the queue and none is being run."""
+    try:
+        waiting = await store.perform("query_rollouts", {"status": ["queuing", "requeuing"], "limit": 1})
+        running = await store.perform("query_rollouts", {"status": ["preparing", "running"], "limit": 1})
+    except Exception as error:  # noqa: BLE001 # it is looked again
+        logger.warning("The queue could not be looked at: %s", error)
+        return False
+    return bool(waiting) and not running
 
 
 def _was_heard_of(worker: Worker) -> bool:

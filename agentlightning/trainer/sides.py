@@ -12,10 +12,12 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm, FunctionalAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.stranded import until_deserted
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.store.base import LightningStore
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources
 from agentlightning.types.resources import TrustedTemplates
@@ -58,6 +60,10 @@ class AlgorithmSide:
     """Awaited before runners may claim, after what the algorithm itself does then."""
     was_stopped: bool = False
     """Whether it was ended before it was done."""
+    is_done: bool = False
+    """Whether the algorithm has run to its end, without an error."""
+    deserted_seconds: float = LOST_WORKER_SECONDS
+    """How long rollouts may wait without a sign of life of any worker."""
     _failure: TrainingError | None = None
 
     def give_up(self, error: TrainingError) -> None:
@@ -67,9 +73,21 @@ class AlgorithmSide:
     async def run(self, store: LightningStore, event: ExecutionEvent) -> None:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
         self._bind(store)
-        with unobserved():
-            work = asyncio.ensure_future(self._work(event))
-        await self._until_done(work)
+        watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
+        try:
+            with unobserved():
+                work = asyncio.ensure_future(self._work(event))
+            await self._until_done(work)
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+        self.is_done = not self.was_stopped
+
+    async def _watch_workers(self, store: LightningStore) -> None:
+        """Give up when there is nobody left who could run what is in the queue."""
+        error = await until_deserted(store, self.deserted_seconds)
+        logger.error("%s", error)
+        self.give_up(error)
 
     def _bind(self, store: LightningStore) -> None:
         if self.llm_proxy is not None:

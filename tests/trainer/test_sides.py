@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import algo
-from agentlightning.errors import StoreUnavailable
+from agentlightning.errors import StoreUnavailable, TrainingError
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
@@ -58,3 +58,56 @@ async def test_a_plain_function_that_fails_leaves_no_thread() -> None:
         await side.run(InMemoryLightningStore(), ThreadingEvent())
 
     await until(lambda: not any(t.name.startswith("algorithm") for t in threading.enumerate()), IDLE_SECONDS / 2)
+
+
+def waiting_side(*, deserted_seconds: float) -> AlgorithmSide:
+    """An algorithm that enqueues a rollout and waits for it without end."""
+
+    @algo
+    async def waiting(*, store: Any) -> None:
+        rollout = await store.enqueue_rollout("task")
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+
+    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    return AlgorithmSide(
+        waiting, Trainer(), TracerTraceToTriplet(), switches, deserted_seconds=deserted_seconds, llm_proxy=None
+    )
+
+
+async def test_a_training_whose_workers_are_all_gone_ends_with_an_error() -> None:
+    store, side = InMemoryLightningStore(), waiting_side(deserted_seconds=0.4)
+    running = asyncio.create_task(side.run(store, ThreadingEvent()))
+    await until(lambda: side.switches.prepared.is_set())
+
+    await store.update_worker("w", {})
+
+    with pytest.raises(TrainingError, match="No worker is left"):
+        await asyncio.wait_for(running, PATIENCE_SECONDS)
+    assert not side.is_done
+
+
+@pytest.mark.parametrize("reason", ["no worker has come yet", "a worker without heartbeats is busy"])
+async def test_a_training_waits_on_while_somebody_may_work_for_it(reason: str) -> None:
+    store, side = InMemoryLightningStore(), waiting_side(deserted_seconds=0.02)
+    running = asyncio.create_task(side.run(store, ThreadingEvent()))
+    await until(lambda: side.switches.prepared.is_set())
+    if "busy" in reason:
+        assert await store.dequeue_rollout(worker_id="w", wait=PATIENCE_SECONDS) is not None
+
+    done, _ = await asyncio.wait([running], timeout=0.5)
+
+    assert not done
+    side.switches.stopped.set()
+    await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+
+async def test_a_bare_wait_goes_on_when_all_workers_are_gone() -> None:
+    store = InMemoryLightningStore(lost_worker_seconds=0.05)
+    rollout = await store.enqueue_rollout("task")
+    await store.update_worker("w", {"interval_seconds": 0.01})
+
+    waiting = asyncio.ensure_future(store.wait_for_rollouts(rollout_ids=[rollout.rollout_id]))
+    done, _ = await asyncio.wait([waiting], timeout=0.5)
+
+    assert not done
+    waiting.cancel()

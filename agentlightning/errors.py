@@ -26,6 +26,7 @@ working, and carries the HTTP status with which a server answers it. All take on
     ├── EngineError (RuntimeError)
     │   └── InvalidRequest (ValueError)      400  the engine cannot do what it is asked to
     ├── TrainingError (RuntimeError)
+    │   └── RunnersKilled
     └── TemplateError (RuntimeError)         a prompt template cannot be filled
         └── TemplateNotAllowed (PermissionError)  it would run or reach what templates may not
 """
@@ -56,6 +57,7 @@ __all__ = [
     "EngineError",
     "InvalidRequest",
     "TrainingError",
+    "RunnersKilled",
     "TemplateError",
     "TemplateNotAllowed",
 ]
@@ -177,6 +179,13 @@ class InvalidRequest(EngineError, ValueError):
 
 class TrainingError(AgentLightningError, RuntimeError):
     """A learning step could not be made."""
+
+
+class RunnersKilled(TrainingError):
+    """Runner processes were ended by a signal that was not ours."""
+
+    rollout_ids: tuple[str, ...] = ()
+    """What they were working on, all of which was given back."""
 
 
 class TemplateError(AgentLightningError, RuntimeError):

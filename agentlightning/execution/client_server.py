@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, RunnersKilled
 from agentlightning.execution import processes as children
 from agentlightning.execution.base import (
     AlgorithmBundle,
@@ -233,7 +233,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _check_process_exitcodes(self, processes: Sequence[BaseProcess]) -> None:
         bad = [p for p in processes if p.exitcode not in (None, *self.allowed_exit_codes)]
         if bad:
-            raise RuntimeError(f"Subprocesses failed: {', '.join(f'{p.name} (exit code {p.exitcode})' for p in bad)}")
+            kind = RunnersKilled if all(children.was_killed(p) for p in bad) else RuntimeError
+            raise kind(f"Subprocesses failed: {', '.join(f'{p.name} (exit code {p.exitcode})' for p in bad)}")
 
     # ------------------------------------------------------------------ placing both
 
@@ -318,7 +319,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         finally:
             self._shutdown_processes(crew.processes, stop)
             crew.give_back_at_the_end(store)
-        self._check_process_exitcodes(crew.processes)
+        try:
+            self._check_process_exitcodes(crew.processes)
+        except RunnersKilled as error:
+            error.rollout_ids = tuple(crew.recovered)
+            raise
 
     async def _execute_algorithm_with(
         self, crew: RunnerProcesses, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent

@@ -31,6 +31,7 @@ __all__ = [
     "signal_processes",
     "start_context",
     "started",
+    "was_killed",
     "work_again",
 ]
 
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 HEARING_SECONDS: Final = 10.0
 """How long a child waits until its parent has heard of a death."""
+SIGNALLED: Final = 128
+"""Above this, an exit code is that of a process whose child was ended by a signal."""
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -163,10 +166,15 @@ def work_again(
             process.join()
         code = process.exitcode
         if code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
-            sys.exit(code if code is None or code >= 0 else 128 - code)
+            sys.exit(code if code is None or code >= 0 else SIGNALLED - code)
         if deaths is not None and code is not None:
             deaths.tell(Death(number, code), stop)
         logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
+
+
+def was_killed(process: BaseProcess) -> bool:
+    """Whether a signal ended it, or what it started again and again (see `work_again`)."""
+    return process.exitcode is not None and (process.exitcode < 0 or process.exitcode > SIGNALLED)
 
 
 def join_until_deadline(processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
@@ -193,7 +201,11 @@ def interrupt(process: BaseProcess) -> None:
 
 
 def end_with_parent(stop: ExecutionEvent, patience_seconds: float) -> None:
-    """In a child: when the parent is gone, without having told us, end too; first gracefully."""
+    """In a child: when the parent is gone, without having told us, end too; first gracefully.
+
+    SIGTERM ends a child at once, whatever a parent that was forked does about its own.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     if parent is None:
         return

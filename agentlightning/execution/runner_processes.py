@@ -34,6 +34,8 @@ class RunnerProcesses:
         allowed_exit_codes: Sequence[int],
     ) -> None:
         self.processes = processes
+        self.recovered: list[str] = []
+        """Rollouts that were given back."""
         self._allowed = allowed_exit_codes
         self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
         self._token: str = getattr(runner, "worker_token", "")
@@ -99,7 +101,8 @@ class RunnerProcesses:
             return
         reason = f"process runner-{number} died with exit code {exit_code}"
         try:
-            await recover_attempts(store, self._token, functools.partial(self._owns_worker, number=number), reason)
+            is_lost = functools.partial(self._owns_worker, number=number)
+            self.recovered += await recover_attempts(store, self._token, is_lost, reason)
         except Exception:  # the store's own time limits will settle its attempts
             logger.exception("What runner-%d was at could not be given back.", number)
 

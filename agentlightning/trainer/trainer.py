@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
-from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
+from agentlightning.errors import ConfigurationError, InvalidTransition, RunnersKilled, TrainingError
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
@@ -332,9 +332,17 @@ class Trainer:
     def _execute(self, algorithm: "_AlgorithmBundle", worker: RunnerSide) -> None:
         try:
             self.strategy.execute(algorithm, worker, self.store)
+        except RunnersKilled as error:
+            if not algorithm.side.is_done or not self._have_succeeded(error.rollout_ids):
+                raise
+            logger.warning("%s. Nothing is lost: what they were working on was run again.", error)
         finally:
             self.tracer.teardown()
             move_log(self.store)
+
+    def _have_succeeded(self, rollout_ids: Sequence[str]) -> bool:
+        rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=rollout_ids)) if rollout_ids else []
+        return all(rollout.status == "succeeded" for rollout in rollouts)
 
     def _ended(self, step: str, error: BaseException | None = None) -> None:
         with self._turning:
@@ -427,16 +435,16 @@ class _AlgorithmBundle:
 
     def __init__(self, trainer: Trainer, side: AlgorithmSide) -> None:
         self._trainer = trainer
-        self._side = side
+        self.side = side
         self.on_prepared: Callable[[], Awaitable[None]] | None = None
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
-        self._side.on_prepared = self.on_prepared
-        await self._trainer._algorithm_bundle(store, event, self._side)
+        self.side.on_prepared = self.on_prepared
+        await self._trainer._algorithm_bundle(store, event, self.side)
 
     def give_up(self, error: TrainingError) -> None:
         """End the algorithm with an error."""
-        self._side.give_up(error)
+        self.side.give_up(error)
 
 
 def _renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:

@@ -34,7 +34,8 @@ examples:
   agl runner --n-runners 4 --max-concurrency 16 my_agent:agent   64 rollouts at once, in 4 processes
   agl runner --max-rollouts 100 my_agent:agent                   leave after 100
 
-Ctrl-C lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is given back.
+Ctrl-C or SIGTERM lets running rollouts finish, for --grace seconds; a second one leaves at once. What still ran is
+given back.
 """
 
 

@@ -196,8 +196,7 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
         f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
     )
     await leave.wait()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(number)  # a second one ends the process at once
+    loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C ends the process at once; `timeout` sends two SIGTERM
     await server.stop()
     await store.close()
 

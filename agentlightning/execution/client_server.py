@@ -6,7 +6,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
@@ -295,16 +296,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 await client.close()
 
     def _execute_one_runner(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
-        """In this process; Ctrl-C lets it finish what it is at, if that does not take too long."""
+        """In this process; Ctrl-C or SIGTERM lets it finish what it is at, if that does not take too long."""
         own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
-        is_main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
-        before = signal.signal(signal.SIGINT, own_stop.interrupt) if is_main else None
-        try:
-            work = self._execute_runner(runner, 0, store, own_stop)
+        work = self._execute_runner(runner, 0, store, own_stop)
+        with _handling(own_stop):
             asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
-        finally:
-            if is_main:
-                signal.signal(signal.SIGINT, before)
 
     def _execute_both(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
@@ -387,6 +383,22 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 await asyncio.wait([work])
         if not work.cancelled():
             work.result()
+
+
+@contextmanager
+def _handling(stop: InterruptibleEvent) -> Iterator[None]:
+    """Stop at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
+    numbers = [signal.SIGINT]
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        numbers.append(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
+        numbers = []
+    before = {number: signal.signal(number, stop.interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agentlightning.errors import WorkerLost
-from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
+from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Run, Worker
 
 __all__ = [
     "ATTEMPT_STATUSES",
     "DUE_NOW",
     "FINAL_ROLLOUT_STATUSES",
     "HEARTBEAT_INTERVAL",
+    "LOST_RUN_SECONDS",
     "LOST_WORKER_SECONDS",
     "ROLLOUT_STATUSES",
+    "RUN_REPORTS",
     "attempt_end_time",
     "attempt_status_after_span",
     "due_time",
@@ -30,6 +32,7 @@ __all__ = [
     "rollout_status_after_span",
     "rollout_status_from_attempt",
     "rollout_status_from_attempts",
+    "run_as_seen",
 ]
 
 ROLLOUT_STATUSES: tuple[RolloutStatus, ...] = (
@@ -60,6 +63,10 @@ MISSED_HEARTBEATS: Final = 3
 HEARTBEAT_INTERVAL: Final = "interval_seconds"
 """In the statistics of a heartbeat: the seconds until the next one."""
 DEFAULT_HEARTBEAT_SECONDS: Final = 10.0
+RUN_REPORTS: Final = "reports"
+"""In the metadata of a run: that it promises to report, and when it last did."""
+LOST_RUN_SECONDS: Final = 300.0
+"""How long a run that promised to report may be silent."""
 MOST_LOST_ATTEMPTS: Final = 3
 """How many attempts of a rollout may be lost with their workers and not count as tried."""
 
@@ -133,6 +140,17 @@ def _heartbeat_seconds(worker: Worker) -> float:
     if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
         return DEFAULT_HEARTBEAT_SECONDS
     return float(interval)
+
+
+def run_as_seen(run: Run, now: float) -> Run:
+    """A run as it is shown: one that promised to report and has fallen silent is lost."""
+    if run.status != "running" or not isinstance(reports := run.metadata.get(RUN_REPORTS), dict):
+        return run
+    last_time = reports.get("last_time")
+    last_report = float(last_time) if isinstance(last_time, (int, float)) else run.start_time
+    if now - last_report <= LOST_RUN_SECONDS:
+        return run
+    return run.model_copy(update={"status": "lost", "end_time": last_report})
 
 
 def attempt_end_time(status: AttemptStatus, now: float) -> float | None:

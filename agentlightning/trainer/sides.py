@@ -60,6 +60,8 @@ class AlgorithmSide:
     """Awaited before runners may claim, after what the algorithm itself does then."""
     was_stopped: bool = False
     """Whether it was ended before it was done."""
+    is_over: bool = False
+    """Whether it has ended, however it did."""
     is_done: bool = False
     """Whether the algorithm has run to its end, without an error."""
     deserted_seconds: float = LOST_WORKER_SECONDS
@@ -79,6 +81,7 @@ class AlgorithmSide:
                 work = asyncio.ensure_future(self._work(event))
             await self._until_done(work)
         finally:
+            self.is_over = True
             watch.cancel()
             await asyncio.wait([watch])
         self.is_done = not self.was_stopped

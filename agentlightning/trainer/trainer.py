@@ -26,8 +26,10 @@ from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
 from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.trainer.reports import PROMISE, reporting
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
 from agentlightning.trainer.stores import built_store, described, move_log, store_address
+from agentlightning.trainer.termination import stopped_by_sigterm
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import Lifecycle, LifecycleState
 from agentlightning.utils.daemon_threads import DaemonThreads
@@ -271,19 +273,23 @@ class Trainer:
         # Not in a thread of the loop's own pool: that waits for its threads at the end, also in a forked child.
         threads = DaemonThreads("fit")
         work = asyncio.ensure_future(threads.run(lambda: self._fit(algorithm, agent, train_dataset, val_dataset)))
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await self._stopped(work)
-            raise
-        finally:
-            threads.close()
+        with stopped_by_sigterm(self._stop_if_running, lambda: not work.done()):
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await self._stopped(work)
+                raise
+            finally:
+                threads.close()
+
+    def _stop_if_running(self) -> None:
+        with suppress(InvalidTransition):  # it has not quite begun, or has just ended
+            self.stop()
 
     async def _stopped(self, work: "asyncio.Future[None]") -> None:
         """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""
         while not work.done():
-            with suppress(InvalidTransition):  # it has not quite begun, or has just ended
-                self.stop()
+            self._stop_if_running()
             await asyncio.wait([work], timeout=LOOK_SECONDS)
 
     def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
@@ -322,12 +328,13 @@ class Trainer:
         with self._turning:
             self._life.step("start")
             self._switches = switches
-        try:
-            self._execute(_AlgorithmBundle(self, side), worker)
-        except BaseException as error:
-            self._ended("fail", error)
-            raise
-        self._ended("end")
+        with stopped_by_sigterm(switches.stopped.set, lambda: not side.is_over):
+            try:
+                self._execute(_AlgorithmBundle(self, side), worker)
+            except BaseException as error:
+                self._ended("fail", error)
+                raise
+            self._ended("end")
 
     def _execute(self, algorithm: "_AlgorithmBundle", worker: RunnerSide) -> None:
         try:
@@ -358,10 +365,11 @@ class Trainer:
         summary: dict[str, Any] = {}
         began = time.monotonic()
         try:
-            async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
-                await side.run(store, event)
-                status = "stopped" if side.was_stopped else "succeeded"
-                summary = await console.summary()
+            with reporting(store, self.name, run_id):
+                async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
+                    await side.run(store, event)
+                    status = "stopped" if side.was_stopped else "succeeded"
+                    summary = await console.summary()
         except BaseException as error:
             status = "stopped" if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else "failed"
             summary = {"error": f"{type(error).__name__}: {error}"}
@@ -388,7 +396,7 @@ class Trainer:
             }
         )
         try:
-            return (await store.start_run(self.name, config=config)).run_id
+            return (await store.start_run(self.name, config=config, metadata=PROMISE)).run_id
         except NotImplementedError:  # a store of the 0.2 release keeps no runs
             return None
 

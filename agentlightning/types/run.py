@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 __all__ = ["Run", "RunStatus", "MetricPoint"]
 
-RunStatus = Literal["running", "succeeded", "failed", "stopped"]
+RunStatus = Literal["running", "succeeded", "failed", "stopped", "lost"]
 
 
 class Run(BaseModel):
@@ -15,6 +15,7 @@ class Run(BaseModel):
     run_id: str
     name: str
     status: RunStatus = "running"
+    """`lost` if it promised to report and has not for too long; its `end_time` is then that of its last report."""
     start_time: float
     end_time: float | None = None
     config: dict[str, Any] = {}

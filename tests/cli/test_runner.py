@@ -137,13 +137,14 @@ async def test_it_works_for_a_store_and_leaves_with_ctrl_c(join: Any, options: t
 
 
 @pytest.mark.slow
-async def test_ctrl_c_lets_what_runs_finish(join: Any, folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_a_signal_lets_what_runs_finish(join: Any, folder: Path, number: signal.Signals) -> None:
     with ServerProcess() as server:
         async with LightningStoreClient(server.url) as store:
             ids = await enqueue(store, {"n": 1, "seconds": 2.0}, {"n": 2, "seconds": 2.0})
             runner = join("--store", server.url, "user_agents:agent")
             await until((folder / "begun").exists)  # what is only claimed by then is given back
-            runner.interrupt()
+            os.killpg(runner.process.pid, number)
             code, _ = await asyncio.to_thread(runner.end)
             statuses = [rollout.status for rollout in await store.query_rollouts(rollout_ids=ids)]
 

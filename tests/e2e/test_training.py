@@ -259,6 +259,29 @@ def test_ctrl_c_stops_threads_too(training: Training) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["one process", "group"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "options", [("--hang",), ("--strategy", "shm"), ("--restarts", "1"), ("--awaited",)], ids=lambda o: o[-1]
+)
+def test_sigterm_stops_everything_and_closes_the_run(
+    training: Training, options: tuple[str, ...], count: int, is_grouped: bool
+) -> None:
+    training.start("--tasks", "40", "--seconds", "0.2", "--runners", "3", *options)
+    until(lambda: len(training.begun()) >= 4)
+    training.family()
+
+    for _ in range(count):
+        (os.killpg if is_grouped else os.kill)(training.pid, signal.SIGTERM)
+    code, printed = training.end()
+    until(lambda: not training.family())
+
+    assert runs_in(training.path) == ["stopped"]
+    assert "Traceback" not in training.errors(), training.errors()[-2000:]
+    assert (code, printed) == (128 + signal.SIGTERM, "")
+
+
+@pytest.mark.slow
 def test_what_hung_when_a_training_was_interrupted_is_not_left_running(training: Training) -> None:
     training.start("--tasks", "2", "--hang", "--grace", "1")
     until(lambda: "0" in training.begun())

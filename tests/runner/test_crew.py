@@ -269,7 +269,7 @@ def cancel(_: LitAgentRunner[Any], running: "asyncio.Task[None]") -> None:
     running.cancel()
 
 
-@pytest.mark.parametrize(("end", "outcome"), [(stop, "succeeded"), (cancel, "failed")])
+@pytest.mark.parametrize(("end", "outcome"), [(stop, "succeeded"), (cancel, "requeuing")])
 async def test_a_runner_that_ends_gives_back_what_it_has_not_begun_with(
     end: Callable[[LitAgentRunner[Any], "asyncio.Task[None]"], None], outcome: str
 ) -> None:

@@ -24,12 +24,12 @@ from agentlightning.store import (
 )
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer
 from agentlightning.trainer import Trainer
-from agentlightning.types import Hook, NamedResources, RolloutRawResult
+from agentlightning.types import Hook, NamedResources, RolloutRawResult, Run
 from agentlightning.types.lifecycle import LifecycleState
 from tests.e2e.server_process import ServerProcess, free_port
 from tests.runner.test_stores import OldStore
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
-from tests.trainer.trainings import Halving, a_trainer, over_processes, rewards_of, runs_of
+from tests.trainer.trainings import Halving, a_trainer, over_processes, rewards_of, runs_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -426,3 +426,22 @@ def test_a_runner_that_cannot_start_fails_the_fit() -> None:
     with pytest.raises(ValueError, match="no worker today"):
         trainer.fit(Halving(), [1])
     assert [run.status for run in runs_of(trainer.store)] in (["failed"], ["stopped"])
+
+
+def test_a_run_reports_while_the_algorithm_blocks_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.trainer.reports.REPORT_SECONDS", 0.01)
+    store = InMemoryLightningStore()
+
+    def last_report() -> Any:
+        (run,) = store._tx._records[Run].values()
+        return run.metadata["reports"].get("last_time")
+
+    @algo
+    async def blocking(*, store: LightningStore) -> None:
+        until(lambda: last_report() is not None)
+
+    a_trainer(store=store, algorithm=blocking).fit(Halving())
+
+    (run,) = runs_of(store)
+    assert run.status == "succeeded"
+    assert run.start_time <= run.metadata["reports"]["last_time"] <= run.end_time

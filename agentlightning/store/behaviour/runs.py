@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from agentlightning.errors import InvalidValue, NotFound
-from agentlightning.store.selection import Selection, conditions, page_of
+from agentlightning.store.lifecycle import RUN_REPORTS, run_as_seen
+from agentlightning.store.selection import Selection, choose, conditions, page_of
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import check_json, detached_value, replaced
 from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus, SortOrder
@@ -27,7 +28,7 @@ def start_run(
     if run_id is not None:
         existing = tx.get_record(Run, run_id)
         if existing is not None:
-            return existing
+            return _reported(tx, now, existing)
     run = Run(
         run_id=run_id or new_run_id(),
         name=name,
@@ -36,6 +37,15 @@ def start_run(
         metadata=detached_value(metadata or {}),
     )
     return _put(tx, run)
+
+
+def _reported(tx: Transaction, now: float, run: Run) -> Run:
+    """A run that is started again as it is; if it promised to report, this is a report."""
+    reports = run.metadata.get(RUN_REPORTS)
+    if run.status == "running" and isinstance(reports, dict):
+        run = replaced(run, metadata={**run.metadata, RUN_REPORTS: {**reports, "last_time": now}})
+        tx.put_record(run)
+    return run
 
 
 def _put(tx: Transaction, run: Run) -> Run:
@@ -69,7 +79,8 @@ def finish_run(
 
 
 def get_run_by_id(tx: Transaction, now: float, run_id: str) -> Run | None:
-    return tx.get_record(Run, run_id)
+    run = tx.get_record(Run, run_id)
+    return None if run is None else run_as_seen(run, now)
 
 
 def query_runs(
@@ -83,14 +94,23 @@ def query_runs(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Run]:
-    selection = Selection(
+    # A lost run is kept as running, so both are read whenever one of them is wanted, and told apart afterwards.
+    kept = (
+        status_in if status_in is None or not {"running", "lost"} & set(status_in) else [*status_in, "running", "lost"]
+    )
+    wanted = Selection(
         conditions=conditions({"status": {"within": status_in}, "name": {"exact": name}}),
         sort_by=sort_by,
         sort_order=sort_order,
         limit=limit,
         offset=offset,
     ).checked(RUN_FIELDS)
-    return tx.select_records(Run, selection)
+    if kept is status_in and sort_by not in ("status", "end_time"):
+        page = tx.select_records(Run, wanted)
+        return page.model_copy(update={"items": [run_as_seen(run, now) for run in page.items]})
+    of_name = conditions({"status": {"within": kept}, "name": {"exact": name}})
+    found = tx.select_records(Run, Selection(conditions=of_name))
+    return choose([run_as_seen(run, now) for run in found.items], wanted)
 
 
 def add_metrics(tx: Transaction, now: float, run_id: str, step: int, values: Mapping[str, float]) -> MetricPoint:

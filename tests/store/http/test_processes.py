@@ -52,6 +52,17 @@ async def test_signal_to_the_whole_group_lets_calls_in_flight_end(
     assert [getattr(answer, "status_code", answer) for answer in answers] == [503] * 4
 
 
+async def test_signals_that_come_again_do_not_cut_the_end_short(serving: tuple["subprocess.Popen[str]", str]) -> None:
+    process, _ = serving
+
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.005)
+    _, written = await asyncio.to_thread(process.communicate, timeout=20)
+
+    assert (process.returncode, "Traceback" in written) == (0, False)
+
+
 def _waiting(address: str) -> int:
     """How many calls wait in the process that happens to answer."""
     text = requests.get(f"{address}/metrics", timeout=10).text

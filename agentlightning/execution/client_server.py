@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.http.codec import prepare_codecs
+from agentlightning.utils.server_launcher import reserved_socket
 
 __all__ = ["ClientServerExecutionStrategy"]
 
@@ -43,13 +45,6 @@ RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attemp
 """What every runner calls; their codecs are made once, before the processes are."""
 _SERVER_SECONDS: Final = 30.0
 """How long a runner waits for the server to come up, in silence."""
-
-
-def _free_port() -> int:
-    """A port that is free now; the runners must know it before the server takes it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
@@ -82,7 +77,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         Args:
             role: Which side runs here; AGL_CURRENT_ROLE if left out, else both.
             server_host: Where the store is served; AGL_SERVER_HOST if left out, else localhost.
-            server_port: Its port; AGL_SERVER_PORT if left out, else 4747. 0 takes one that is free now.
+            server_port: Its port; AGL_SERVER_PORT if left out, else 4747. 0 takes one that is free now, and keeps it.
             n_runners: How many runner processes.
             graceful_timeout: Seconds a process has to end by itself once it is told to.
             terminate_timeout: Seconds it has after each stronger signal.
@@ -98,7 +93,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.role not in get_args(Role):
             raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
-        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747) or _free_port()
+        self._reserved: socket.socket | None = None
+        self.set_port(resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747))
         if n_runners < 1:
             raise ConfigurationError(f"n_runners must be at least 1; it is {n_runners}.")
         if main_process == "runner" and self.role != "both":
@@ -117,6 +113,24 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.start_method = start_method
         self.insecure = insecure
 
+    def set_port(self, port: int) -> None:
+        """Serve the store on another port; 0 takes one that is free now, and keeps it from others until then."""
+        self.release_port()
+        if port == 0:
+            self._reserved = reserved_socket(self.server_host)
+            weakref.finalize(self, self._reserved.close)
+            port = self._reserved.getsockname()[1]
+        self.server_port = port
+
+    def release_port(self) -> None:
+        """Let go of a port that was kept; a runner's process does, or the port would outlive the server."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reserved": None}
+
     # ------------------------------------------------------------------ the two sides
 
     async def _execute_algorithm(
@@ -129,6 +143,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
                 refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
                 server = LightningStoreServer(store, host=self.server_host, port=self.server_port)
+                if self._reserved is not None and self._reserved.getsockname()[1] == self.server_port:
+                    server.launcher_args.reserved, self._reserved = self._reserved, None
                 if isinstance(algorithm, PreparingBundle):
                     algorithm.on_prepared = server.start
                 else:
@@ -356,6 +372,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         attended = Attended(algorithm, left.is_set, getattr(runner, "owns_worker", None))
         served = _ServedToTheEnd(attended, left, self.graceful_timeout)
         process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
+        self.release_port()
         try:
             asyncio.run(self._execute_runner_beside(process, runner, store, stop))
             left.set()
@@ -426,6 +443,7 @@ def _work_as_runner(
 ) -> None:
     """What a runner process does."""
     children.end_with_parent(stop, strategy.graceful_timeout)
+    strategy.release_port()
     own_stop = InterruptibleEvent(stop)
     signal.signal(signal.SIGINT, own_stop.interrupt)
     work = strategy._execute_runner(runner, number, store, own_stop)  # type: ignore[arg-type] # None if managed

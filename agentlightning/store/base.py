@@ -447,7 +447,7 @@ class LightningStore:
         metadata: dict[str, Any] | None = None,
         run_id: str | None = None,
     ) -> Run:
-        """Open a run, or return the one of this `run_id`, which counts as its report; secrets in `config` are kept as `***`."""
+        """Open a run, or return and report the one of this `run_id`; secrets in `config`, such as keys, become `***`."""
         raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/finish")

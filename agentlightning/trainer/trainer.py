@@ -180,8 +180,7 @@ class Trainer:
             registry=ExecutionStrategyRegistry,
         )
         if isinstance(strategy, ClientServerExecutionStrategy) and self.port is not None:
-            # 0 is one that is free now, which its constructor finds.
-            strategy.server_port = self.port or ClientServerExecutionStrategy(server_port=0).server_port
+            strategy.set_port(self.port)
         return built
 
     def _built_runner(self, runner: Any) -> Runner[Any]:

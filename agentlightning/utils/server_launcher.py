@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-__all__ = ["UNOBSERVED", "LaunchMode", "PythonServerLauncher", "PythonServerLauncherArgs", "is_loopback"]
+__all__ = [
+    "UNOBSERVED",
+    "LaunchMode",
+    "PythonServerLauncher",
+    "PythonServerLauncherArgs",
+    "is_loopback",
+    "reserved_socket",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +89,8 @@ class PythonServerLauncherArgs:
     process_join_timeout: float = 10.0
     timeout_keep_alive: int = 30
     uvicorn_options: Mapping[str, Any] = field(default_factory=dict)
+    reserved: socket.socket | None = None
+    """Bound to `host` and `port` already (see `reserved_socket`); it is the launcher's to close."""
 
 
 class PythonServerLauncher:
@@ -192,7 +201,9 @@ class PythonServerLauncher:
     def _bind(self) -> None:
         host = self.args.host or "127.0.0.1"
         try:
-            self._socket = _listening(host, self._port)
+            reserved = self.args.reserved
+            self._socket = _bound(host, self._port) if reserved is None or reserved.fileno() < 0 else reserved
+            self._socket.listen(BACKLOG)
         except OverflowError as error:
             raise RuntimeError(
                 f"The port is {self._port}; ports go from 0, which takes a free one, to 65535."
@@ -279,18 +290,23 @@ class PythonServerLauncher:
                 process.join()
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def reserved_socket(host: str) -> socket.socket:
+    """A socket on a free port, which nobody else can take until it is closed; not yet listening."""
+    return _bound(host, 0, shares_port=False)
+
+
+def _bound(host: str, port: int, *, shares_port: bool = True) -> socket.socket:
+    """A bound socket; one that shares its port may follow a server that has just ended on it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio sends small packets at once only on sockets that say they are TCP.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shares_port))
+        bound.bind((host, port))
     except BaseException:
-        listening.close()
+        bound.close()
         raise
-    return listening
+    return bound
 
 
 def _url(host: str, port: int) -> str:

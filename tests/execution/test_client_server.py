@@ -1,6 +1,7 @@
 """Algorithm and runners as processes around a store server."""
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -725,3 +726,61 @@ def test_what_cannot_be_pickled_is_told_under_spawn() -> None:
 
     with pytest.raises(ConfigurationError, match="cannot be pickled"):
         a_strategy(start_method="spawn").execute(doing_nothing, closure, InMemoryLightningStore())
+
+
+# ---------------------------------------------------------------------- a port that is free
+
+
+def can_be_taken(port: int) -> bool:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def test_port_0_is_kept_from_others_until_the_store_is_served() -> None:
+    strategy = a_strategy(server_host="127.0.0.1", server_port=0)
+    port = strategy.server_port
+
+    is_free = can_be_taken(port)
+    strategy.execute(enqueueing(2), working, InMemoryLightningStore())
+    strategy.execute(enqueueing(2), working, InMemoryLightningStore())
+
+    assert not is_free
+    assert (strategy.server_port, can_be_taken(port)) == (port, True)
+
+
+@pytest.mark.parametrize("options", [{"main_process": "runner"}, {"max_restarts": 1}, {"n_runners": 3}], ids=str)
+def test_port_0_is_where_runners_find_the_store(options: dict[str, Any]) -> None:
+    store = InMemoryLightningStore()
+    strategy = a_strategy(server_port=0, **options)
+
+    if "main_process" in options:
+        strategy.execute(enqueueing(1), working, SqliteLightningStore())
+    else:
+        strategy.execute(enqueueing(3), working, store)
+        assert outcomes(store) == [["succeeded"]] * 3
+
+
+def test_port_0_is_let_go_with_the_strategy() -> None:
+    strategy = a_strategy(server_port=0)
+    port = strategy.server_port
+
+    del strategy
+    gc.collect()
+
+    assert can_be_taken(port)
+
+
+def test_port_that_is_given_later_replaces_one_that_was_kept() -> None:
+    strategy, port = a_strategy(server_port=0), free_port()
+    kept, strategy.server_port = strategy.server_port, port
+    store = InMemoryLightningStore()
+
+    strategy.execute(enqueueing(1), working, store)
+
+    assert kept != port
+    assert outcomes(store) == [["succeeded"]]

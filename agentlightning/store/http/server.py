@@ -155,7 +155,7 @@ class LightningStoreServer(LightningStore):
         return self._launcher
 
     def __getstate__(self) -> dict[str, Any]:
-        args = replace(self.launcher_args, port=self.port)
+        args = replace(self.launcher_args, port=self.port, reserved=None)
         return {"address": self.endpoint, "token": self._token, "args": args}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

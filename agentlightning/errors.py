@@ -182,7 +182,7 @@ class TrainingError(AgentLightningError, RuntimeError):
 
 
 class RunnersKilled(TrainingError):
-    """Runner processes were ended by a signal that was not ours."""
+    """Runner processes were ended by a signal."""
 
     rollout_ids: tuple[str, ...] = ()
     """What they were working on, all of which was given back."""

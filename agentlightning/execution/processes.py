@@ -55,8 +55,8 @@ class Death:
 class Deaths:
     """Tells a parent of deaths before the dead are started again.
 
-    Whoever is started again has the name of the dead: if it began before the parent has given back what that was
-    working on, its own work would be given back too.
+    The parent cannot tell the lives of one runner apart: if the next began before the parent has given back what the
+    dead one was working on, its own work would be given back too.
     """
 
     def __init__(self, ctx: Any, count: int) -> None:

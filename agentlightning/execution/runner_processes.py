@@ -92,7 +92,7 @@ class RunnerProcesses:
             asyncio.run(give_back())
 
     async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
-        if exit_code not in self._allowed and not self._stop.is_set():
+        if exit_code != 0 and not self._stop.is_set():
             await self._give_back(store, number, exit_code)
 
     async def _give_back(self, store: LightningStore, number: int, exit_code: int) -> None:

@@ -63,6 +63,8 @@ MISSED_HEARTBEATS: Final = 3
 HEARTBEAT_INTERVAL: Final = "interval_seconds"
 """In the statistics of a heartbeat: the seconds until the next one."""
 DEFAULT_HEARTBEAT_SECONDS: Final = 10.0
+LONGEST_HEARTBEAT_SECONDS: Final = 3600.0
+"""A worker that says it beats more rarely is not believed."""
 RUN_REPORTS: Final = "reports"
 """In the metadata of a run: that it promises to report, and when it last did."""
 LOST_RUN_SECONDS: Final = 300.0
@@ -139,15 +141,16 @@ def _heartbeat_seconds(worker: Worker) -> float:
     interval = (worker.heartbeat_stats or {}).get(HEARTBEAT_INTERVAL)
     if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
         return DEFAULT_HEARTBEAT_SECONDS
-    return float(interval)
+    return min(interval, LONGEST_HEARTBEAT_SECONDS)
 
 
 def run_as_seen(run: Run, now: float) -> Run:
     """A run as it is shown: one that promised to report and has fallen silent is lost."""
     if run.status != "running" or not isinstance(reports := run.metadata.get(RUN_REPORTS), dict):
         return run
-    last_time = reports.get("last_time")
-    last_report = float(last_time) if isinstance(last_time, (int, float)) else run.start_time
+    last_report = reports.get("last_time")
+    if not isinstance(last_report, (int, float)) or not run.start_time <= last_report <= now:  # metadata hold anything
+        last_report = run.start_time
     if now - last_report <= LOST_RUN_SECONDS:
         return run
     return run.model_copy(update={"status": "lost", "end_time": last_report})

@@ -104,7 +104,7 @@ async def test_worker_that_beats_rarely_may_miss_three_beats(store: LightningSto
     assert (before, await status_of(store, rollout_id)) == ("preparing", "requeuing")
 
 
-@pytest.mark.parametrize("interval", ["often", -1, 0, True, None, [1]], ids=str)
+@pytest.mark.parametrize("interval", ["often", -1, 0, True, None, [1], {"a": 1}], ids=str)
 async def test_interval_that_is_no_number_of_seconds_counts_as_ten(
     store: LightningStore, clock: Any, interval: Any
 ) -> None:

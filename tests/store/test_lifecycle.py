@@ -23,8 +23,9 @@ from agentlightning.store.lifecycle import (
     rollout_status_after_span,
     rollout_status_from_attempt,
     rollout_status_from_attempts,
+    run_as_seen,
 )
-from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
+from agentlightning.types import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Run, Worker
 
 START = 1000.0
 BROKEN: list[AttemptStatus] = ["failed", "timeout", "unresponsive"]
@@ -351,3 +352,18 @@ def test_worker_is_silent_when_its_last_sign_is_old(signs: dict[str, float], exp
 
     assert is_silent(worker, START, patience_seconds=300, counted_since=0.0) is expected
     assert not is_silent(worker, START, patience_seconds=300, counted_since=800.0)
+
+
+@pytest.mark.parametrize("interval", [10**400, 1e308, float("inf"), float("nan")], ids=str)
+def test_interval_beyond_reason_protects_nobody_for_ever(interval: Any) -> None:
+    worker = Worker(worker_id="w", last_heartbeat_time=0.0, heartbeat_stats={"interval_seconds": interval})
+
+    assert is_silent(worker, 4 * 3600.0, patience_seconds=300, counted_since=0.0)
+
+
+@pytest.mark.parametrize("last_time", [10**400, float("nan"), -5, "now", START + 10_000], ids=str)
+def test_report_at_an_impossible_time_is_none(last_time: Any) -> None:
+    run = Run(run_id="r", name="fit", start_time=START, metadata={"reports": {"last_time": last_time}})
+
+    assert run_as_seen(run, START + 300) is run
+    assert run_as_seen(run, START + 301).end_time == START

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, Final, Literal, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
@@ -281,7 +282,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return
         crew = self._started_runners(runner, store, stop, ctx)
         try:
-            asyncio.run(self._attend(crew, store))
+            with _handling(signal.default_int_handler):
+                asyncio.run(self._attend(crew, store))
         except KeyboardInterrupt:  # which the runners were told of too
             logger.warning(LEAVING.format(self.graceful_timeout))
             raise
@@ -315,7 +317,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """In this process; Ctrl-C or SIGTERM lets it finish what it is at, if that does not take too long."""
         own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
         work = self._execute_runner(runner, 0, store, own_stop)
-        with _handling(own_stop):
+        with _handling(own_stop.interrupt):
             asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
 
     def _execute_both(
@@ -403,19 +405,19 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
 
 @contextmanager
-def _handling(stop: InterruptibleEvent) -> Iterator[None]:
-    """Stop at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call the handler at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
     numbers = [signal.SIGINT]
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         numbers.append(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
         numbers = []
-    before = {number: signal.signal(number, stop.interrupt) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handled_by in before.items():
+            signal.signal(number, handled_by)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,22 @@ async def test_a_signal_lets_what_runs_finish(join: Any, folder: Path, number: s
 
 
 @pytest.mark.slow
+async def test_sigterm_to_several_runners_lets_what_runs_finish(join: Any, folder: Path) -> None:
+    with ServerProcess() as server:
+        async with LightningStoreClient(server.url) as store:
+            ids = await enqueue(store, {"n": 1, "seconds": 2.0}, {"n": 2, "seconds": 2.0})
+            runner = join("--store", server.url, "--n-runners", "2", "user_agents:agent")
+            await until((folder / "begun").exists)
+            os.kill(runner.process.pid, signal.SIGTERM)
+            code, printed = await asyncio.to_thread(runner.end)
+            statuses = {rollout.status for rollout in await store.query_rollouts(rollout_ids=ids)}
+
+    assert (code, "Traceback" in printed) == (0, False), printed
+    assert "succeeded" in statuses
+    assert statuses <= {"succeeded", "queuing"}
+
+
+@pytest.mark.slow
 async def test_a_second_ctrl_c_leaves_at_once_and_gives_back(join: Any, folder: Path) -> None:
     config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
     with ServerProcess() as server:

@@ -196,7 +196,9 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
         f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
     )
     await leave.wait()
-    loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C ends the process at once; `timeout` sends two SIGTERM
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)  # a second Ctrl-C ends the process at once
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two of them
     await server.stop()
     await store.close()
 

@@ -67,6 +67,17 @@ def test_missing_file_is_one_clear_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [[], ["--backend", "sqlite", "--path", "s.db"]], ids=["memory", "sqlite"])
+def test_patience_with_silent_workers_reaches_the_served_store(
+    options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["store", *options, "--lost-worker-seconds", "0"]) == 1
+
+    assert capsys.readouterr().err.startswith("agl store: lost_worker_seconds is 0.0; give a number above 0")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["store", "--help"]], ids=" ".join)
 def test_help_shows_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

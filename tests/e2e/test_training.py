@@ -316,7 +316,7 @@ def test_a_runner_that_dies_in_mid_rollout_is_recovered(training: Training, n_ru
     assert attempts.pop("task-1") == ["unresponsive", "succeeded"]
     assert all(statuses == ["succeeded"] for statuses in attempts.values())
     assert "all done ['succeeded']" in printed
-    assert code == (0 if restarts else 3)
+    assert code == 0
 
 
 @pytest.mark.slow

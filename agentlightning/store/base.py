@@ -447,7 +447,7 @@ class LightningStore:
         metadata: dict[str, Any] | None = None,
         run_id: str | None = None,
     ) -> Run:
-        """Open a run, or return and report the one of this `run_id`; secrets in `config`, such as keys, become `***`."""
+        """Open a run, or return and report the one of this `run_id`; secrets in `config` become `***`."""
         raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/finish")

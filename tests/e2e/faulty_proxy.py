@@ -36,7 +36,11 @@ class FaultyProxy:
         self._probability = probability
         self._chance = random.Random(seed)
         self._server: asyncio.Server | None = None
-        self._port = 0
+        # Holds the port while nobody listens, for another program would take it; both sockets may be bound at once.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self._port: int = self._reserved.getsockname()[1]
         self._connections: set[_Connection] = set()
         self.last_sent: tuple[_Connection, bytes] | None = None
         self.may_reply = asyncio.Event()
@@ -52,6 +56,7 @@ class FaultyProxy:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.refuse()
+        self._reserved.close()
 
     def lead_to(self, other: "FaultyProxy") -> None:
         """Connect to another server from now on."""
@@ -64,10 +69,9 @@ class FaultyProxy:
         await connection.send_again(request)
 
     async def listen(self) -> None:
-        """Take connections, again on the same port if there was one."""
+        """Take connections, on the same port each time."""
         self.may_reply.set()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=1024)
-        self._port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Reset all connections and take no more, as if the server's machine were gone."""

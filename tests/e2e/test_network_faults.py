@@ -41,7 +41,7 @@ TRANSPORTS = ["http", "ws"]
 
 @asynccontextmanager
 async def network(store: LightningStore, **chance: Any) -> AsyncIterator[FaultyProxy]:
-    """A server of a store, and a proxy before it."""
+    """A server of a store, which stays open, and a proxy before it."""
     server = LightningStoreServer(store, "127.0.0.1", 0)
     await server.start()
     try:
@@ -49,7 +49,6 @@ async def network(store: LightningStore, **chance: Any) -> AsyncIterator[FaultyP
             yield proxy
     finally:
         await server.stop()
-        await store.close()
 
 
 async def run_workload(url: str, transport: Any) -> None:

@@ -46,8 +46,6 @@ class AnswerCredentials:
 
     async def shown_to(self, scope: Scope, result: Any) -> Any:
         """The result of an operation as the caller is to see it; what the store gave is not changed."""
-        if scope.kind == "admin" and self._token is None:
-            return result
         if isinstance(result, Claim):
             return await self._claim(result, scope)
         if isinstance(result, ResourcesUpdate):
@@ -86,7 +84,7 @@ class AnswerCredentials:
     async def _claim(self, claim: Claim, scope: Scope) -> Claim:
         token = None if self._token is None else _attempt_token(self._token, claim.rollout)
         if scope.kind == "admin":
-            return replace(claim, token=token)
+            return claim if claim.token == token else replace(claim, token=token)
         keys = {**claim.proxy_keys, **await self._proxy_keys(claim)}
         resources = None if claim.resources is None else self._resources(claim.resources, scope)
         return replace(claim, resources=resources, token=token, proxy_keys=keys)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import sys
 from collections.abc import Callable
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 from agentlightning.store.values import (
@@ -414,22 +416,32 @@ def test_replaced_model_keeps_its_type_and_extra_fields() -> None:
     assert (copy.name, copy.model_extra) == ("renamed", {"tenant": "acme"})
 
 
-def test_the_set_of_fields_of_one_copy_is_not_another_s() -> None:
-    first, second = replaced(ROLLOUT), replaced(ROLLOUT)
+@pytest.mark.parametrize("record", [replaced(ROLLOUT), attempted(ROLLOUT, ATTEMPT), copied_span(make_span())])
+@pytest.mark.parametrize("change", ["discard", "remove", "difference_update"])
+def test_records_do_not_lose_the_field_names_they_share(record: BaseModel, change: str) -> None:
+    with pytest.raises(TypeError, match=r"change that of record.model_copy\(\)"):
+        getattr(record.model_fields_set, change)({"mode"} if change == "difference_update" else "mode")
+
+    assert set(record.model_dump(exclude_unset=True)) == set(type(record).model_fields)
+
+
+def test_copies_of_a_record_have_field_names_of_their_own() -> None:
+    first, second = replaced(ROLLOUT).model_copy(), pickle.loads(pickle.dumps(replaced(ROLLOUT)))
 
     first.model_fields_set.discard("mode")
+    second.model_fields_set.discard("status")
 
     assert "mode" not in first.model_dump(exclude_unset=True)
-    assert "mode" in second.model_dump(exclude_unset=True)
-    assert "mode" in attempted(ROLLOUT, ATTEMPT).model_fields_set | replaced(second).model_fields_set
+    assert "status" not in second.model_dump(exclude_unset=True)
+    assert {"mode", "status"} <= replaced(ROLLOUT).model_dump(exclude_unset=True).keys()
 
 
-def test_the_set_of_fields_of_one_span_is_not_another_s() -> None:
-    first, second = copied_span(make_span()), copied_span(make_span())
+def test_fields_of_a_record_can_be_assigned() -> None:
+    record = replaced(ROLLOUT)
 
-    first.model_fields_set.discard("name")
+    record.mode = "val"
 
-    assert "name" in second.model_fields_set
+    assert record.model_dump(exclude_unset=True)["mode"] == "val"
 
 
 def test_attempted_rollout_is_what_validation_would_make() -> None:

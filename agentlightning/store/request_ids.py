@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic_core import PydanticSerializationError, to_json
+import orjson
+from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, RequestConflict
 from agentlightning.types import Span
@@ -16,7 +17,8 @@ from agentlightning.types import Span
 __all__ = ["MOST_ID_CHARACTERS", "check_request_id", "check_same_request", "described_request"]
 
 MOST_ID_CHARACTERS: Final = 256
-_DIGEST_CHARACTERS: Final = 32
+_DIGEST_BYTES: Final = 16
+_ORDERED: Final = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _OF_ONE_TRY: Final = ("wait", "limit", "known_resources")
 """Arguments of claims that a client may change when it asks again for a claim whose answer was lost."""
 
@@ -33,14 +35,14 @@ def described_request(name: str, arguments: Mapping[str, Any], caller: str) -> s
     """The operation and, behind a blank, the digest of what it is called with and by whom."""
     given = {
         key: _identity(value)
-        for key, value in sorted(arguments.items())
+        for key, value in arguments.items()
         if value is not None and key not in _OF_ONE_TRY  # routes send no None, the live channel does
     }
     try:
-        encoded = to_json([caller, given], fallback=repr, bytes_mode="base64")
-    except (PydanticSerializationError, ValueError) as error:
-        raise InvalidValue(f"The arguments of {name} cannot be sent as JSON: {error}.") from error
-    return f"{name} {hashlib.sha256(encoded).hexdigest()[:_DIGEST_CHARACTERS]}"
+        encoded = orjson.dumps([caller, given], default=_plain, option=_ORDERED)
+    except orjson.JSONEncodeError:  # such as an integer above 64 bits, which only a call in process can have
+        encoded = repr([caller, sorted(given.items())]).encode("utf-8", "backslashreplace")
+    return f"{name} {hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()}"
 
 
 def check_same_request(request_id: str, before: str, now: str) -> None:
@@ -60,3 +62,8 @@ def _identity(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], Span):
         return [(span.rollout_id, span.attempt_id, span.span_id, span.name) for span in value if isinstance(span, Span)]
     return value
+
+
+def _plain(value: Any) -> Any:
+    """What is not JSON by itself, as something that is."""
+    return value.__dict__ if isinstance(value, BaseModel) else repr(value)

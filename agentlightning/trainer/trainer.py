@@ -272,7 +272,8 @@ class Trainer:
         # Not in a thread of the loop's own pool: that waits for its threads at the end, also in a forked child.
         threads = DaemonThreads("fit")
         work = asyncio.ensure_future(threads.run(lambda: self._fit(algorithm, agent, train_dataset, val_dataset)))
-        with stopped_by_sigterm(self._stop_if_running, lambda: not work.done()):
+        # The main thread only waits: to interrupt it would leave the run open that the other thread is closing.
+        with stopped_by_sigterm(lambda: self._stop_until(work.done), lambda: False):
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -284,6 +285,12 @@ class Trainer:
     def _stop_if_running(self) -> None:
         with suppress(InvalidTransition):  # it has not quite begun, or has just ended
             self.stop()
+
+    def _stop_until(self, is_done: Callable[[], bool]) -> None:
+        """Stop a fit that runs in another thread, which may not have begun."""
+        while not is_done():
+            self._stop_if_running()
+            time.sleep(LOOK_SECONDS)
 
     async def _stopped(self, work: "asyncio.Future[None]") -> None:
         """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""

@@ -16,7 +16,7 @@ from agentlightning.errors import TemplateError
 
 __all__ = ["MAX_CHARACTERS", "MAX_STEPS", "render_jinja"]
 
-MAX_STEPS: Final = 1_000_000
+MAX_STEPS: Final = 100_000
 """Turns of loops, calls and items of ranges in one rendering."""
 MAX_CHARACTERS: Final = 10_000_000
 """Of a rendered prompt, and of any text or list that `+` and `*` make."""

@@ -14,6 +14,7 @@ from agentlightning.store.behaviour.rollouts import (
 from agentlightning.store.behaviour.workers import release_worker, show_worker_busy
 from agentlightning.store.lifecycle import (
     ATTEMPT_STATUSES,
+    WORKING_STATUSES,
     attempt_end_time,
     due_time,
     is_running,
@@ -103,9 +104,10 @@ def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attem
     tx.put_attempt(changed)
     if is_latest:
         if "status" in changes and rollout.status != "cancelled":
-            rollout = change_status(
-                tx, now, rollout, rollout_status_from_attempts(tx.get_attempts(rollout.rollout_id), rollout.config)
-            )
+            # Only an attempt that failed makes the earlier ones matter, which a store may have to read.
+            has_failed = changed.status not in (*WORKING_STATUSES, "succeeded")
+            attempts = tx.get_attempts(rollout.rollout_id) if has_failed else [changed]
+            rollout = change_status(tx, now, rollout, rollout_status_from_attempts(attempts, rollout.config))
         reschedule(tx, before, rollout, changed)
     if changed.worker_id is not None:
         if changed.end_time is not None:

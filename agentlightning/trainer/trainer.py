@@ -1,31 +1,26 @@
 """Trainer: builds the parts, has them placed, and runs the loop."""
 
 import asyncio
-import inspect
 import logging
 import pkgutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
 from agentlightning.errors import ConfigurationError, InvalidTransition, RunnersKilled, TrainingError
-from agentlightning.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
+from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.decorator import FunctionalLitAgent
-from agentlightning.litagent.signature import check_signature
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.checks import check_dataset, checked_agent, renamed
 from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
-from agentlightning.trainer.init_utils import build_component, instantiate_component
-from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.trainer.init_utils import build_component
+from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.reports import PROMISE, reporting
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
 from agentlightning.trainer.stores import built_store, described, move_log, store_address
@@ -109,22 +104,22 @@ class Trainer:
         self.port = port
         self.name = name
         self.initial_resources = initial_resources
-        self.max_rollouts = _renamed("max_rollouts", max_rollouts, "max_tasks", max_tasks)
-        asked = _renamed("n_runners", n_runners, "n_workers", n_workers)
+        self.max_rollouts = renamed("max_rollouts", max_rollouts, "max_tasks", max_tasks)
+        asked = renamed("n_runners", n_runners, "n_workers", n_workers)
         self.n_runners = 1 if asked is None else asked
         self.store = built_store(store)
         self.tracer: Tracer = build_component(
             tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer
         )
-        self.adapter = self._built_adapter(adapter, triplet_exporter)
+        self.adapter = built_adapter(adapter, triplet_exporter)
         self.algorithm: Algorithm | None = build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True
         )
-        self.strategy = self._built_strategy(strategy)
+        self.strategy = built_strategy(strategy, n_runners=self.n_runners, port=port)
         if self.strategy.n_runners > 0:
             self.n_runners = self.strategy.n_runners
-        self.runner = self._built_runner(runner)
-        self.llm_proxy = self._built_proxy(llm_proxy)
+        self.runner = built_runner(runner, tracer=self.tracer, max_rollouts=self.max_rollouts)
+        self.llm_proxy = built_proxy(llm_proxy, store=self.store)
         self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
         self.progress = progress
         self.allow_poml = allow_poml
@@ -146,80 +141,15 @@ class Trainer:
         """The same as `max_rollouts`."""
         return self.max_rollouts
 
-    # ------------------------------------------------------------------ building the parts
-
-    def _built_adapter(self, adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
-        if triplet_exporter is not None:
-            deprecated(
-                "triplet_exporter is deprecated; use adapter."
-                if adapter is None
-                else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
-                stacklevel=4,
-            )
-        return build_component(
-            adapter if adapter is not None else triplet_exporter,
-            expected_type=TraceAdapter,
-            spec_name="adapter",
-            default_factory=TracerTraceToTriplet,
-            dict_requires_type=False,
-            dict_default_cls=TracerTraceToTriplet,
-        )
-
-    def _built_strategy(self, strategy: Any) -> ExecutionStrategy:
-        defaults: dict[str, Any] = {"n_runners": self.n_runners}
-        if self.port is not None:
-            defaults["server_port"] = self.port
-        if self.n_runners > 1:
-            defaults["main_thread"] = "algorithm"  # for `shm`
-        built = build_component(
-            strategy,
-            expected_type=ExecutionStrategy,
-            spec_name="strategy",
-            default_factory=lambda: instantiate_component(ClientServerExecutionStrategy, None, defaults),
-            optional_defaults=defaults,
-            registry=ExecutionStrategyRegistry,
-        )
-        if isinstance(strategy, ClientServerExecutionStrategy) and self.port is not None:
-            strategy.set_port(self.port)
-        return built
-
-    def _built_runner(self, runner: Any) -> Runner[Any]:
-        defaults: dict[str, Any] = {"tracer": self.tracer}
-        if self.max_rollouts is not None:
-            defaults["max_rollouts"] = self.max_rollouts
-        return build_component(
-            runner,
-            expected_type=Runner,
-            spec_name="runner",
-            default_factory=lambda: LitAgentRunner(self.tracer, max_rollouts=self.max_rollouts),
-            optional_defaults=defaults,
-            dict_requires_type=False,
-            dict_default_cls=LitAgentRunner,
-        )
-
-    def _built_proxy(self, llm_proxy: Any) -> Any:
-        """A proxy of another make is taken as it is."""
-        if llm_proxy is None or (hasattr(llm_proxy, "set_store") and not inspect.isclass(llm_proxy)):
-            return llm_proxy
-        spec: Any = llm_proxy
-        return build_component(
-            spec,
-            expected_type=LLMProxy,
-            spec_name="llm_proxy",
-            optional_defaults={"store": self.store},
-            dict_requires_type=False,
-            dict_default_cls=LLMProxy,
-        )
-
     # ------------------------------------------------------------------ agents
 
     def add_agent(self, agent: LitAgent[Any]) -> None:
         """Register an agent, so that `fit`, `dev` and `run` need not be given one."""
-        self._agents.append(_checked_agent(agent))
+        self._agents.append(checked_agent(agent))
 
     def _agent_for(self, agent: LitAgent[Any] | None) -> LitAgent[Any]:
         if agent is not None:
-            return _checked_agent(agent)
+            return checked_agent(agent)
         if len(self._agents) == 1:
             return self._agents[0]
         if not self._agents:
@@ -304,7 +234,7 @@ class Trainer:
 
     def _fit(self, algorithm: Algorithm | None, agent: LitAgent[Any], train_dataset: Any, val_dataset: Any) -> None:
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
-            _check_dataset(label, dataset)
+            check_dataset(label, dataset)
         self._life.step("become ready")
         agent.set_trainer(self)
         context = start_context(getattr(self.strategy, "start_method", None))
@@ -459,38 +389,3 @@ class _AlgorithmBundle:
     def give_up(self, error: TrainingError) -> None:
         """End the algorithm with an error."""
         self.side.give_up(error)
-
-
-def _renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:
-    """The value of an argument that had another name."""
-    if old_value is None:
-        return value
-    deprecated(f"Argument '{old}' of Trainer is deprecated; use '{new}'.", stacklevel=4)
-    if value is not None and value != old_value:
-        deprecated(f"Both '{new}' and '{old}' are given; '{old}' is ignored.", stacklevel=4)
-    return old_value if value is None else value
-
-
-def _checked_agent(agent: Any) -> LitAgent[Any]:
-    """The agent, or a plain function as one: it is given its task, and what else it asks for by name."""
-    if inspect.isfunction(agent):
-        agent = FunctionalLitAgent(agent)
-    if isinstance(agent, LitAgent):
-        check_signature(agent)
-        return agent
-    hint = "derive it from LitAgent, or give a function"
-    if isinstance(agent, type) and issubclass(agent, LitAgent):
-        hint = f"make an instance: {agent.__name__}()"
-    raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
-
-
-def _check_dataset(label: str, dataset: Any) -> None:
-    if isinstance(dataset, (str, bytes)):
-        raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
-    is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
-    if dataset is None or is_indexed:
-        return
-    raise ConfigurationError(
-        f"{label} must have a length and give its samples by number, as a list does; a {type(dataset).__name__} does "
-        "not. Make a list of it: list(...)."
-    )

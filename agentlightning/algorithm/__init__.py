@@ -1,11 +1,11 @@
 """Algorithms: what learns from rollouts. Those that need torch or other packages are opened on first touch."""
 
-import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm, algo
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
+from agentlightning.utils.installation import resolve_with_extras
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.apo import APO
@@ -28,9 +28,10 @@ __all__ = [
 ]
 
 _HOME_OF = {"APO": "apo.apo", "GEPA": "gepa.gepa", "GRPO": "grpo.grpo", "SFT": "sft.sft", "VERL": "verl.interface"}
+_EXTRA_OF = {"APO": "apo", "GEPA": "gepa", "GRPO": "train", "SFT": "train", "VERL": "verl"}
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME_OF:
-        return pkgutil.resolve_name(f"{__name__}.{_HOME_OF[name]}:{name}")
+        return resolve_with_extras(f"{__name__}.{_HOME_OF[name]}:{name}", _EXTRA_OF[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ from agentlightning.cli.arguments import named_path, positive_number
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
+from agentlightning.utils.installation import install_command
 
 __all__ = ["main"]
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = [name for name in ("torch", "safetensors", "openai") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"The demo needs {', '.join(missing)}; install them with: pip install 'agentlightning[train,openai]'"
+            f"The demo needs {', '.join(missing)}; install them with: {install_command('train', 'openai')}"
         )
     if arguments.resume and arguments.folder is None:
         raise ConfigurationError("--resume needs the --folder of the run to go on with.")

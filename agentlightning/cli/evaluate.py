@@ -30,6 +30,7 @@ from agentlightning.llm_proxy import LLMProxy, ModelConfig
 from agentlightning.logging import setup
 from agentlightning.trainer import Trainer
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
+from agentlightning.utils.installation import install_command
 
 __all__ = ["main"]
 
@@ -182,7 +183,7 @@ def _served(arguments: argparse.Namespace) -> Iterator[ModelConfig]:
         yield _endpoint(arguments.target, arguments.model)
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
+        raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
     from agentlightning.engine.serving import EngineServer
 
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:

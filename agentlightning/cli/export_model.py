@@ -12,6 +12,7 @@ from rich.console import Console
 from agentlightning.cli.arguments import named_path
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
+from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.checkpoints import Checkpoint
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def export(source: Path, out: Path, choice: Choice) -> str:
     """Write the model of a folder to another; says in a sentence what was written. ConfigurationError if it cannot."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError('Models are read with torch: run `pip install "agentlightning[train]"`.')
+        raise ConfigurationError(f"Models are read with torch: run `{install_command('train')}`.")
     _check_places(source, out)
     from agentlightning.engine.checkpoint import check_replaceable, read_extra, save_model
     from agentlightning.engine.loading import load

@@ -17,6 +17,7 @@ from rich.console import Console
 from agentlightning.cli.arguments import port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
+from agentlightning.utils.installation import install_command
 
 __all__ = ["main"]
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not folder or not Path(folder).is_dir():
         raise ConfigurationError(f"{FOLDER} must name the folder in which the processes count; it is {folder!r}.")
     if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigurationError("prometheus_client is missing; install it: pip install 'agentlightning[prometheus]'")
+        raise ConfigurationError(f"The package prometheus_client is missing: run `{install_command('prometheus')}`.")
     setup(arguments.log_level.upper())
     try:
         server = _Server((arguments.host, arguments.port), arguments.metrics_path.rstrip("/"))

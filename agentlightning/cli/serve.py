@@ -12,6 +12,7 @@ from agentlightning.cli.export_model import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
+from agentlightning.utils.installation import install_command
 from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["main"]
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup(arguments.log_level.upper())
     check_model(arguments.model)
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError('The engine needs torch: run `pip install "agentlightning[train]"`.')
+        raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
     if arguments.api_key is not None and not arguments.api_key.strip():
         raise ConfigurationError("--api-key is empty; make a key with `agl tokens new`, or leave the option out.")
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None

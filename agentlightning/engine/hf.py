@@ -20,6 +20,7 @@ from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
+from agentlightning.utils.installation import install_command
 
 __all__ = ["HfModel", "load_hf"]
 
@@ -234,7 +235,7 @@ def _with_adapters(network: Any, lora: LoraOptions) -> Any:
     try:
         peft: Any = importlib.import_module("peft")
     except ImportError as error:
-        raise EngineError('LoRA needs the package peft: run `pip install "agentlightning[train,hf]"`.') from error
+        raise EngineError(f"LoRA needs the package peft: run `{install_command('train', 'hf')}`.") from error
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     options = peft.LoraConfig(
         r=lora.rank,

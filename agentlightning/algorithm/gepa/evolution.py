@@ -19,6 +19,7 @@ from agentlightning.algorithm.gepa.reflection import Examples, Proposer, Reflect
 from agentlightning.algorithm.gepa.rollouts import Evaluation, Outcome, PromptTexts, RolloutEvaluator, digest_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import RolloutMode
+from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch, GEPAAdapter, ProposalFn
@@ -34,7 +35,7 @@ def require_gepa() -> None:
     try:
         import gepa  # noqa: F401 # only whether it can be imported
     except ImportError as error:
-        raise ConfigurationError('GEPA runs on the gepa package: pip install "agentlightning[gepa]"') from error
+        raise ConfigurationError(f"GEPA runs on the gepa package: run `{install_command('gepa')}`.") from error
 
 
 def reflection_question(text: str, examples: Sequence[Mapping[str, Any]], beside: str) -> str:

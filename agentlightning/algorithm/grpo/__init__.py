@@ -3,12 +3,12 @@
 Importing this package does not import torch; the modules that compute do, and are opened on first touch.
 """
 
-import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Advantages, advantages
 from agentlightning.algorithm.grpo.samples import Batch, BatchReport, RolloutOutcome, Sample, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.utils.installation import resolve_with_extras
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
@@ -37,5 +37,5 @@ _HOME_OF = {"Checkpoint": "checkpoints", "Checkpoints": "checkpoints", "GRPO": "
 
 def __getattr__(name: str) -> object:
     if name in _HOME_OF:
-        return pkgutil.resolve_name(f"{__name__}.{_HOME_OF[name]}:{name}")
+        return resolve_with_extras(f"{__name__}.{_HOME_OF[name]}:{name}", "train")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

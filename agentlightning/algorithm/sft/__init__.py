@@ -3,11 +3,11 @@
 Importing this package does not import torch; the modules that compute do, and are opened on first touch.
 """
 
-import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.sft.examples import Acceptance, RecordedRollouts, Rejected
 from agentlightning.algorithm.sft.settings import FittingSettings
+from agentlightning.utils.installation import resolve_with_extras
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.sft.sft import SFT
@@ -17,5 +17,5 @@ __all__ = ["Acceptance", "FittingSettings", "RecordedRollouts", "Rejected", "SFT
 
 def __getattr__(name: str) -> object:
     if name == "SFT":
-        return pkgutil.resolve_name(f"{__name__}.sft:{name}")
+        return resolve_with_extras(f"{__name__}.sft:{name}", "train")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from agentlightning.algorithm.verl.padding import (
 )
 from agentlightning.algorithm.verl.rows import Level, Row, TracedRollout, calls_without_tokens, reward_of, rows_of
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.installation import install_command
 
 __all__ = ["BatchSettings", "VerlBatch", "batch_of"]
 
@@ -145,7 +146,7 @@ class VerlBatch:
     def to_dataproto(self) -> Any:
         """The batch as verl's own `DataProto`, with the metrics in its `meta_info`."""
         if importlib.util.find_spec("verl") is None:
-            raise ConfigurationError('A DataProto needs verl: run `pip install "agentlightning[verl]"`.')
+            raise ConfigurationError(f"A DataProto needs verl: run `{install_command('verl')}`.")
         numpy = importlib.import_module("numpy")
         arrays = {name: numpy.array(values, dtype=object) for name, values in self.non_tensors().items()}
         data_proto = importlib.import_module("verl").DataProto

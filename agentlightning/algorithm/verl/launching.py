@@ -10,6 +10,7 @@ from agentlightning.algorithm.verl.config import Configuration
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset
+from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
@@ -93,8 +94,8 @@ def _refusal() -> str:
         *first, last = missing
         listed = f"{', '.join(first)} and {last}" if first else last
         return (
-            f"VERL trains with verl on GPUs, and this machine lacks {listed}; run `pip install "
-            '"agentlightning[verl]"` on a machine with NVIDIA GPUs. Nothing was started. GRPO trains without verl.'
+            f"VERL trains with verl on GPUs, and this machine lacks {listed}; run "
+            f"`{install_command('verl')}` on a machine with NVIDIA GPUs. Nothing was started. GRPO trains without verl."
         )
     return (
         "VERL composes verl's configuration and makes its batches, but comes without a loop around verl's own trainer; "

@@ -25,6 +25,7 @@ from agentlightning.llm_proxy.backends.backend import (
 )
 from agentlightning.llm_proxy.backends.entry import Entry
 from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.utils.installation import install_command
 
 __all__ = ["Backend", "backend_of"]
 
@@ -167,7 +168,7 @@ def _demand_library(read: Entry) -> None:
     if importlib.util.find_spec("litellm") is None:
         raise ConfigurationError(
             f"{read.place} names the model '{read.model}', whose provider is spoken to through the litellm library, "
-            'which is not installed: run `pip install "agentlightning[litellm]"`, or give an api_base that speaks '
+            f"which is not installed: run `{install_command('litellm')}`, or give an api_base that speaks "
             "OpenAI's dialects and a model of the form 'openai/name'."
         )
 

@@ -126,7 +126,7 @@ def _around(service: StoreService, registry: "CollectorRegistry | None") -> fast
     async def metrics() -> Response:
         """Figures for Prometheus."""
         if registry is None:
-            detail = "Metrics need prometheus_client; install it with: pip install 'agentlightning[prometheus]'"
+            detail = "Metrics need the package prometheus_client; on the server, run `pip install prometheus-client`."
             return JSONResponse({"detail": detail, "error_type": "NotInstalled"}, _NOT_IMPLEMENTED)
         return PlainTextResponse(await _exposition(service, registry))
 

@@ -153,7 +153,7 @@ def trace_service() -> Any:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
     except ImportError as error:
         raise ConfigurationError(
-            "OTLP in protobuf needs the package opentelemetry-proto: pip install 'agentlightning[otlp]', "
+            "OTLP in protobuf needs the package opentelemetry-proto: run `pip install opentelemetry-proto`, "
             f"or let the exporter send {JSON}."
         ) from error
     return trace_service_pb2

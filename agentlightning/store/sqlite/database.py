@@ -198,7 +198,7 @@ def _foreign(path: str) -> IncompatibleStore:
 def _newer(path: str, version: int) -> IncompatibleStore:
     return IncompatibleStore(
         f"Store '{path}' has schema version {version}, this release knows {len(_migrations())}: "
-        "upgrade with `pip install -U agentlightning`. The file was not changed."
+        "open it with the release that wrote it, or a later one. The file was not changed."
     )
 
 

@@ -94,7 +94,7 @@ def test_a_file_that_uses_more_of_poml_needs_the_package(
     path = tmp_path / "mine.poml"
     path.write_text(text)
 
-    with pytest.raises(ImportError, match=rf'mine.poml .*{reason}.*pip install "agentlightning\[poml\]"'):
+    with pytest.raises(ImportError, match=rf"mine.poml .*{reason}.*pip install .*\[poml\]"):
         poml.poml(path, context={"critique": {"length": 1}})
 
 

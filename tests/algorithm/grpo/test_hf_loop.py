@@ -10,7 +10,7 @@ import openai
 import pytest
 
 torch = pytest.importorskip("torch", reason="GRPO needs torch")
-transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: agentlightning[hf]")
+transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 import agentlightning as agl  # noqa: E402 # after the checks
 from agentlightning.algorithm.grpo import GRPO, Checkpoints, Learner, LearnerSettings, SampleSettings  # noqa: E402
@@ -127,7 +127,7 @@ def test_the_default_learning_rate_is_that_of_the_kind_of_model(
     base: Path, source: str, lora: LoraOptions | None, rate: float
 ) -> None:
     if lora is not None:
-        pytest.importorskip("peft", reason="LoRA needs peft: agentlightning[hf]")
+        pytest.importorskip("peft", reason="LoRA needs peft: the extra hf")
     model, _ = load("tiny" if source == "tiny" else str(base), device="cpu", lora=lora)
 
     assert Learner(model).learning_rate == rate
@@ -150,7 +150,7 @@ def test_llama_learns_the_word_that_is_rewarded(base: Path, tmp_path: Path, clie
 def test_adapters_alone_learn_and_are_merged_into_what_is_exported(
     base: Path, tmp_path: Path, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("peft", reason="LoRA needs peft: agentlightning[hf]")
+    pytest.importorskip("peft", reason="LoRA needs peft: the extra hf")
     before = weights(base)
 
     algorithm, made = trained(base, tmp_path, client, learning=settings(learning_rate=2e-2), lora=LORA)

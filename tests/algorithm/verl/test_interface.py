@@ -11,6 +11,7 @@ from agentlightning.algorithm.verl import VERL
 from agentlightning.algorithm.verl.launching import missing_for_verl
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.utils.installation import install_command
 from agentlightning.verl.entrypoint import main
 
 
@@ -46,14 +47,14 @@ class TestRefusal:
         with pytest.raises(ConfigurationError) as caught:
             VERL().run([1], [2])
 
-        assert 'pip install "agentlightning[verl]"' in str(caught.value)
+        assert install_command("verl") in str(caught.value)
         assert "the package verl" in str(caught.value)
         assert "GPU" in str(caught.value)
         assert "Nothing was started" in str(caught.value)
 
     def test_the_command_says_the_same_and_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["data.seed=1", "+trainer.new=[a, b]"]) == 2
-        assert "agentlightning[verl]" in capsys.readouterr().err
+        assert install_command("verl") in capsys.readouterr().err
 
     def test_without_torch_that_is_missing_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)

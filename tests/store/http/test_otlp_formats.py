@@ -278,8 +278,8 @@ def _no_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_protobuf")
-def test_protobuf_without_its_package_names_the_extra() -> None:
-    with pytest.raises(ConfigurationError, match=r"pip install 'agentlightning\[otlp\]'"):
+def test_protobuf_without_its_package_names_it() -> None:
+    with pytest.raises(ConfigurationError, match="pip install opentelemetry-proto"):
         read_traces(b"", PROTOBUF)
 
 

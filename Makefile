@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The demo needs a part of it: torch and openai, and none of the tools.
+DEMO_READY := $(VENV)/.demo-ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model
+.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -14,7 +17,12 @@ help: ## Show the verbs
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
+	touch $(DEMO_READY) $@
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e ".[train,openai]"
 	touch $@
 
 setup: $(READY) ## Create .venv with everything the other verbs need
@@ -83,10 +91,13 @@ format: $(READY) ## Rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(READY) ## Watch an agent learn from reward alone, in about a minute
+demo: $(DEMO_READY) ## Watch an agent learn from reward alone, in about a minute
 	$(BIN)/agl demo
 
-first-loop: $(READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
+cold-start: ## Do what README.md says in a new clone with an empty home, and time it (ARGS="--help" tells more)
+	$(PYTHON) scripts/cold_start $(ARGS)
+
+first-loop: $(DEMO_READY) ## Run the smallest complete loop: an agent, a store, rewards, a better prompt
 	$(BIN)/python examples/first_loop/first_loop.py
 
 tiny-model: $(READY) ## Make the weights of the tiny model anew (about four minutes)
@@ -99,7 +110,7 @@ bench: $(READY) ## Measure speed and memory, side by side with the 0.3.0 release
 	$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
 docs: $(READY) ## Build the documentation into site/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and everything built

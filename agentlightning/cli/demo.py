@@ -2,6 +2,8 @@
 
 import argparse
 import importlib.util
+import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -33,6 +35,8 @@ TARGET: Final = 0.97
 MOST_STEPS: Final = 120
 SHOWN: Final = 2
 CHECKPOINTS: Final = "checkpoints"
+SEED_DIGITS: Final = 9
+MEGABYTE: Final = 1e6
 
 EXAMPLES = """\
 examples:
@@ -53,9 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder", type=named_path, help="for the store and the trained model; a new temporary one by default"
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=_seed,
+        default=0,
+        help="of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of the "
+        "same seed take different numbers of steps (default: %(default)s)",
+    )
     parser.add_argument("--steps", type=positive_number, default=MOST_STEPS, help="at most (default: %(default)s)")
-    parser.add_argument("--target", type=float, default=TARGET, help="mean reward to stop at (default: %(default)s)")
+    parser.add_argument("--target", type=_target, default=TARGET, help="mean reward to stop at (default: %(default)s)")
     parser.add_argument(
         "--runners", type=positive_number, default=1, help="processes that run the agent (default: %(default)s)"
     )
@@ -66,6 +76,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
+
+
+def _target(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+    if not 0 < number <= 1:  # nan is neither
+        raise argparse.ArgumentTypeError(f"{text} is no mean of rewards of 0 and 1; give more than 0, and at most 1")
+    return number
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or len(text) > SEED_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; give a whole number of at most {SEED_DIGITS} digits")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,8 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             way_on = f"there is no checkpoint yet, so begin again with: agl demo --folder {folder}"
         Console(stderr=True).print(f"Stopped; {way_on}", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
+    if arguments.folder is None:  # nobody will resume from there, and the trained model is written
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     if not arguments.json:
-        _show(Console(), algorithm, folder, time.monotonic() - began)
+        console = Console()
+        _show(console, algorithm, folder, time.monotonic() - began)
+        left = _left(folder, is_temporary=arguments.folder is None)
+        console.print(left, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -154,13 +185,25 @@ def _show(console: Console, algorithm: Any, folder: Path, seconds: float) -> Non
             table.add_row(name, f"{found.mean:.3f}", f"{found.low:.3f} to {found.high:.3f}", str(found.failed))
     console.print(table)
     progress = algorithm.progress
-    console.print(f"Steps: {progress.step}. Rollouts: {progress.rollouts:,}. Seconds in all: {seconds:.0f}.\n")
+    validation = HELD_OUT_TASKS * len(algorithm.examples)
+    rollouts = f"{progress.rollouts + validation:,}, with {validation:,} for validation"
+    console.print(f"Steps: {progress.step}. Rollouts: {rollouts}. Seconds in all: {seconds:.0f}.\n")
     _show_conversations(console, algorithm.examples)
     console.print(f"The store:         {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"  the dashboard:   agl dashboard {escape(str(folder / 'runs.db'))}", soft_wrap=True)
     console.print(f"The trained model: {escape(str(folder / 'model'))}", soft_wrap=True)
     console.print(f"  serve it:        agl serve {escape(str(folder / 'model'))}", soft_wrap=True)
     console.print("  score it:        agl eval --help", soft_wrap=True)
+
+
+def _left(folder: Path, *, is_temporary: bool) -> str:
+    """How much is on the disk and how to remove it; in a folder that the user named may be other things, which stay."""
+    written = [*folder.glob("runs.db*"), folder / "model", folder / CHECKPOINTS]
+    parts = [path for path in written if path.exists()]
+    files = [file for part in parts for file in (part, *part.rglob("*")) if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    removed = shlex.join(map(str, [folder] if is_temporary else sorted(parts)))
+    return f"Left: {size / MEGABYTE:.0f} MB in {folder}; remove it with: rm -r {removed}"
 
 
 def _show_conversations(console: Console, validations: Sequence[Sequence[FinishedRollout]]) -> None:

@@ -40,7 +40,7 @@ def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path)
 
     assert f"Reward on {HELD_OUT_TASKS} held-out tasks" in shown
     assert shown.count("before (reward 0.0)") >= 1
-    assert "Steps: 1. Rollouts: 128." in shown
+    assert f"Steps: 1. Rollouts: {128 + 2 * HELD_OUT_TASKS}, with {2 * HELD_OUT_TASKS} for validation." in shown
     assert f"agl serve {tmp_path / 'calc' / 'model'}" in shown.replace("\n", "")
     assert (tmp_path / "calc" / "runs.db").is_file()
     model, _ = load(str(tmp_path / "calc" / "model"))

@@ -47,6 +47,8 @@ MAIN: Final = "main_llm"
 RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
+NOTABLE_EMPTY_STEPS: Final = 3
+"""A step whose rewards do not differ is nothing to act on, least of all at the beginning; so many in a row are."""
 """After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
@@ -396,7 +398,10 @@ class GRPO(Algorithm):
             if batch.samples:
                 own.update(await policy.update(batch.samples))
             else:
-                logger.warning("Step %d taught %s nothing: %s", self.progress.step, policy.name, batch.report.words())
+                is_notable = self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
+                level = logging.WARNING if is_notable else logging.INFO
+                words = batch.report.words()
+                logger.log(level, "Step %d taught %s nothing: %s", self.progress.step, policy.name, words)
         self._ahead.popleft()
         learned = any(batch.samples for batch in batches)
         self.progress.note(finished, metrics, learned=learned, failed=self.sampling.failed)

@@ -48,7 +48,7 @@ RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
 NOTABLE_EMPTY_STEPS: Final = 3
-"""A step whose rewards do not differ is nothing to act on, least of all at the beginning; so many in a row are."""
+"""One step whose rewards do not differ is nothing to act on; so many in a row are, and any of one policy of several."""
 """After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
@@ -398,7 +398,7 @@ class GRPO(Algorithm):
             if batch.samples:
                 own.update(await policy.update(batch.samples))
             else:
-                is_notable = self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
+                is_notable = len(self.policies) > 1 or self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
                 level = logging.WARNING if is_notable else logging.INFO
                 words = batch.report.words()
                 logger.log(level, "Step %d taught %s nothing: %s", self.progress.step, policy.name, words)

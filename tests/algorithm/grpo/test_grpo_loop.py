@@ -116,6 +116,16 @@ def test_step_without_variance_says_why_and_goes_on(engine: SharedEngine, caplog
     assert engine.published == [1]
 
 
+def test_steps_without_variance_are_a_warning_from_the_third_in_a_row(
+    engine: SharedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="agentlightning.algorithm.grpo"):
+        fit(grpo(steps=3), Asking(lambda agent, task, rollout, said: 1.0))
+
+    levels = [record.levelname for record in caplog.records if "taught tiny nothing" in record.getMessage()]
+    assert levels == ["INFO", "INFO", "WARNING"]
+
+
 def test_run_that_never_learns_is_given_up(engine: SharedEngine, tmp_path: Path) -> None:
     algorithm = grpo(tasks_per_step=1, steps=100, checkpoints=tmp_path)
 

@@ -89,7 +89,8 @@ def _check_replaceable(path: Path) -> None:
 
 def _line(kind: str, value: Any) -> bytes:
     if isinstance(value, Rollout):
-        check_json(value.input, "input")  # a memory store may hold what JSON cannot
+        for name in ("input", "output"):  # a memory store may hold what JSON cannot
+            check_json(getattr(value, name), name)
     body = value.model_dump_json().encode() if isinstance(value, BaseModel) else as_json(value, kind)
     return b'{"kind":"%s","value":%s}\n' % (kind.encode(), body)
 

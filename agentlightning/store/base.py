@@ -169,10 +169,7 @@ class LightningStore:
         wait: float | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
-        """As `dequeue_many_rollouts`, together with the resources that each rollout runs with.
-
-        Resources in a version that the caller knows are named, and not sent again.
-        """
+        """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
         return await compound.claim_rollouts(self, limit, known_resources, worker_id=worker_id, wait=wait)
 
     @operation("POST", "/queues/rollouts/return")
@@ -220,6 +217,7 @@ class LightningStore:
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
+        output: Any | Unset = UNSET,
     ) -> AttemptedRollout | Rollout:
         """Change the named fields; fields left `UNSET` keep their value.
 
@@ -234,8 +232,7 @@ class LightningStore:
     ) -> list[AttemptedRollout | Rollout]:
         """Wait until all are finished or `timeout` seconds have passed; returns the finished ones, in the given order.
 
-        None waits for ever; ids that name nothing are ignored. Attempts that run out of time meanwhile are marked.
-        """
+        None waits for ever; ids that name nothing are ignored. Attempts that run out of time meanwhile are marked."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ attempts
@@ -288,10 +285,12 @@ class LightningStore:
         *,
         spans: Sequence[Span] = (),
         metadata: dict[str, Any] | None | Unset = UNSET,
+        output: Any | Unset = UNSET,
     ) -> Attempt:
-        """Add the last spans of an attempt, numbered here in their order, and write its status, as one step."""
-        changes = {} if isinstance(metadata, Unset) else {"metadata": metadata}
-        return await compound.finish(self, rollout_id, attempt_id, status, spans, **changes)
+        """Add the last spans of an attempt, numbered here in their order, and write its status, as one step.
+
+        The `output` of the latest attempt becomes that of the rollout."""
+        return await compound.finish(self, rollout_id, attempt_id, status, spans, metadata=metadata, output=output)
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim")
     async def finish_and_claim(
@@ -302,11 +301,13 @@ class LightningStore:
         *,
         spans: Sequence[Span] = (),
         metadata: dict[str, Any] | None | Unset = UNSET,
+        output: Any | Unset = UNSET,
         worker_id: str | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
         """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
-        await self.finish_attempt(rollout_id, attempt_id, status, spans=spans, metadata=metadata)
+        finished = {"rollout_id": rollout_id, "attempt_id": attempt_id, "status": status, "spans": spans}
+        await self.perform("finish_attempt", {**finished, "metadata": metadata, "output": output})
         return next(iter(await self.claim_rollouts(worker_id=worker_id, known_resources=known_resources)), None)
 
     # ------------------------------------------------------------------ spans
@@ -376,8 +377,7 @@ class LightningStore:
     ) -> ResourcesUpdate:
         """Publish resources under a given id, new or not; they become the latest.
 
-        They replace what the id held; with `merge`, names that are not given keep what they had.
-        """
+        They replace what the id held; with `merge`, names that are not given keep what they had."""
         raise NotImplementedError
 
     @operation("GET", "/resources/latest", mutates=False)

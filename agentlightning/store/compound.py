@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.errors import StoreError
 from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
+from agentlightning.store.operations import Unset
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, Span
 
 if TYPE_CHECKING:
@@ -87,12 +88,21 @@ async def finish(
     attempt_id: str,
     status: AttemptStatus,
     spans: Sequence[Span],
-    **changes: Any,
+    *,
+    metadata: dict[str, Any] | None | Unset,
+    output: Any | Unset,
 ) -> Attempt:
+    """A store of an earlier release has no place for an output but the attempt's metadata."""
+    if not isinstance(output, Unset):
+        if isinstance(metadata, Unset):
+            latest = await store.get_latest_attempt(rollout_id)
+            metadata = latest.metadata if latest is not None and latest.attempt_id == attempt_id else None
+        metadata = {**(metadata or {}), "output": output}
     numbers = await store.get_many_span_sequence_ids([(rollout_id, attempt_id)] * len(spans)) if spans else []
     numbered = [span.model_copy(update={"sequence_id": n}) for span, n in zip(spans, numbers, strict=True)]
     if numbered:
         await store.add_many_spans(numbered)
+    changes: dict[str, Any] = {} if isinstance(metadata, Unset) else {"metadata": metadata}
     return await store.update_attempt(rollout_id, attempt_id, status=status, **changes)
 
 

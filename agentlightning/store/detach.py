@@ -40,6 +40,7 @@ def _rollout(rollout: Rollout) -> Rollout:
         input=detached_value(rollout.input),
         config=_config(rollout.config),
         metadata=detached_value(rollout.metadata),
+        output=detached_value(rollout.output),
     )
 
 
@@ -49,6 +50,7 @@ def _attempted(rollout: AttemptedRollout) -> AttemptedRollout:
         input=detached_value(rollout.input),
         config=_config(rollout.config),
         metadata=detached_value(rollout.metadata),
+        output=detached_value(rollout.output),
         attempt=_attempt(rollout.attempt),
     )
 

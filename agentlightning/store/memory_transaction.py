@@ -60,7 +60,7 @@ class MemoryTransaction(Transaction):
         self.entries: dict[str, Entry] = {}
         self.span_bytes = 0
         self.rollout_bytes = 0
-        """What all rollouts take, with their inputs and metadata and without their spans."""
+        """What all rollouts take, with their inputs, metadata and outputs, and without their spans."""
         self.span_size_estimator: Callable[[Span], int] | None = None
         """Replaces our own estimate of a span's size."""
         self._max_span_bytes = max_span_bytes
@@ -123,7 +123,11 @@ class MemoryTransaction(Transaction):
             return
         before, entry.rollout = entry.rollout, rollout
         self._undo.append((setattr, (entry, "rollout", before)))
-        if rollout.input is not before.input or rollout.metadata is not before.metadata:
+        if (
+            rollout.input is not before.input
+            or rollout.metadata is not before.metadata
+            or rollout.output is not before.output
+        ):
             self._weigh_rollout(entry)
 
     def _weigh_rollout(self, entry: Entry) -> None:

@@ -42,7 +42,7 @@ _BYTES_OF_A_SPAN = 2200
 """What a span takes without attributes, contexts and the letters of its texts, its places in the store included."""
 _BYTES_OF_A_CONTEXT = 900
 _BYTES_OF_A_ROLLOUT = 2300
-"""What a rollout takes without its input and metadata, its places in the store and in the queue included."""
+"""What a rollout takes without input, metadata and output, its places in the store and in the queue included."""
 _BYTES_OF_A_NUMBER = 32
 _BYTES_OF_A_STRING = 56  # and one for each ASCII letter
 _LARGEST_NUMBER_KEPT_ONCE = 256  # by the interpreter, for the whole process
@@ -292,9 +292,9 @@ def _check_number(number: float, where: str) -> None:
 
 
 def weigh_rollout(rollout: Rollout) -> int:
-    """Estimate the bytes that a rollout takes in memory, its input and metadata included."""
+    """Estimate the bytes that a rollout takes in memory, its input, metadata and output included."""
     try:
-        return _BYTES_OF_A_ROLLOUT + weigh_value(rollout.input) + weigh_value(rollout.metadata)
+        return _BYTES_OF_A_ROLLOUT + sum(map(weigh_value, (rollout.input, rollout.metadata, rollout.output)))
     except RecursionError:  # an object of the user's that contains itself; a memory store keeps any object
         return _BYTES_OF_A_ROLLOUT
 

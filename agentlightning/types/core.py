@@ -4,6 +4,9 @@ A *rollout* is one task given to an agent; an *attempt* is one try at it. Models
 which is decided in `agentlightning.store.lifecycle`.
 """
 
+import functools
+import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
@@ -109,12 +112,26 @@ class Rollout(BaseModel):
     status: RolloutStatus = "queuing"
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] | None = None
+    output: Any = Field(default=None, exclude_if=functools.partial(operator.is_, None))
+    """What the agent returned, as JSON, if it is neither a reward nor spans. None is not written to JSON: the releases
+    that came before do not know the field."""
 
 
 class AttemptedRollout(Rollout):
     """A rollout together with its latest attempt."""
 
     attempt: Attempt
+
+    def __init__(self, /, **fields: Any) -> None:
+        """Take the fields of a rollout, or the `rollout` itself, and an `attempt`."""
+        rollout = fields.get("rollout")
+        if isinstance(rollout, Rollout):
+            own = {name: getattr(rollout, name) for name in Rollout.model_fields}
+            fields = own | {name: value for name, value in fields.items() if name != "rollout"}
+        super().__init__(**fields)
+
+    # Without it pydantic calls `__init__` for all that it validates, which takes twice as long.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # as pydantic marks its own
 
     @model_validator(mode="after")
     def _attempt_belongs_to_rollout(self) -> "AttemptedRollout":
@@ -195,7 +212,11 @@ class GenericResponse(BaseModel):
     data: dict[str, Any] | None = None
 
 
-RolloutRawResult: TypeAlias = float | list["ReadableSpan"] | list[Span] | list[SpanCoreFields] | None
+RolloutRawResult: TypeAlias = (
+    float | Mapping[str, float] | list["ReadableSpan"] | list[Span] | list[SpanCoreFields] | Any | None
+)
+"""What an agent returns: its reward, several rewards by name, spans, nothing, or any other value, which is kept as the
+rollout's output."""
 RolloutRawResultLegacy: TypeAlias = (
     float | list[Triplet] | list[dict[str, Any]] | list["ReadableSpan"] | RolloutLegacy | None
 )

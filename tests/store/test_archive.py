@@ -35,6 +35,7 @@ async def fill(store: LightningStore, make_span: Any) -> None:
         await store.enqueue_rollout(n, rollout_id=f"queued-{n}")
     await store.update_rollout("queued-0", status="preparing")
     await store.update_rollout("queued-0", status="queuing")
+    await store.update_rollout("queued-1", output={"answer": ["ä", 1]})
 
 
 async def content(store: LightningStore) -> list[Any]:

@@ -95,6 +95,20 @@ async def test_work_goes_on_in_a_file_of_schema_1(tmp_path: Path) -> None:
     assert sequence_id == 4
 
 
+async def test_rollouts_of_a_file_of_schema_1_get_outputs(tmp_path: Path) -> None:
+    path = Path(shutil.copy(FIXTURES / "schema-1.db", tmp_path / "runs.db"))
+
+    async with SqliteLightningStore(path) as store:
+        before = await store.get_rollout_by_id("running")
+        await store.finish_attempt("running", "latest", "succeeded", output=["text"])
+    async with SqliteLightningStore(path) as store:
+        after = await store.get_rollout_by_id("running")
+
+    assert before is not None
+    assert after is not None
+    assert (before.output, after.output, after.input) == (None, ["text"], before.input)
+
+
 # ---------------------------------------------------------------------- one file is the store
 
 

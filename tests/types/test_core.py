@@ -1,5 +1,7 @@
 """Rollouts, attempts and what surrounds them: defaults, required fields, closed sets and the wire format."""
 
+import pickle
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import pytest
@@ -178,7 +180,10 @@ def test_closed_set_holds_exactly_the_words_of_the_protocol(literal: object, val
 @pytest.mark.parametrize(
     ("alias", "members"),
     [
-        (RolloutRawResult, {type(None), float, list["ReadableSpan"], list[Span], list[SpanCoreFields]}),
+        (
+            RolloutRawResult,
+            {type(None), float, Mapping[str, float], list["ReadableSpan"], list[Span], list[SpanCoreFields], Any},
+        ),
         (
             RolloutRawResultLegacy,
             {type(None), float, list[Triplet], list[dict[str, Any]], list["ReadableSpan"], RolloutLegacy},
@@ -234,6 +239,48 @@ def test_attempted_rollout_offers_the_plain_rollout() -> None:
 
     assert type(plain) is Rollout
     assert plain == Rollout(**fields)
+
+
+def test_attempted_rollout_is_made_of_a_rollout_and_an_attempt() -> None:
+    rollout, attempt = Rollout(**ROLLOUT, mode="val", output={"a": 1}), Attempt(**ATTEMPT)
+
+    made = AttemptedRollout(rollout=rollout, attempt=attempt)
+
+    assert made == AttemptedRollout(**ROLLOUT, mode="val", output={"a": 1}, attempt=attempt)
+    assert (made.rollout, made.attempt) == (rollout, attempt)
+
+
+def test_attempted_rollout_is_made_of_an_attempted_rollout_and_another_attempt() -> None:
+    first = AttemptedRollout(**ROLLOUT, attempt=Attempt(**ATTEMPT))
+    second = Attempt(**{**ATTEMPT, "sequence_id": 2})
+
+    assert AttemptedRollout(rollout=first, attempt=second) == AttemptedRollout(**ROLLOUT, attempt=second)
+
+
+@pytest.mark.parametrize("fields", [ROLLOUT, {"rollout": Rollout(**ROLLOUT)}], ids=["fields", "rollout"])
+def test_attempted_rollout_survives_pickle_validation_and_json(fields: Fields) -> None:
+    made = AttemptedRollout(**fields, attempt=Attempt(**ATTEMPT))
+
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert AttemptedRollout.model_validate(made) == made
+    assert AttemptedRollout.model_validate(made.model_dump()) == made
+    assert AttemptedRollout.model_validate_json(made.model_dump_json()) == made
+
+
+def test_attempted_rollout_of_parts_refuses_the_attempt_of_another_rollout() -> None:
+    with pytest.raises(ValidationError, match="Attempt of rollout 'ro-2' given for rollout 'ro-1'"):
+        AttemptedRollout(rollout=Rollout(**ROLLOUT), attempt=Attempt(**{**ATTEMPT, "rollout_id": "ro-2"}))
+
+
+def test_output_is_written_to_json_only_where_there_is_one() -> None:
+    without, falsy = Rollout(**ROLLOUT), Rollout(**ROLLOUT, output="")
+
+    assert (without.output, "output" in without.model_dump(), b"output" in without.model_dump_json().encode()) == (
+        None,
+        False,
+        False,
+    )
+    assert falsy.model_dump()["output"] == Rollout.model_validate_json(falsy.model_dump_json()).output == ""
 
 
 def test_plain_rollout_of_an_attempted_one_is_read_only() -> None:

@@ -38,10 +38,11 @@ def finish_and_claim(
     *,
     spans: Sequence[Span] = (),
     metadata: dict[str, Any] | None | Unset = UNSET,
+    output: Any | Unset = UNSET,
     worker_id: str | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> Claim | None:
-    finish_attempt(tx, now, rollout_id, attempt_id, status, spans=spans, metadata=metadata)
+    finish_attempt(tx, now, rollout_id, attempt_id, status, spans=spans, metadata=metadata, output=output)
     claims = claim_rollouts(tx, now, worker_id=worker_id, known_resources=known_resources)
     return claims[0] if claims else None
 

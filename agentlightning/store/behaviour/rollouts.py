@@ -37,7 +37,7 @@ from agentlightning.utils.id import rollout_id as new_rollout_id
 LATEST_RESOURCES = "latest_resources_id"
 """The setting that names the resources published last."""
 
-ROLLOUT_FIELDS = frozenset(Rollout.model_fields) - {"input", "config", "metadata"}
+ROLLOUT_FIELDS = frozenset(Rollout.model_fields) - {"input", "config", "metadata", "output"}
 """Fields a query may filter and sort by."""
 
 MODES = ("train", "val", "test", None)
@@ -281,6 +281,7 @@ def update_rollout(
     status: RolloutStatus | Unset = UNSET,
     config: RolloutConfig | Unset = UNSET,
     metadata: dict[str, Any] | None | Unset = UNSET,
+    output: Any | Unset = UNSET,
 ) -> AttemptedRollout | Rollout:
     rollout = known_rollout(tx, rollout_id)
     attempt = latest_attempt(tx, rollout_id)
@@ -291,6 +292,7 @@ def update_rollout(
         "resources_id": resources_id,
         "config": config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
         "metadata": detached_value(metadata),
+        "output": detached_value(output),
     }
     changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
     if not isinstance(status, Unset) and status not in ROLLOUT_STATUSES:

@@ -71,6 +71,7 @@ def finish_attempt(
     *,
     spans: Sequence[Span] = (),
     metadata: dict[str, Any] | None | Unset = UNSET,
+    output: Any | Unset = UNSET,
 ) -> Attempt:
     for span in spans:
         _check(span)
@@ -91,6 +92,9 @@ def finish_attempt(
         first = tx.get_last_sequence(rollout_id) + 1
         _keep(tx, now, attempt, [replaced(span, sequence_id=first + n) for n, span in enumerate(fresh.values())])
         changes["last_heartbeat_time"] = now
+    if not isinstance(output, Unset) and attempt.sequence_id == len(tx.get_attempts(rollout_id)):
+        tx.put_rollout(replaced(rollout, output=detached_value(output)))
+        rollout = known_rollout(tx, rollout_id)
     return change_attempt(tx, now, rollout, attempt, changes)
 
 

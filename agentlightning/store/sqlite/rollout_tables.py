@@ -35,14 +35,18 @@ _SELECT_ROLLOUT = (
     f"SELECT number, position, due, body, {ROLLOUT_COLUMNS} FROM rollouts "
     "JOIN inputs ON inputs.rollout = number LEFT JOIN queue ON queue.rollout = number"
 )
-_INSERT_ROLLOUT = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_ROLLOUT = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_ROLLOUT = (
-    "UPDATE rollouts SET status = ?, mode = ?, resources_id = ?, end_time = ?, config = ?, metadata = ?, due = ? "
-    "WHERE number = ?"
+    "UPDATE rollouts SET status = ?, mode = ?, resources_id = ?, end_time = ?, config = ?, metadata = ?, output = ?, "
+    "due = ? WHERE number = ?"
 )
 _PUT_ATTEMPT = f"INSERT OR REPLACE INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SPAN = "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_LAST_SPAN = "SELECT number, bytes_so_far FROM spans ORDER BY number DESC LIMIT 1"
+
+
+Json = tuple[bytes, bytes, bytes | None]
+"""Configuration, metadata and output of a rollout."""
 
 
 class Entry:
@@ -53,8 +57,7 @@ class Entry:
     def __init__(self, rollout: Rollout, number: int) -> None:
         self.rollout = rollout
         self.number = number
-        self.json: tuple[bytes, bytes] = (b"", b"")
-        """Configuration and metadata."""
+        self.json: Json = (b"", b"", None)
         self.attempts: list[Attempt] | None = None
         """None until they are asked for."""
         self.stored_input: object = None
@@ -138,9 +141,13 @@ class RolloutTables:
             self._session.hold_back(_restore, entry, entry.rollout, entry.json)
             self._changed[rollout.rollout_id] = entry
             before = entry.rollout
-            if rollout.config is not before.config or rollout.metadata is not before.metadata:
+            if (
+                rollout.config is not before.config
+                or rollout.metadata is not before.metadata
+                or rollout.output is not before.output
+            ):
                 entry.json = _json_of(rollout)
-                rollout = replaced(rollout, metadata=orjson.loads(entry.json[1]))
+                rollout = _as_read(rollout, entry.json)
             entry.rollout = rollout
         if is_finished(rollout):
             self._finished.append(rollout.rollout_id)
@@ -159,7 +166,7 @@ class RolloutTables:
 
     def _insert(self, rollout: Rollout) -> Entry:
         json = _json_of(rollout)
-        entry = Entry(replaced(rollout, metadata=orjson.loads(json[1])), self._take_number())
+        entry = Entry(_as_read(rollout, json), self._take_number())
         entry.json = json
         entry.attempts = []
         entry.stored_input = _NOTHING
@@ -357,11 +364,20 @@ class RolloutTables:
 _NOTHING = object()
 
 
-def _json_of(rollout: Rollout) -> tuple[bytes, bytes]:
-    return config_json(rollout.config), as_json(rollout.metadata, "metadata")
+def _json_of(rollout: Rollout) -> Json:
+    output = None if rollout.output is None else as_json(rollout.output, "output")
+    return config_json(rollout.config), as_json(rollout.metadata, "metadata"), output
 
 
-def _restore(entry: Entry, rollout: Rollout, json: tuple[bytes, bytes]) -> None:
+def _as_read(rollout: Rollout, json: Json) -> Rollout:
+    """The rollout as a reader of the file gets it."""
+    _, metadata, output = json
+    if output is None:
+        return replaced(rollout, metadata=orjson.loads(metadata))
+    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
+
+
+def _restore(entry: Entry, rollout: Rollout, json: Json) -> None:
     entry.rollout, entry.json = rollout, json
 
 
@@ -369,7 +385,7 @@ def _entry_of(row: Row) -> Entry:
     number, position, due, body, *columns = row
     entry = Entry(rollout_of(tuple(columns), body), number)
     entry.position, entry.due = position, due
-    entry.json = (columns[-2], columns[-1])
+    entry.json = (columns[-3], columns[-2], columns[-1])
     entry.stored_input = entry.rollout.input
     return entry
 

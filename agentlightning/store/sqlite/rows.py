@@ -23,7 +23,7 @@ __all__ = [
 
 Row = tuple[Any, ...]
 
-ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata"
+ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output"
 ATTEMPT_COLUMNS = (
     "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, heartbeat_span, "
     "metadata"
@@ -40,7 +40,7 @@ FROM attempts
 
 def rollout_of(row: Row, body: bytes) -> Rollout:
     """A rollout from its columns and its input."""
-    rollout_id, status, mode, resources_id, start_time, end_time, config, metadata = row
+    rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output = row
     return Rollout(
         rollout_id=rollout_id,
         input=orjson.loads(body),
@@ -51,6 +51,7 @@ def rollout_of(row: Row, body: bytes) -> Rollout:
         status=status,
         config=RolloutConfig.model_validate_json(config),
         metadata=orjson.loads(metadata),
+        output=None if output is None else orjson.loads(output),
     )
 
 

@@ -31,6 +31,8 @@ class Abilities:
     """In the step that finishes an attempt."""
     takes_back: bool = False
     """Claims that were not begun with."""
+    keeps_outputs: bool = False
+    """Of rollouts, as a field of their own."""
 
     @classmethod
     def of(cls, store: LightningStore) -> "Abilities":
@@ -45,6 +47,7 @@ class Abilities:
             finishes_at_once=kind.finish_attempt is not LightningStore.finish_attempt,
             claims_next=_stands_for(store, "finish_and_claim", (*_CLAIMING, *_FINISHING)),
             takes_back=kind.return_claims is not LightningStore.return_claims,
+            keeps_outputs=_takes(inner.finish_attempt, "output"),
         )
 
 

@@ -25,8 +25,8 @@ from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.crew import LEAVING_SECONDS, Place
 from agentlightning.runner.known_resources import KnownResources
-from agentlightning.runner.results import record_reward, store_returned_spans
-from agentlightning.store.base import LightningStore
+from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
+from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.recording import LastSpans, RecordingTracer
@@ -113,6 +113,8 @@ class AttemptRun:
     error: BaseException | None = None
     """What made it fail."""
     spans: Sequence[Any] = field(default_factory=list)
+    _output: Any | Unset = UNSET
+    """What the rollout is to keep of the agent's result; UNSET leaves what it has."""
     _last: LastSpans = field(default_factory=LastSpans)
     _has_begun: bool = False
     """Whether the agent and the hooks were told that it begins."""
@@ -178,9 +180,13 @@ class AttemptRun:
                 result = await self._traced(resources)
         finally:
             self.spans = _last_trace(self.around.tracer)
-        if isinstance(result, list):
+        if holds_spans(result):
             await self._store_last_spans()
-        self.spans = await store_returned_spans(result, self.rollout, self.around.store, self.spans)
+            self.spans = await store_returned_spans(result, self.rollout, self.around.store, self.spans)
+        if not isinstance(self._output, Unset):
+            hint_at_output(result, self.spans)
+        elif self.rollout.output is not None:
+            self._output = None  # an earlier attempt's, which this success replaces
         return "succeeded"
 
     def _trace_context(self) -> AbstractAsyncContextManager[Any]:
@@ -192,7 +198,7 @@ class AttemptRun:
         return tracer.trace_context(name=rollout.rollout_id, **place)
 
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
-        """What the agent returned; a number, or what it raised, is recorded in the trace."""
+        """What the agent returned; rewards, or what it raised, are recorded in the trace."""
         await self._tell_hooks("on_trace_start", tracer=self.around.tracer)
         try:
             result = await self._call_agent(resources)
@@ -204,7 +210,7 @@ class AttemptRun:
             raise
         finally:
             await self._tell_hooks("on_trace_end", tracer=self.around.tracer)
-        await record_reward(result, self.rollout, self.around.store)
+        self._output = await record_result(result, self.rollout, self.around.store)
         return result
 
     # ------------------------------------------------------------------ what it needs
@@ -305,19 +311,24 @@ class AttemptRun:
             logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
 
     async def _finish(self, status: AttemptStatus, *, is_claiming: bool) -> None:
-        if not await self._finish_at_once(status, is_claiming=is_claiming):
-            await self._store_last_spans()
-            rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
-            await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **self._changes())
+        if await self._finish_at_once(status, is_claiming=is_claiming):
+            return
+        await self._store_last_spans()
+        if await self._finish_at_once(status, is_claiming=False):  # which may have failed because of the spans
+            return
+        rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
+        changes = self._changes(keeps_outputs=False)
+        await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **changes)
 
     async def _finish_at_once(self, status: AttemptStatus, *, is_claiming: bool) -> bool:
-        """Write the status in one step with the last spans, or the next claim, or both; False if that did not work."""
+        """Write the status in one step with the last spans, the output and the next claim; False if there are none of
+        these, or that did not work."""
         around, abilities, spans = self.around, self.around.abilities, self._last.spans
         place = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
         is_claiming = is_claiming and self.place is not None and abilities.claims_next and self.place.is_claiming
-        if not spans and not is_claiming:
+        if not spans and not is_claiming and not (abilities.keeps_outputs and self._has_output):
             return False
-        options = {"spans": spans, **self._changes()}
+        options = {"spans": spans, **self._changes(keeps_outputs=abilities.keeps_outputs)}
         try:
             if is_claiming:
                 options |= {"worker_id": around.worker_id, "known_resources": around.known.versions}
@@ -327,7 +338,7 @@ class AttemptRun:
         except Exception as error:  # noqa: BLE001 # the longer way may still be open
             logger.warning("Rollout %s could not be finished in one step: %s", self.rollout.rollout_id, error)
             if is_unable(error):
-                abilities.finishes_at_once = abilities.claims_next = False
+                abilities.finishes_at_once = abilities.claims_next = abilities.keeps_outputs = False
             return False
         return True
 
@@ -336,9 +347,20 @@ class AttemptRun:
         settled = await settle_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
         self._lost_calls = settled.lost
 
-    def _changes(self) -> dict[str, Any]:
+    @property
+    def _has_output(self) -> bool:
+        return self.error is None and not isinstance(self._output, Unset)
+
+    def _changes(self, *, keeps_outputs: bool) -> dict[str, Any]:
+        """What is written with the status; the attempt's metadata take the output where the rollout has no place."""
+        changes: dict[str, Any] = {}
         notes = self._notes()
-        return {"metadata": {**(self.rollout.attempt.metadata or {}), **notes}} if notes else {}
+        if self._has_output:
+            place = changes if keeps_outputs else notes
+            place["output"] = self._output
+        if notes:
+            changes["metadata"] = {**(self.rollout.attempt.metadata or {}), **notes}
+        return changes
 
     async def _store_last_spans(self) -> None:
         """One by one, so that a span which the store refuses does not take others with it."""

@@ -1,55 +1,90 @@
-"""What an agent returned becomes spans: a number is its reward, spans are kept, None says that the trace is all."""
+"""What an agent returned: numbers are rewards, spans are kept, any other value is the rollout's output.
 
+None says that the trace is all. A mapping of names to numbers is several rewards, of which the one named `primary` or
+`reward` counts, otherwise the first.
+"""
+
+import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
 from agentlightning.emitter import emit_reward
+from agentlightning.runner.output import output_of
 from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.tracer import get_active_tracer
 from agentlightning.tracer.binding import current_binding
-from agentlightning.types import AttemptedRollout, RolloutRawResult, Span, SpanCoreFields
+from agentlightning.types import AttemptedRollout, Span, SpanCoreFields
+from agentlightning.types.rewards import is_reward_span
 
-__all__ = ["record_reward", "store_returned_spans"]
+__all__ = ["hint_at_output", "holds_spans", "record_result", "store_returned_spans"]
 
 logger = logging.getLogger(__name__)
 
-_FIRST_REWARD = f"{LightningSpanAttributes.REWARD.value}.0"
+_PREFIX: Final = LightningSpanAttributes.REWARD.value
+_PRIMARY_NAMES: Final = ("primary", "reward")
+_HINTS_KEPT: Final = 256
 
 
-async def record_reward(result: object, rollout: AttemptedRollout, store: LightningStore) -> None:
-    """Record a number that an agent returned; called while its trace is open. Anything else is left alone."""
-    if result is None or isinstance(result, list):
-        return
-    if isinstance(result, float):
-        reward = result
-    elif isinstance(result, Real):
-        reward = float(result)
-        logger.warning("The agent returned %r, which is taken as the reward %s.", result, reward)
-    else:
-        raise TypeError(
-            f"The agent returned a {type(result).__name__}; it may return None, a number as its reward, or a list of "
-            "spans. To record something else, call emit_object."
-        )
-    if not math.isfinite(reward):
-        raise ValueError(f"The agent returned {reward} as its reward, which must be a finite number.")
+async def record_result(result: object, rollout: AttemptedRollout, store: LightningStore) -> Any | Unset:
+    """Record the rewards that an agent returned, while its trace is open; returns the output, if the result is one."""
+    if result is None or holds_spans(result):
+        return UNSET
+    rewards = _rewards_of(result)
+    if rewards is None:
+        return output_of(result)
+    for name, reward in rewards.items():
+        if not math.isfinite(reward):
+            named = f" '{name}'" if isinstance(result, Mapping) else ""
+            raise ValueError(f"The agent returned {reward} as its reward{named}, which must be a finite number.")
     if current_binding() is None and get_active_tracer() is None:  # the tracer records elsewhere
-        await _store_reward(reward, rollout, store)
+        await _store_rewards(rewards, rollout, store)
+    elif isinstance(result, Mapping):
+        emit_reward(rewards, primary_key=next(iter(rewards)))
     else:
-        emit_reward(reward)
+        emit_reward(rewards[_PRIMARY_NAMES[0]])
+    return UNSET
 
 
-async def _store_reward(reward: float, rollout: AttemptedRollout, store: LightningStore) -> None:
+def _rewards_of(result: object) -> dict[str, float] | None:
+    """The rewards by name, the primary one first; None if the result is something else."""
+    if isinstance(result, float):
+        return {_PRIMARY_NAMES[0]: result}
+    if not isinstance(result, Mapping):
+        reward = _number(result)
+        if reward is None:
+            return None
+        logger.warning("The agent returned %r, which is taken as the reward %s.", result, reward)
+        return {_PRIMARY_NAMES[0]: reward}
+    rewards = {str(name): number for name, value in result.items() if (number := _number(value)) is not None}
+    if not rewards or len(rewards) < len(result):
+        return None
+    primary = next((name for name in _PRIMARY_NAMES if name in rewards), next(iter(rewards)))
+    return {primary: rewards.pop(primary), **rewards}
+
+
+def _number(value: Any) -> float | None:
+    """A value as a number, that of an array without dimensions included; None if it is none."""
+    if isinstance(value, (Real, Decimal)):
+        return float(value)
+    if hasattr(type(value), "item") and getattr(value, "ndim", None) == 0:
+        item = value.item()
+        return float(item) if isinstance(item, Real) else None
+    return None
+
+
+async def _store_rewards(rewards: Mapping[str, float], rollout: AttemptedRollout, store: LightningStore) -> None:
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    attributes: dict[str, Any] = {"reward": next(iter(rewards.values()))}
+    for number, (name, reward) in enumerate(rewards.items()):
+        attributes[f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}"] = name
+        attributes[f"{_PREFIX}.{number}.{RewardAttributes.REWARD_VALUE.value}"] = reward
     span = Span.from_attributes(
-        attributes={
-            "reward": reward,
-            f"{_FIRST_REWARD}.{RewardAttributes.REWARD_NAME.value}": "primary",
-            f"{_FIRST_REWARD}.{RewardAttributes.REWARD_VALUE.value}": reward,
-        },
+        attributes=attributes,
         rollout_id=rollout_id,
         attempt_id=attempt_id,
         sequence_id=await store.get_next_span_sequence_id(rollout_id, attempt_id),
@@ -58,16 +93,29 @@ async def _store_reward(reward: float, rollout: AttemptedRollout, store: Lightni
     await store.add_span(span)
 
 
+def hint_at_output(result: object, spans: Sequence[Any]) -> None:
+    """Say once for each type of result that it is no reward, unless the agent has recorded one."""
+    if not any(is_reward_span(span) for span in spans if hasattr(span, "attributes")):
+        _hint(type(result).__name__)
+
+
+@functools.lru_cache(maxsize=_HINTS_KEPT)  # once, not once for each rollout
+def _hint(kind: str) -> None:
+    logger.warning(
+        "The agent returned a %s: it is kept as the rollout's output. There is no reward; return a number or call "
+        "emit_reward to give one.",
+        kind,
+    )
+
+
 async def store_returned_spans(
-    result: RolloutRawResult, rollout: AttemptedRollout, store: LightningStore, traced: Sequence[Any]
+    result: object, rollout: AttemptedRollout, store: LightningStore, traced: Sequence[Any]
 ) -> Sequence[Any]:
-    """Store the spans that an agent returned, but for those its tracer has stored; returns the spans of the rollout."""
-    if not isinstance(result, list):
-        return traced
-    if not result:
+    """Store the span or spans that an agent returned, but for those its tracer has stored; returns the rollout's."""
+    items: list[Any] = list(result) if isinstance(result, list) else [result]
+    if not items:
         logger.warning("The agent returned an empty list; return None if there is nothing to say.")
         return traced
-    items = _any_of(result)
     _refuse_others(items)
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     known = {_span_id(span) for span in traced}
@@ -86,16 +134,22 @@ async def store_returned_spans(
 def _refuse_others(items: list[Any]) -> None:
     """Refuse a list with anything but spans in it, before any of it is stored."""
     for item in items:
-        if not isinstance(item, (Span, SpanCoreFields)) and not hasattr(item, "get_span_context"):
+        if not _is_span(item):
             raise ValueError(
-                f"The agent returned a list with a {type(item).__name__} in it; a list may hold spans only: Span, "
-                "SpanCoreFields, or ReadableSpan of OpenTelemetry."
+                f"The agent returned a list with spans and a {type(item).__name__} in it; such a list may hold spans "
+                "only: Span, SpanCoreFields, or ReadableSpan of OpenTelemetry."
             )
 
 
-def _any_of(result: list[Any]) -> list[Any]:
-    """A copy of what an agent returned, of whatever types."""
-    return list(result)
+def holds_spans(result: object) -> bool:
+    """Whether a result is a span, or a list with spans in it, or an empty list."""
+    if isinstance(result, list):
+        return not result or any(map(_is_span, result))
+    return isinstance(result, SpanCoreFields) or hasattr(type(result), "get_span_context")
+
+
+def _is_span(item: object) -> bool:
+    return isinstance(item, (Span, SpanCoreFields)) or hasattr(item, "get_span_context")
 
 
 def _span_id(span: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from agentlightning.emitter import emit_message, emit_reward, find_final_reward
+from agentlightning.emitter import emit_message, emit_reward, find_final_reward, get_rewards_from_span
+from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Span, SpanCoreFields, TraceStatus
@@ -84,10 +85,25 @@ async def test_a_reward_of_another_number_type_is_a_reward() -> None:
     assert await worked.rewards() == [0.25]
 
 
-async def test_a_decimal_is_refused_in_words() -> None:
+async def test_a_decimal_is_a_reward() -> None:
     worked = await work_off(Answering(lambda _: Decimal("0.5")))
 
-    assert "Decimal" in (await worked.error())["message"]
+    assert await worked.rewards() == [0.5]
+
+
+class ArrayOfNoDimensions:
+    """As numpy and torch give a single number."""
+
+    ndim = 0
+
+    def item(self) -> bool:
+        return True
+
+
+async def test_an_array_of_no_dimensions_is_a_reward() -> None:
+    worked = await work_off(Answering(lambda _: ArrayOfNoDimensions()))
+
+    assert await worked.rewards() == [1.0]
 
 
 @pytest.mark.parametrize("result", [math.nan, math.inf])
@@ -111,14 +127,116 @@ async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
     assert await worked.span_names() == []
 
 
-@pytest.mark.parametrize("result", ["0.5", {"reward": 1}, (1.0,), b"x", object()], ids=lambda r: type(r).__name__)
-async def test_anything_else_fails_the_attempt_in_words(any_tracer: Tracer, result: Any) -> None:
+@pytest.mark.parametrize(
+    ("result", "output"),
+    [
+        ("0.5", "0.5"),
+        ({"text": "why", "score": 1}, {"text": "why", "score": 1}),
+        ({}, {}),
+        ((1.0,), [1.0]),
+        (["text"], ["text"]),
+        ([{"name": "span"}], [{"name": "span"}]),
+        ([None], [None]),
+        (b"x", "b'x'"),
+    ],
+    ids=repr,
+)
+async def test_anything_else_is_the_rollout_s_output(any_tracer: Tracer, result: Any, output: Any) -> None:
     worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
 
+    assert await worked.statuses() == ["succeeded"]
+    assert (await worked.rollout()).output == output
+    assert await worked.rewards() == []
+
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        ({"quality": 0.5}, {"quality": 0.5}),
+        ({"speed": 0.25, "quality": 0.5}, {"speed": 0.25, "quality": 0.5}),
+        ({"speed": 0.25, "reward": 0.5}, {"reward": 0.5, "speed": 0.25}),
+        ({"reward": 0.5, "primary": True}, {"primary": 1.0, "reward": 0.5}),
+        ({1: 2}, {"1": 2.0}),
+    ],
+    ids=repr,
+)
+async def test_a_mapping_of_numbers_is_rewards_by_name(
+    any_tracer: Tracer, result: Any, named: dict[str, float]
+) -> None:
+    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+
+    (span,) = await worked.store.query_spans(worked.rollout_ids[0])
+    assert {reward.name: reward.value for reward in get_rewards_from_span(span)} == named
+    assert find_final_reward([span]) == next(iter(named.values()))
+    assert (await worked.rollout()).output is None
+
+
+async def test_a_mapping_with_a_number_that_is_not_finite_fails_the_attempt_in_words(any_tracer: Tracer) -> None:
+    worked = await work_off(Answering(lambda _: {"a": 1.0, "b": math.nan}), tracer=any_tracer)
+
     assert await worked.statuses() == ["failed"]
-    error = await worked.error()
-    assert error["type"] == "TypeError"
-    assert f"returned a {type(result).__name__}" in error["message"]
+    assert "nan as its reward 'b'" in (await worked.error())["message"]
+
+
+async def test_a_hint_comes_once_for_each_type_of_output(caplog: pytest.LogCaptureFixture) -> None:
+    class FirstAnswer(str):
+        pass
+
+    class SecondAnswer(str):
+        pass
+
+    kinds = [FirstAnswer, FirstAnswer, SecondAnswer]
+    await work_off(Answering(lambda number: kinds[number]("x")), *range(3))
+
+    hints = [record.message for record in caplog.records if "kept as the rollout's output" in record.message]
+    assert [hint.split(":")[0] for hint in hints] == [
+        "The agent returned a FirstAnswer",
+        "The agent returned a SecondAnswer",
+    ]
+
+
+async def test_no_hint_comes_where_the_agent_recorded_a_reward(caplog: pytest.LogCaptureFixture) -> None:
+    class JudgedAnswer(str):
+        pass
+
+    def answer(_: Any) -> str:
+        emit_reward(0.5)
+        return JudgedAnswer("x")
+
+    worked = await work_off(Answering(answer))
+
+    assert "JudgedAnswer" not in caplog.text
+    assert ((await worked.rollout()).output, await worked.rewards()) == ("x", [0.5])
+
+
+async def test_a_single_span_is_stored(any_tracer: Tracer) -> None:
+    worked = await work_off(Answering(lambda _: core_span("one")), tracer=any_tracer)
+
+    assert await worked.span_names() == ["one"]
+    assert (await worked.rollout()).output is None
+
+
+async def test_a_success_without_an_output_takes_that_of_an_earlier_attempt_away() -> None:
+    results = iter(["first", 1.0])
+    worked = await work_off(Answering(lambda _: next(results)))
+    await worked.store.update_rollout(worked.rollout_ids[0], status="queuing")
+
+    again: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
+    with again.run_context(agent=Answering(lambda _: next(results)), store=worked.store):
+        await again.iter()
+
+    assert ((await worked.rollout()).status, (await worked.rollout()).output) == ("succeeded", None)
+
+
+async def test_a_failure_leaves_the_output_of_an_earlier_attempt() -> None:
+    worked = await work_off(Answering(lambda _: "first"))
+    await worked.store.update_rollout(worked.rollout_ids[0], status="queuing")
+
+    again: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
+    with again.run_context(agent=Answering(lambda _: [][0]), store=worked.store):
+        await again.iter()
+
+    assert ((await worked.rollout()).status, (await worked.rollout()).output) == ("failed", "first")
 
 
 async def test_an_empty_list_succeeds_with_a_warning(any_tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,15 +315,13 @@ async def test_an_emitted_and_a_returned_reward_are_both_there_and_the_returned_
     assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == 0.9
 
 
-@pytest.mark.parametrize(
-    "result", [["text"], [{"name": "span"}], [None], [core_span("one"), 0.5]], ids=["str", "dict", "None", "mixed"]
-)
-async def test_a_list_of_anything_else_fails_the_attempt_in_words(any_tracer: Tracer, result: Any) -> None:
-    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+@pytest.mark.parametrize("other", [0.5, "text", {"name": "span"}, None], ids=repr)
+async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(any_tracer: Tracer, other: Any) -> None:
+    worked = await work_off(Answering(lambda _: [core_span("one"), other]), tracer=any_tracer)
 
     assert await worked.statuses() == ["failed"]
     error = await worked.error()
-    assert (error["type"], "a list may hold spans only" in error["message"]) == ("ValueError", True)
+    assert (error["type"], "such a list may hold spans only" in error["message"]) == ("ValueError", True)
 
 
 async def test_a_mixed_list_that_is_refused_stores_none_of_it() -> None:

@@ -10,6 +10,7 @@ from agentlightning.execution import ThreadingEvent
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreThreaded
+from agentlightning.store.base import UNSET
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.types import Attempt, AttemptedRollout, Rollout
 from tests.e2e.server_process import ServerProcess
@@ -109,6 +110,57 @@ async def test_a_claim_that_an_old_store_refuses_is_skipped_and_not_counted() ->
     worked = await work_off(Answering(lambda _: 1.0), "refused", "taken", store=old, max_rollouts=1)
 
     assert await worked.statuses() == ["preparing", "succeeded"]
+
+
+@pytest.mark.parametrize("tracer", [OtelTracer, DummyTracer], ids=lambda t: t.__name__)
+async def test_a_store_of_the_0_2_release_keeps_the_output_with_the_attempt(tracer: Any) -> None:
+    old = OldStore()
+    await old.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: "text"), store=old, tracer=tracer())
+
+    assert await worked.statuses() == ["succeeded"]
+    assert (await worked.attempt()).metadata == {"output": "text"}
+
+
+class WithoutOutputs(InMemoryLightningStore):
+    """A store whose author knows how an attempt is finished, and nothing of outputs."""
+
+    async def finish_attempt(  # type: ignore[override] # as before there were outputs
+        self, rollout_id: str, attempt_id: str, status: Any, *, spans: Any = (), metadata: Any = UNSET
+    ) -> Attempt:
+        return await super().finish_attempt(rollout_id, attempt_id, status, spans=spans, metadata=metadata)
+
+
+async def test_a_store_that_finishes_without_outputs_keeps_them_with_the_attempt() -> None:
+    store = WithoutOutputs()
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: "text"), store=store)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert (await worked.attempt()).metadata == {"output": "text"}
+
+
+class OldServer(InMemoryLightningStore):
+    """What a client sees of a server of an earlier release: no route to finish an attempt in one step."""
+
+    async def finish_attempt(self, *args: Any, **options: Any) -> Attempt:
+        raise NotImplementedError
+
+    async def finish_and_claim(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("tracer", [OtelTracer, DummyTracer], ids=lambda t: t.__name__)
+async def test_a_server_that_cannot_finish_in_one_step_keeps_outputs_with_the_attempts(tracer: Any) -> None:
+    store = OldServer()
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda task: f"text {task}"), *range(2), store=store, tracer=tracer())
+
+    assert await worked.statuses() == ["succeeded", "succeeded"]
+    assert [((await worked.attempt(n)).metadata or {})["output"] for n in range(2)] == ["text 0", "text 1"]
 
 
 async def test_a_step_runs_with_a_store_of_the_0_2_release() -> None:

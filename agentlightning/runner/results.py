@@ -7,7 +7,7 @@ None says that the trace is all. A mapping of names to numbers is several reward
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Final
@@ -36,6 +36,7 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
         return UNSET
     rewards = _rewards_of(result)
     if rewards is None:
+        _refuse_unfinished(result)
         return output_of(result)
     for name, reward in rewards.items():
         if not math.isfinite(reward):
@@ -48,6 +49,15 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
     else:
         emit_reward(rewards[_PRIMARY_NAMES[0]])
     return UNSET
+
+
+def _refuse_unfinished(result: object) -> None:
+    """Refuse what only promises a result: none of the agent's code has run yet."""
+    if isinstance(result, (Awaitable, Generator, AsyncGenerator)):
+        raise TypeError(
+            f"The agent returned a {type(result).__name__} that has not run; make the agent an `async def` that awaits "
+            "it, or have it return what its generator yields."
+        )
 
 
 def _rewards_of(result: object) -> dict[str, float] | None:

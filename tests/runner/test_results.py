@@ -209,6 +209,17 @@ async def test_no_hint_comes_where_the_agent_recorded_a_reward(caplog: pytest.Lo
     assert ((await worked.rollout()).output, await worked.rewards()) == ("x", [0.5])
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["generator", "async_generator"])
+async def test_an_agent_that_yields_is_told(is_async: bool) -> None:
+    async def later() -> Any:
+        yield 1.0
+
+    worked = await work_off(Answering(lambda _: later() if is_async else (number for number in [1.0])))
+
+    assert await worked.statuses() == ["failed"]
+    assert "generator that has not run" in (await worked.error())["message"]
+
+
 async def test_a_single_span_is_stored(any_tracer: Tracer) -> None:
     worked = await work_off(Answering(lambda _: core_span("one")), tracer=any_tracer)
 

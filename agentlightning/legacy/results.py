@@ -26,7 +26,7 @@ from agentlightning.types import (
 )
 from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["as_rollout", "final_reward_of", "rollout_from_result", "rollout_from_spans", "spans_of", "task_of"]
+__all__ = ["as_rollout", "final_reward_of", "rollout_from_result", "rollout_from_spans", "spans_of"]
 
 MODEL_CALL = "openai.chat.completion"
 """Name under which adapters look for model calls."""
@@ -158,27 +158,12 @@ def _side(side: str, role: str, value: Any) -> Attributes:
     return attributes
 
 
-def task_of(rollout: Rollout) -> Task:
-    """A rollout as a task; claims are its attempts."""
-    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
-    return Task(
-        rollout_id=rollout.rollout_id,
-        input=rollout.input,
-        mode=rollout.mode,
-        resources_id=rollout.resources_id,
-        create_time=rollout.start_time,
-        last_claim_time=attempt.start_time if attempt else None,
-        num_claims=attempt.sequence_id if attempt else 0,
-        metadata=rollout.metadata or {},
-    )
-
-
 def rollout_from_spans(rollout: Rollout, spans: Sequence[Span]) -> RolloutLegacy:
     """A rollout that a runner of the store finished; its metadata says with what status."""
     attempt_metadata = rollout.attempt.metadata if isinstance(rollout, AttemptedRollout) else None
     return RolloutLegacy(
         rollout_id=rollout.rollout_id,
-        task=task_of(rollout),
+        task=Task.of_rollout(rollout),
         final_reward=final_reward_of(spans),
         trace=[entry_from_span(span) for span in spans],
         metadata={**(attempt_metadata or {}), "status": rollout.status},

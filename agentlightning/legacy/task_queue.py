@@ -7,7 +7,6 @@ that the store itself puts a task back whose client has vanished.
 import uuid
 from typing import Any
 
-from agentlightning.legacy.results import task_of
 from agentlightning.store.base import LightningStore, is_queuing
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode, Task, TaskInput
 
@@ -57,7 +56,7 @@ class TaskQueue:
     async def get_nowait(self, worker_id: str | None = None) -> Task | None:
         """Claim the task at the head; None if the queue is empty."""
         claim = await self._store.dequeue_rollout(worker_id)
-        return None if claim is None else task_of(claim)
+        return None if claim is None else Task.of_rollout(claim)
 
     async def put_back(self, task: Task) -> None:
         """Put a task at the tail, whoever has claimed it; its claims stay counted."""

@@ -39,6 +39,7 @@ from agentlightning.types import (
     RolloutRawResult,
     Task,
 )
+from agentlightning.types.core import TASK_ROW
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 
@@ -260,7 +261,7 @@ class AttemptRun:
         try:
             return await call_agent(
                 around.training_method if rollout.mode == "train" else around.validation_method,
-                task=rollout.input,
+                task=Task.of_rollout(rollout) if _is_task(rollout) else rollout.input,
                 resources=resources,
                 rollout=rollout,
                 threads=around.threads,
@@ -289,17 +290,8 @@ class AttemptRun:
         agent = self.around.agent
         if getattr(type(agent), name, None) is getattr(LitAgent, name):
             return
-        rollout = self.rollout
-        task = Task(
-            rollout_id=rollout.rollout_id,
-            input=rollout.input,
-            mode=rollout.mode,
-            resources_id=rollout.resources_id,
-            create_time=rollout.start_time,
-            metadata=rollout.metadata or {},
-        )
         try:
-            getattr(agent, name)(task, *outcome, self.around.runner, self.around.tracer)
+            getattr(agent, name)(Task.of_rollout(self.rollout), *outcome, self.around.runner, self.around.tracer)
         except (Exception, SystemExit):  # as with hooks
             logger.exception("%s.%s failed.", type(agent).__name__, name)
 
@@ -392,6 +384,11 @@ class AttemptRun:
         if self._lost_calls:
             notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
         return notes
+
+
+def _is_task(rollout: AttemptedRollout) -> bool:
+    """Whether the rollout was enqueued as a `Task`, as which the agent expects it."""
+    return TASK_ROW in (rollout.metadata or ()) or type(rollout.input) is Task
 
 
 def _settle(is_over: "asyncio.Future[None]") -> None:

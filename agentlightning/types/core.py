@@ -7,7 +7,7 @@ which is decided in `agentlightning.store.lifecycle`.
 import functools
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
@@ -171,8 +171,12 @@ class Worker(BaseModel):
     current_attempt_id: str | None = None
 
 
+TASK_ROW: Final = "agentlightning.task"
+"""Metadata key of a rollout whose input was given as a `Task`: the task's other fields."""
+
+
 class Task(BaseModel):
-    """A task of the v0.1 protocol; new code uses `Rollout`."""
+    """A task of the v0.1 protocol, and a row of a data set whose agent wants more than its input."""
 
     rollout_id: str
     input: TaskInput
@@ -182,6 +186,38 @@ class Task(BaseModel):
     last_claim_time: float | None = None
     num_claims: int | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    def as_rollout_fields(
+        self, mode: RolloutMode | None, resources_id: str | None, metadata: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The fields of a rollout for this task; what is given counts before what the task says."""
+        row = self.model_dump(exclude={"input"}, exclude_unset=True)
+        return {
+            "input": self.input,
+            "mode": mode or self.mode,
+            "resources_id": resources_id or self.resources_id,
+            "metadata": {**(metadata or {}), TASK_ROW: row},
+        }
+
+    @classmethod
+    def of_rollout(cls, rollout: Rollout) -> "Task":
+        """A rollout as a task: all is the rollout's, but for the metadata of the task that it was made of."""
+        fields: Mapping[str, Any] = rollout.__dict__
+        if isinstance(rollout.input, Task):  # a store of another making keeps any object
+            fields = {**fields, **rollout.input.as_rollout_fields(rollout.mode, rollout.resources_id, rollout.metadata)}
+        metadata = fields["metadata"] or {}
+        row = metadata.get(TASK_ROW)
+        attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+        return cls(
+            rollout_id=rollout.rollout_id,
+            input=fields["input"],
+            mode=fields["mode"],
+            resources_id=fields["resources_id"],
+            create_time=rollout.start_time,
+            last_claim_time=attempt.start_time if attempt else None,
+            num_claims=attempt.sequence_id if attempt else 0,
+            metadata=row.get("metadata", {}) if isinstance(row, Mapping) else metadata,
+        )
 
 
 class TaskIfAny(BaseModel):

@@ -124,3 +124,82 @@ def test_an_attempted_rollout_is_made_of_a_rollout_and_an_attempt() -> None:
     attempted = agl.AttemptedRollout(rollout=rollout, attempt=attempt)
 
     assert (attempted.rollout, attempted.attempt, attempted.input) == (rollout, attempt, "a")
+
+
+# ---------------------------------------------------------------------- rows that are tasks
+
+
+ROWS = [
+    agl.Task(rollout_id="first", input="2 + 2", metadata={"answer": "4"}),
+    agl.Task(rollout_id="second", input="3 + 3", mode="train", metadata={"answer": "6"}),
+]
+
+
+@agl.prompt_rollout
+def prompted(task: Any, prompt_template: agl.PromptTemplate) -> str:
+    """The sample of the design: it reads its task's input."""
+    return prompt_template.format(x=task.input)
+
+
+@agl.rollout
+def described(task: Any, llm: agl.LLM, rollout: Any) -> dict[str, Any]:
+    """What an agent sees of its task."""
+    return {
+        "kind": type(task).__name__,
+        "input": task.input,
+        "answer": task.metadata.get("answer"),
+        "mode": task.mode,
+        "is_its_rollout": task.rollout_id == rollout.rollout_id,
+    }
+
+
+def expected(number: int) -> dict[str, Any]:
+    row = ROWS[number]
+    answer = row.metadata["answer"]
+    return {"kind": "Task", "input": row.input, "answer": answer, "mode": "train", "is_its_rollout": True}
+
+
+def test_an_agent_whose_row_is_a_task_reads_the_task_s_input() -> None:
+    rollouts = results_of(prompted, ROWS)
+
+    assert [rollout.output for rollout in rollouts] == ["Say 2 + 2.", "Say 3 + 3."]
+    assert [rollout.input for rollout in rollouts] == ["2 + 2", "3 + 3"]
+
+
+def test_an_agent_whose_row_is_a_task_gets_the_task_of_its_rollout() -> None:
+    rollouts = results_of(described, ROWS)
+
+    assert [rollout.output for rollout in rollouts] == [expected(0), expected(1)]
+
+
+def test_an_agent_in_another_process_gets_a_task_too() -> None:
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(
+        algorithm=agl.Baseline(), store=store, n_runners=1, port=0, strategy="cs", initial_resources=RESOURCES
+    )
+
+    trainer.fit(described, train_dataset=ROWS)
+
+    rollouts = asyncio.run(store.query_rollouts())
+    assert [rollout.output for rollout in rollouts] == [expected(0), expected(1)]
+
+
+def test_a_task_that_is_enqueued_by_hand_reaches_the_agent_as_a_task() -> None:
+    async def run() -> Any:
+        store = agl.InMemoryLightningStore()
+        await store.add_resources(RESOURCES)
+        enqueued = await store.enqueue_rollout(input=ROWS[1])
+        runner: agl.LitAgentRunner[Any] = agl.LitAgentRunner(agl.OtelTracer(), max_rollouts=1)
+        with runner.run_context(agent=described, store=store):
+            await runner.iter()
+        return await store.get_rollout_by_id(enqueued.rollout_id)
+
+    assert asyncio.run(run()).output == expected(1)
+
+
+def test_an_agent_whose_row_is_no_task_gets_the_row_itself() -> None:
+    @agl.rollout
+    def my_agent(task: Any, llm: agl.LLM) -> Any:
+        return type(task).__name__
+
+    assert [rollout.output for rollout in results_of(my_agent, ["a", {"input": "a"}])] == ["str", "dict"]

@@ -29,6 +29,7 @@ from agentlightning.types import (
     RolloutMode,
     RolloutStatus,
     SortOrder,
+    Task,
     TaskInput,
 )
 from agentlightning.utils.id import attempt_id as new_attempt_id
@@ -115,6 +116,9 @@ def _new_rollout(
     config: RolloutConfig | None,
     metadata: dict[str, Any] | None,
 ) -> Rollout:
+    if type(input) is Task:
+        fields = input.as_rollout_fields(mode, resources_id, metadata)
+        return _new_rollout(tx, now, status, rollout_id, config=config, **fields)
     if mode not in MODES:
         raise InvalidValue(f"mode is {mode!r}; use 'train', 'val', 'test' or None.")
     rollout = Rollout(

@@ -24,7 +24,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.failures import BadArguments
 from agentlightning.store.operations import Operation, operations_of
 from agentlightning.store.values import as_json, span_as_json
-from agentlightning.types import Notice, PaginatedResult, Span
+from agentlightning.types import EnqueueRolloutRequest, Notice, PaginatedResult, Span, Task
 
 __all__ = [
     "OperationCodec",
@@ -41,6 +41,8 @@ __all__ = [
 
 _CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
 """Arguments that a store takes in more than one form."""
+
+_MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
 
 MOST_LEVELS = 200
 """Of lists and objects within each other in the arguments of a call."""
@@ -143,6 +145,8 @@ class OperationCodec:
         return _encoded(value, f"Argument '{name}'")
 
     def encode_arguments(self, arguments: Mapping[str, Any]) -> bytes:
+        if self.op.name in _MAKES_ROLLOUTS:
+            arguments = _without_tasks(arguments)
         parts = [b'"%b":%b' % (name.encode(), self.encode_argument(name, value)) for name, value in arguments.items()]
         return b"{" + b",".join(parts) + b"}"
 
@@ -202,6 +206,24 @@ def _relaxed(hint: Any) -> Any:
     if get_origin(hint) is Sequence:
         return list[_relaxed(get_args(hint)[0])]  # type: ignore[misc] # built at run time; what JSON gives, checked faster
     return hint
+
+
+def _without_tasks(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments in which a `Task` as input, which JSON would make a mapping, is what the store makes of it."""
+    if type(task := arguments.get("input")) is Task:
+        options = (arguments.get(name) for name in ("mode", "resources_id", "metadata"))
+        return {**arguments, **task.as_rollout_fields(*options)}
+    requests = arguments.get("rollouts", ())
+    if not any(isinstance(request, EnqueueRolloutRequest) and type(request.input) is Task for request in requests):
+        return arguments
+    return {"rollouts": [_without_task(request) for request in requests]}
+
+
+def _without_task(request: Any) -> Any:
+    if not isinstance(request, EnqueueRolloutRequest) or type(request.input) is not Task:
+        return request
+    fields = request.input.as_rollout_fields(request.mode, request.resources_id, request.metadata)
+    return request.model_copy(update=fields)
 
 
 def _encoded_span(value: Any) -> bytes:

@@ -24,8 +24,9 @@ from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.legacy.connections import Answer, Connections, Outgoing
+from agentlightning.legacy.open_tasks import OpenTasks
 from agentlightning.legacy.resources_watch import Callback, ResourcesWatch
-from agentlightning.legacy.results import as_rollout
+from agentlightning.legacy.results import as_rollout, is_report, rollout_from_result
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
 from agentlightning.utils.deprecation import deprecated
 
@@ -94,6 +95,7 @@ class AgentLightningClient:
         self._server_takes_gzip = False
         self._is_in_trouble = False
         self._closed = threading.Event()
+        self._open_tasks = OpenTasks()
         self._connections = Connections()
         self._watch: ResourcesWatch | None = None
 
@@ -144,6 +146,8 @@ class AgentLightningClient:
         if offer is None or not offer.is_available or offer.task is None:
             return None
         self.task_count += 1
+        self._open_tasks.add(offer.task)
+        logger.debug("Task %s polled from %s.", offer.task.rollout_id, self.endpoint)
         return offer.task
 
     def submit_task(
@@ -154,7 +158,7 @@ class AgentLightningClient:
         metadata: dict[str, Any] | None = None,
     ) -> str | None:
         """Have the server queue a task; the id of its rollout, or None if that failed."""
-        return _rollout_id(self._post_json(*self._submission(sample, mode, resources_id, metadata)))
+        return self._submitted(self._post_json(*self._submission(sample, mode, resources_id, metadata)))
 
     async def submit_task_async(
         self,
@@ -164,7 +168,7 @@ class AgentLightningClient:
         metadata: dict[str, Any] | None = None,
     ) -> str | None:
         """As `submit_task`."""
-        return _rollout_id(await self._post_json_async(*self._submission(sample, mode, resources_id, metadata)))
+        return self._submitted(await self._post_json_async(*self._submission(sample, mode, resources_id, metadata)))
 
     def _submission(
         self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
@@ -172,10 +176,19 @@ class AgentLightningClient:
         payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
         return self._url(self._next_task_uri), payload
 
+    def _submitted(self, answer: Json | None) -> str | None:
+        rollout_id = None if answer is None else answer.get("rollout_id")
+        if rollout_id is not None:
+            logger.debug("Task %s submitted to %s.", rollout_id, self.endpoint)
+        return rollout_id
+
     # ------------------------------------------------------------------ resources
 
     def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
-        """Resources by their id, asked for once; None if they cannot be had, or a task names none."""
+        """Resources by their id, asked for once; None if they cannot be had, or if the id is None.
+
+        A task that names no resources takes the latest there are: `get_latest_resources`.
+        """
         if resource_id is None:
             return None
         if resource_id in self._resource_cache:
@@ -222,6 +235,7 @@ class AgentLightningClient:
         update = _checked(ResourcesUpdate, answer)
         if update is not None:
             self._resource_cache[update.resources_id] = update
+            logger.debug("Resources %s received from %s.", update.resources_id, self.endpoint)
         return update
 
     def _resources_url(self, resources_id: str) -> str:
@@ -229,32 +243,51 @@ class AgentLightningClient:
 
     # ------------------------------------------------------------------ results
 
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
         """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
 
-        A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
-        What an agent returned becomes a result by `rollout_from_result(task, result)`.
-        """
-        return self._deliver(self._outgoing("POST", *self._report(rollout)))
+        A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
+        returned for the task that was polled last, by the same thread or asyncio task: see `rollout_from_result`. Who
+        holds several tasks names the one that is meant by `rollout_from_result(task, result)`.
 
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json | None:
+        A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
+        """
+        posted = self._result(rollout)
+        return self._acknowledged([posted], self._deliver(self._report(posted)))
+
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
         """As `post_rollout`."""
-        return await self._deliver_async(self._outgoing("POST", *self._report(rollout)))
+        posted = self._result(rollout)
+        return self._acknowledged([posted], await self._deliver_async(self._report(posted)))
 
     def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
-        """Report several results in one request."""
-        return self._deliver(self._outgoing("POST", *self._reports(rollouts)))
+        """Report several results, each with its id, in one request."""
+        posted = [as_rollout(rollout) for rollout in rollouts]
+        return self._acknowledged(posted, self._deliver(self._reports(posted)))
 
     async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
         """As `post_rollouts`."""
-        return await self._deliver_async(self._outgoing("POST", *self._reports(rollouts)))
+        posted = [as_rollout(rollout) for rollout in rollouts]
+        return self._acknowledged(posted, await self._deliver_async(self._reports(posted)))
 
-    def _report(self, rollout: RolloutLegacy | Mapping[str, Any]) -> tuple[str, Json]:
-        return self._url(self._report_rollout_uri), as_rollout(rollout).model_dump(mode="json")
+    def _result(self, given: object) -> RolloutLegacy:
+        return as_rollout(given) if is_report(given) else rollout_from_result(self._open_tasks.only(given), given)
 
-    def _reports(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> tuple[str, list[Json]]:
-        payload = [as_rollout(rollout).model_dump(mode="json") for rollout in rollouts]
-        return self._url(self._report_rollouts_uri), payload
+    def _report(self, rollout: RolloutLegacy) -> Outgoing:
+        payload = rollout.model_dump(mode="json")
+        return self._outgoing("POST", self._url(self._report_rollout_uri), payload, about=rollout.rollout_id)
+
+    def _reports(self, rollouts: Sequence[RolloutLegacy]) -> Outgoing:
+        payload = [rollout.model_dump(mode="json") for rollout in rollouts]
+        about = ", ".join(rollout.rollout_id for rollout in rollouts)
+        return self._outgoing("POST", self._url(self._report_rollouts_uri), payload, about=about)
+
+    def _acknowledged(self, rollouts: Sequence[RolloutLegacy], answer: Json | None) -> Json | None:
+        if answer is not None:
+            for rollout in rollouts:
+                self._open_tasks.remove(rollout.rollout_id)
+                logger.debug("Result of rollout %s posted to %s.", rollout.rollout_id, self.endpoint)
+        return answer
 
     # ------------------------------------------------------------------ requests
 
@@ -295,7 +328,7 @@ class AgentLightningClient:
                 return self._understood(request, self._connections.send(request))
             except StoreUnavailable as error:
                 if tries == RESULT_TRIES or self._closed.wait(self.poll_interval):
-                    self._report_loss(tries, error)
+                    self._report_loss(request, tries, error)
                     return None
             tries += 1
 
@@ -309,20 +342,25 @@ class AgentLightningClient:
                 if tries < RESULT_TRIES:
                     await self._pause_async(self.poll_interval)
                 if tries == RESULT_TRIES or self._closed.is_set():
-                    self._report_loss(tries, error)
+                    self._report_loss(request, tries, error)
                     return None
             tries += 1
 
-    def _report_loss(self, tries: int, error: StoreUnavailable) -> None:
-        logger.warning("A result could not be delivered after %d tries and is lost: %s", tries, error)
+    def _report_loss(self, request: Outgoing, tries: int, error: StoreUnavailable) -> None:
+        logger.warning(
+            "The result of %s could not be delivered after %d tries and is lost: %s", request.about, tries, error
+        )
 
     def _report_failure(self, request: Outgoing, text: str) -> None:
         """Log a failure: what was to be written each time, questions once until the server answers again."""
         is_known = request.body is None and (self._is_in_trouble or self._closed.is_set())
         self._is_in_trouble = self._is_in_trouble or request.body is None
-        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s", text)
+        lost = f"The result of {request.about} is lost: " if request.about else ""
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s%s", lost, text)
 
-    def _outgoing(self, method: str, url: str, payload: Json | list[Json] | None = None) -> Outgoing:
+    def _outgoing(
+        self, method: str, url: str, payload: Json | list[Json] | None = None, *, about: str = ""
+    ) -> Outgoing:
         if payload is None:
             return Outgoing(method, url, self._default_headers, self.timeout)
         headers = {**self._default_headers, "Content-Type": "application/json"}
@@ -330,7 +368,7 @@ class AgentLightningClient:
         if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
             headers["Content-Encoding"] = "gzip"
             body = compressed(body)
-        return Outgoing(method, url, headers, self.timeout, body)
+        return Outgoing(method, url, headers, self.timeout, body, about)
 
     def _understood(self, request: Outgoing, answer: Answer) -> Json | None:
         """The JSON object of a successful answer, None for any other; StoreUnavailable if it may succeed later."""
@@ -390,7 +428,7 @@ class AgentLightningClient:
 
     def __getstate__(self) -> dict[str, Any]:
         """Address and settings travel to another process; connections and callbacks stay behind."""
-        own = ("_closed", "_connections", "_is_in_trouble", "_watch")
+        own = ("_closed", "_connections", "_is_in_trouble", "_open_tasks", "_watch")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -422,10 +460,6 @@ def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
     except ValidationError as error:
         logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
         return None
-
-
-def _rollout_id(answer: Json | None) -> str | None:
-    return None if answer is None else answer.get("rollout_id")
 
 
 def _version_of(update: ResourcesUpdate) -> tuple[str, int]:

@@ -29,6 +29,8 @@ class Outgoing:
     headers: Mapping[str, str]
     timeout_seconds: float
     body: bytes | None = None
+    about: str = ""
+    """The ids of the rollouts whose results it carries."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from agentlightning.errors import InvalidValue, SpansEvicted
-from agentlightning.legacy.results import rollout_from_spans, spans_of
+from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
+from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
 from agentlightning.legacy.task_queue import LEGACY_PREFIX, TaskQueue
+from agentlightning.runner.abilities import innermost
+from agentlightning.runner.output import output_of
 from agentlightning.store.base import LightningStore, is_finished, is_running
+from agentlightning.store.local import LocalStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (
     Attempt,
@@ -42,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 REPORTED = "agentlightning.legacy.rollout"
 """Metadata key of an attempt under which a reported result is kept whole, until it is retrieved."""
+HEALTH_SECONDS = 5.0
+"""How long the store may take to write a little before it counts as broken."""
 RESOURCES_PREFIX = "res-"
 RETRIEVED = "agentlightning.legacy.retrieved"
 """Metadata key that says a result was retrieved."""
@@ -84,15 +89,27 @@ class ServerDataStore:
         rollout = await self._task_queue.put(sample, mode, resources_id, metadata)
         with self._results_lock:
             self._queued_rollouts[rollout.rollout_id] = None
+        logger.debug("Task %s queued.", rollout.rollout_id)
         return rollout.rollout_id
 
     async def get_next_task(self, worker_id: str | None = None) -> Task | None:
-        """Claim the next task; None if there is none. Tasks whose time has run out are back in the queue by then."""
-        task = await self._task_queue.get_nowait(worker_id)
-        if task is not None:
+        """Claim the next task; None if there is none. Tasks whose time has run out are back in the queue by then.
+
+        One that no answer can carry, which others may have put into the store, is failed and the next one taken.
+        """
+        while (task := await self._task_queue.get_nowait(worker_id)) is not None:
+            try:
+                check_sendable(f"Task '{task.rollout_id}'", task.model_dump())
+            except InvalidValue as error:
+                logger.warning("%s It has failed.", error)
+                reason = {"type": type(error).__name__, "message": str(error), "time": time.time()}
+                await self.store.update_attempt(task.rollout_id, "latest", status="failed", metadata={"error": reason})
+                continue
             with self._results_lock:
                 self._processing_tasks[task.rollout_id] = task
-        return task
+            logger.debug("Task %s handed out to %s.", task.rollout_id, worker_id)
+            return task
+        return None
 
     def get_processing_tasks(self) -> dict[str, Task]:
         """Tasks that were handed out here and have not come back, by rollout id."""
@@ -143,7 +160,12 @@ class ServerDataStore:
         metadata = {**(attempt.metadata or {}), REPORTED: rollout.model_dump(mode="json")}
         metadata.pop(RETRIEVED, None)
         # Only the latest attempt decides: the rollout is done even if another client has claimed it meanwhile.
-        await self.store.update_attempt(rollout.rollout_id, "latest", status="succeeded", metadata=metadata)
+        if RESULT in rollout.metadata:
+            output = output_of(rollout.metadata[RESULT])
+            await self.store.finish_attempt(rollout.rollout_id, "latest", "succeeded", metadata=metadata, output=output)
+        else:
+            await self.store.update_attempt(rollout.rollout_id, "latest", "succeeded", metadata=metadata)
+        logger.debug("Result of rollout %s stored: reward %s.", rollout.rollout_id, rollout.final_reward)
         with self._results_lock:
             self._processing_tasks.pop(rollout.rollout_id, None)
             self._queued_rollouts.pop(rollout.rollout_id, None)
@@ -255,6 +277,16 @@ class ServerDataStore:
                 with self._results_lock:
                     self._being_retrieved.discard(rollout_id)
 
+    async def check_health(self) -> None:
+        """StoreUnavailable if the store cannot be written to, as far as it can tell."""
+        store = innermost(self.store)
+        if not isinstance(store, LocalStore):
+            return
+        try:
+            await asyncio.wait_for(store.check_writable(), HEALTH_SECONDS)
+        except Exception as error:
+            raise StoreUnavailable(f"The store cannot be written to: {type(error).__name__}: {error}") from error
+
     # ------------------------------------------------------------------ resources
 
     async def update_resources(self, update: ResourcesUpdate) -> ResourcesUpdate:
@@ -264,6 +296,7 @@ class ServerDataStore:
         with self._resources_lock:
             self._resource_versions[published.resources_id] = published.version
             self._latest_resources_id = published.resources_id
+        logger.debug("Resources %s published.", published.resources_id)
         return published
 
     async def publish_resources(self, resources: NamedResources) -> ResourcesUpdate:

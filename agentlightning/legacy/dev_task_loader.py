@@ -62,7 +62,9 @@ class DevTaskLoader(AgentLightningClient):
         self._task_index = (index + 1) % len(self._tasks)
         self.task_count += 1
         task = self._tasks[index]
-        return task if isinstance(task, Task) else self._numbered(index, task)
+        polled = task.model_copy() if isinstance(task, Task) else self._numbered(index, task)
+        self._open_tasks.add(polled)
+        return polled
 
     async def poll_next_task_async(self, timeout: float | None = None) -> Task:
         return self.poll_next_task(timeout)
@@ -122,13 +124,14 @@ class DevTaskLoader(AgentLightningClient):
         callback(self._resources_update)
         return callback
 
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json:
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json:
         """Keep a result."""
-        kept = as_rollout(rollout)
+        kept = self._result(rollout)
+        self._open_tasks.remove(kept.rollout_id)
         self._rollouts.append(kept)
         return {"status": "received", "rollout_id": kept.rollout_id}
 
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any]) -> Json:
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json:
         return self.post_rollout(rollout)
 
     def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json:

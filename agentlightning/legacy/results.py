@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.legacy.otel_json import entry_from_span, made_span, span_from_entry
+from agentlightning.runner.output import output_of
+from agentlightning.runner.results import rewards_of_result
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.types import (
     Attempt,
@@ -26,11 +28,23 @@ from agentlightning.types import (
 )
 from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["as_rollout", "final_reward_of", "rollout_from_result", "rollout_from_spans", "spans_of"]
+__all__ = [
+    "RESULT",
+    "as_rollout",
+    "final_reward_of",
+    "is_report",
+    "rollout_from_result",
+    "rollout_from_spans",
+    "spans_of",
+]
 
 MODEL_CALL = "openai.chat.completion"
 """Name under which adapters look for model calls."""
 
+RESULT = "result"
+"""Metadata key of what an agent returned that is neither a reward nor a trace."""
+
+_TELLING_FIELDS = {"final_reward", "triplets", "trace"}
 _ONE_MICROSECOND = 1e-6
 
 ItemT = TypeVar("ItemT")
@@ -39,14 +53,19 @@ ItemT = TypeVar("ItemT")
 # ---------------------------------------------------------------------- from what an agent returned
 
 
-def as_rollout(rollout: RolloutLegacy | Mapping[str, Any]) -> RolloutLegacy:
-    """What `post_rollout` was given, checked."""
+def is_report(given: object) -> bool:
+    """Whether `post_rollout` was given a whole result, which names its rollout."""
+    return isinstance(given, RolloutLegacy) or (isinstance(given, Mapping) and "rollout_id" in given)
+
+
+def as_rollout(rollout: object) -> RolloutLegacy:
+    """A whole result, checked."""
     if isinstance(rollout, RolloutLegacy):
         return rollout
     if isinstance(rollout, Mapping):
         return RolloutLegacy.model_validate(rollout)
     raise TypeError(
-        f"post_rollout takes a RolloutLegacy or a mapping of its fields, not {type(rollout).__name__}; "
+        f"post_rollouts takes RolloutLegacy objects or mappings of their fields, not {type(rollout).__name__}; "
         "turn what an agent returned into one with rollout_from_result(task, result)."
     )
 
@@ -54,8 +73,9 @@ def as_rollout(rollout: RolloutLegacy | Mapping[str, Any]) -> RolloutLegacy:
 def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     """What an agent returned for a task, ready to be posted.
 
-    A number is the final reward; a list holds triplets, spans, or spans as dictionaries; text is kept as
-    `metadata["result"]`; a mapping holds fields of a `RolloutLegacy`; None is a result without a reward.
+    A number is the final reward; a list holds triplets, spans, or spans as dictionaries; a mapping holds fields of a
+    `RolloutLegacy`, or rewards by name; None is a result without a reward. Text and any other value are kept as
+    `metadata["result"]`.
     """
     known: dict[str, Any] = {"rollout_id": task.rollout_id, "task": task}
     if isinstance(result, RolloutLegacy):
@@ -65,12 +85,20 @@ def rollout_from_result(task: Task, result: object) -> RolloutLegacy:
     if isinstance(result, Real):
         return RolloutLegacy(**known, final_reward=float(result))
     if isinstance(result, str):
-        return RolloutLegacy(**known, metadata={"result": result})
-    if isinstance(result, Mapping):
+        return RolloutLegacy(**known, metadata={RESULT: result})
+    if isinstance(result, Mapping) and _are_fields(result):
         return RolloutLegacy.model_validate({**known, **result})
     if isinstance(result, (list, tuple)):
         return RolloutLegacy(**known, **_fields_from_items(list(result)))
-    raise _unusable(result)
+    rewards = rewards_of_result(result)
+    reward = next(iter(rewards.values())) if rewards else None
+    return RolloutLegacy(**known, final_reward=reward, metadata={RESULT: output_of(result)})
+
+
+def _are_fields(result: Mapping[str, Any]) -> bool:
+    """Whether a mapping holds fields of a `RolloutLegacy`: no others, or one that is hardly there by chance."""
+    is_known = bool(result) and RolloutLegacy.model_fields.keys() >= result.keys()
+    return is_known or not result.keys().isdisjoint(_TELLING_FIELDS)
 
 
 def _fields_from_items(items: list[Any]) -> dict[str, Any]:
@@ -85,9 +113,9 @@ def _fields_from_items(items: list[Any]) -> dict[str, Any]:
             "trace": [json.loads(span.to_json()) for span in recorded],
             "final_reward": final_reward_of(recorded),
         }
-    if items:
+    if any(isinstance(item, (Triplet, Span, ReadableSpan)) for item in items):
         raise _unusable(items)
-    return {"trace": []}
+    return {"metadata": {RESULT: output_of(items)}} if items else {"trace": []}
 
 
 def _all_of(kind: type[ItemT], items: list[Any]) -> list[ItemT]:
@@ -95,11 +123,10 @@ def _all_of(kind: type[ItemT], items: list[Any]) -> list[ItemT]:
     return items if all(isinstance(item, kind) for item in items) else []
 
 
-def _unusable(result: object) -> TypeError:
-    held = f" of {sorted({type(item).__name__ for item in result})}" if isinstance(result, list) else ""
+def _unusable(items: list[Any]) -> TypeError:
+    kinds = sorted({type(item).__name__ for item in items})
     return TypeError(
-        f"An agent returned a {type(result).__name__}{held}; return a number, a list of triplets, spans or span "
-        "dictionaries, text, a RolloutLegacy, or None."
+        f"An agent returned a list of {kinds}; a list with triplets or spans in it may hold one kind of them only."
     )
 
 
@@ -161,10 +188,11 @@ def _side(side: str, role: str, value: Any) -> Attributes:
 def rollout_from_spans(rollout: Rollout, spans: Sequence[Span]) -> RolloutLegacy:
     """A rollout that a runner of the store finished; its metadata says with what status."""
     attempt_metadata = rollout.attempt.metadata if isinstance(rollout, AttemptedRollout) else None
+    output = {} if rollout.output is None else {RESULT: rollout.output}
     return RolloutLegacy(
         rollout_id=rollout.rollout_id,
         task=Task.of_rollout(rollout),
         final_reward=final_reward_of(spans),
         trace=[entry_from_span(span) for span in spans],
-        metadata={**(attempt_metadata or {}), "status": rollout.status},
+        metadata={**(attempt_metadata or {}), **output, "status": rollout.status},
     )

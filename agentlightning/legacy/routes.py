@@ -179,5 +179,6 @@ async def report_rollouts(rollouts: list[RolloutLegacy], data_store: DataStore) 
 
 @router.get("/health")
 async def health(data_store: DataStore) -> GenericResponse:
-    """Whether the server is ready; claims nothing."""
+    """Whether the server is ready and its store can be written to, else 503; claims nothing."""
+    await data_store.check_health()
     return GenericResponse(status="ok")

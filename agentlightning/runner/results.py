@@ -21,7 +21,7 @@ from agentlightning.tracer.binding import current_binding
 from agentlightning.types import AttemptedRollout, Span, SpanCoreFields
 from agentlightning.types.rewards import is_reward_span
 
-__all__ = ["hint_at_output", "holds_spans", "record_result", "store_returned_spans"]
+__all__ = ["hint_at_output", "holds_spans", "record_result", "rewards_of_result", "store_returned_spans"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
     """Record the rewards that an agent returned, while its trace is open; returns the output, if the result is one."""
     if result is None or holds_spans(result):
         return UNSET
-    rewards = _rewards_of(result)
+    rewards = rewards_of_result(result)
     if rewards is None:
         _refuse_unfinished(result)
         return output_of(result)
@@ -60,7 +60,7 @@ def _refuse_unfinished(result: object) -> None:
         )
 
 
-def _rewards_of(result: object) -> dict[str, float] | None:
+def rewards_of_result(result: object) -> dict[str, float] | None:
     """The rewards by name, the primary one first; None if the result is something else."""
     if isinstance(result, float):
         return {_PRIMARY_NAMES[0]: result}

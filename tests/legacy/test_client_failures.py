@@ -99,6 +99,7 @@ def test_a_result_that_cannot_be_delivered_is_warned_about(
 
     (warning,) = warnings_of(caplog)
     assert f"after {RESULT_TRIES} tries" in warning
+    assert RESULT.rollout_id in warning
     assert "is lost" in warning
 
 

@@ -188,7 +188,9 @@ def test_after_a_failure_the_next_task_is_done() -> None:
     assert [rollout.final_reward for rollout in loader.rollouts] == [None, 0.25]
 
 
-@pytest.mark.parametrize("result", [object(), [object()], {"final_reward": "much"}], ids=["object", "list", "mapping"])
+@pytest.mark.parametrize(
+    "result", [[Triplet(prompt=1, response=2), object()], {"final_reward": "much"}], ids=["list", "mapping"]
+)
 def test_a_result_that_means_nothing_is_a_failure(result: object) -> None:
     rollout = posted(Returning(result), DummyTracer())
 

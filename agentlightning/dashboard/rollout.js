@@ -1,4 +1,4 @@
-// One rollout: its task, its attempts, what was said to models and by them, and every span with its time.
+// One rollout: its task, its output, its attempts, what was said to models and by them, and every span with its time.
 
 import { get, now, Refused } from "./api.js";
 import {
@@ -10,6 +10,7 @@ import { callsOf, errorOf, finalReward, repeated, rewardsOf, treeOf } from "./tr
 const SPANS = 1000; // read at once
 const MOST_DEPTH = 12; // to which the tree is indented
 const ERROR_LETTERS = 300;
+const OPEN_LETTERS = 2000; // of an output that is shown without a click
 const NO_TRACE = { items: [], all: [], total: 0 };
 
 export function rollout(main, route) {
@@ -42,6 +43,7 @@ export function rollout(main, route) {
       place,
       head(found, trace),
       panel("Task", block(found.input)),
+      outputPanel(found.output ?? null),
       attemptsPanel(attempts, chosen, trace, choose),
       ...tracePanels(trace, more),
     );
@@ -77,6 +79,16 @@ function head(found, trace) {
   return h("section", { class: "panel" },
     facts(pairs),
     h("details", { "data-key": "configuration" }, h("summary", {}, "Configuration and metadata"), block(rest)));
+}
+
+/** What the agent returned, if that is neither a reward nor spans; a long one is folded. */
+function outputPanel(output) {
+  if (output === null) return null;
+  const text = asText(output);
+  if (!text) return panel("Output", empty("The agent returned an empty text."));
+  if (text.length <= OPEN_LETTERS) return panel("Output", block(output));
+  const summary = h("summary", {}, firstLine(output, ERROR_LETTERS));
+  return panel("Output", unfolding({ "data-key": "output" }, summary, () => [block(output)]));
 }
 
 function attemptsPanel(attempts, chosen, trace, choose) {

@@ -252,3 +252,44 @@ async def test_spans_that_the_store_dropped_are_told(page: Page, serve: Serve) -
     await page.goto(f"{server.endpoint}/dashboard#/rollouts/{early.rollout_id}")
 
     await page.until_text(str(told.value))
+
+
+OUTPUT = "[...document.querySelectorAll('h2')].find(one => one.textContent === 'Output')?.parentElement"
+
+
+async def test_a_rollout_shows_its_output_as_text(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await server.start_rollout("a")
+    output = {"answer": "<img src=x onerror='window.isHacked = true'>"}
+    await server.finish_attempt(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", output=output)
+
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+    await page.until_text("onerror", "main")
+
+    assert output["answer"] in await page.ask(f"{OUTPUT}.querySelector('pre').innerText")
+    assert await page.ask("document.querySelectorAll('main img').length") == 0
+
+
+async def test_a_long_output_is_folded(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await server.start_rollout("a")
+    text = "first line\n" + "x" * 5000 + "\nlast line"
+    await server.finish_attempt(rollout.rollout_id, rollout.attempt.attempt_id, "succeeded", output=text)
+
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+    await page.until_text("first line", "main")
+    folded = await page.ask(f"{OUTPUT}.innerText")
+    await page.ask(f"{OUTPUT}.querySelector('summary').click()")
+    await page.until_text("last line", "main")
+
+    assert "last line" not in folded
+
+
+async def test_a_rollout_without_an_output_shows_none(page: Page, serve: Serve) -> None:
+    server = await serve()
+    rollout = await finished(server, "a", reward=1.0)
+
+    await page.goto(f"{server.endpoint}/dashboard#/rollouts/{rollout.rollout_id}")
+    await page.until_text("Attempt 1", "main")
+
+    assert await page.ask(f"{OUTPUT} === undefined")

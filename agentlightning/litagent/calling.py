@@ -4,16 +4,20 @@ While it runs, model calls it makes with clients of its own go to the models of 
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.redirection import redirecting, router_for
+from agentlightning.litagent.scoping import scoped_to
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, TaskInput
 from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "method_of"]
+__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "call_callback", "method_of", "name_of"]
+
+logger = logging.getLogger(__name__)
 
 RolloutMethod = Literal["rollout", "training_rollout", "validation_rollout"]
 
@@ -28,13 +32,18 @@ class AgentMethod:
     """Whose resources are meant, where they are scoped."""
 
 
+def name_of(agent: LitAgent[Any]) -> str:
+    """What an agent is called where nobody names it: as its function, or as its class."""
+    return str(getattr(agent, "__name__", type(agent).__name__))
+
+
 def method_of(agent: LitAgent[Any], method: RolloutMethod) -> AgentMethod:
     """The method of that name, or the coroutine it is written as."""
-    name = _name_of(agent, method)
+    name = _method_name(agent, method)
     call: Callable[..., Any] = getattr(agent, name)
     leads_to_coroutine = not _is_own(agent, name) and inspect.iscoroutinefunction(type(agent).rollout)
     is_coroutine = inspect.iscoroutinefunction(call) or leads_to_coroutine
-    return AgentMethod(call, is_coroutine, getattr(agent, "__name__", None))
+    return AgentMethod(call, is_coroutine, name_of(agent))
 
 
 async def call_agent(
@@ -45,8 +54,9 @@ async def call_agent(
     rollout: Rollout,
     threads: DaemonThreads,
 ) -> RolloutRawResult:
-    """Have an agent do a task."""
+    """Have an agent do a task, with the resources of its own scope under their plain names."""
     result: RolloutRawResult
+    resources = scoped_to(method.agent_name, resources)
     with redirecting(router_for(rollout, resources, agent_name=method.agent_name)):
         if method.is_coroutine:
             result = await method.call(task, resources=resources, rollout=rollout)
@@ -55,7 +65,17 @@ async def call_agent(
     return result
 
 
-def _name_of(agent: LitAgent[Any], method: RolloutMethod) -> str:
+async def call_callback(agent: LitAgent[Any], name: str, *arguments: Any) -> None:
+    """Call a callback of an agent, plain or a coroutine function; what it raises is logged and fails nothing."""
+    try:
+        pending = getattr(agent, name)(*arguments)
+        if inspect.isawaitable(pending):
+            await pending
+    except (Exception, SystemExit):  # the rollout is not to blame
+        logger.exception("%s.%s failed.", type(agent).__name__, name)
+
+
+def _method_name(agent: LitAgent[Any], method: RolloutMethod) -> str:
     """What to call: the agent's own method for this purpose before its general one, the coroutine before the plain."""
     if method != "rollout":
         for name in (f"{method}_async", method):

@@ -1,7 +1,7 @@
 """Plain functions as agents: what a function needs of the resources is handed to it by the name of the parameter.
 
 @rollout
-def agent(task, llm):            # or prompt_template, or both; and `rollout`, for its ids
+def agent(task, llm):            # or prompt_template, or `resources`, by name; and `rollout`, for its ids
     ...
     return reward
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.litagent.scoping import resources_for
+from agentlightning.litagent.scoping import resources_for, scoped_to
 from agentlightning.types import (
     LLM,
     AttemptedRollout,
@@ -24,6 +24,7 @@ from agentlightning.types import (
     ProxyLLM,
     Resource,
     ResourcesUpdate,
+    ResourceUnion,
     Rollout,
     RolloutRawResult,
 )
@@ -48,7 +49,8 @@ class FunctionalLitAgent(LitAgent[T]):
         """Nothing is called yet.
 
         Args:
-            rollout_func: Its first parameter is the task; `llm`, `prompt_template` and `rollout` are filled by name.
+            rollout_func: Its first parameter is the task; `llm`, `prompt_template`, `resources` and `rollout` are
+                filled by name.
             strip_proxy: Give the function a plain `LLM` whose URL names its attempt, instead of the `ProxyLLM`.
         """
         super().__init__()
@@ -78,14 +80,14 @@ class FunctionalLitAgent(LitAgent[T]):
 
     def check_parameters(self) -> None:
         """ConfigurationError if the function asks for something that there is not."""
-        known = {"rollout", "llm", "prompt_template"}
+        known = {"rollout", "llm", "prompt_template", "resources"}
         signature = inspect.signature(self._rollout_func)
         others = list(signature.parameters.values())[1:]
         unknown = [p.name for p in others if p.name not in known and p.default is p.empty and p.kind not in _OPEN_KINDS]
         if unknown:
             raise ConfigurationError(
                 f"{self._name} asks for {', '.join(unknown)}; a function is given its task and, by name, llm, "
-                "prompt_template and rollout. Give the others defaults, or write a LitAgent."
+                "prompt_template, resources and rollout. Give the others defaults, or write a LitAgent."
             )
         try:
             signature.bind(None, **dict.fromkeys(known & self._parameters))
@@ -119,7 +121,17 @@ class FunctionalLitAgent(LitAgent[T]):
             arguments["llm"] = self._plain(self._only(named, LLM), rollout)
         if "prompt_template" in self._parameters:
             arguments["prompt_template"] = self._only(named, PromptTemplate)
+        if "resources" in self._parameters:
+            arguments["resources"] = {
+                name: self._usable(one, rollout) for name, one in scoped_to(self._name, given).items()
+            }
         return arguments
+
+    def _usable(self, resource: ResourceUnion, rollout: Rollout) -> ResourceUnion:
+        """As `_plain`; an LLM that leaves its endpoint to the default is made whole by `resources_for`."""
+        if isinstance(resource, LLM) and vars(resource)["endpoint"]:
+            return self._plain(resource, rollout)
+        return resource
 
     def _only(self, resources: NamedResources, kind: type[_ResourceT]) -> _ResourceT:
         """The resource of this kind; of several, the first."""
@@ -217,7 +229,7 @@ def prompt_rollout(
 
 
 def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:
-    """Make an agent of a function that takes a task and an `llm`, a `prompt_template`, or both."""
+    """Make an agent of a function that takes a task and an `llm`, a `prompt_template`, or all `resources`."""
     for decorate, validate in (
         (llm_rollout, _validate_llm_rollout_func),
         (prompt_rollout, _validate_prompt_rollout_func),
@@ -227,7 +239,10 @@ def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:
         except ConfigurationError:
             continue
         return decorate(func)
+    if [*inspect.signature(func).parameters][:1] == ["task"] and "resources" in inspect.signature(func).parameters:
+        return FunctionalLitAgent(func)
     raise NotImplementedError(
         f"{getattr(func, '__name__', func)!r} does not match any known agent patterns: its first parameter must be "
-        f"'task', and another 'llm' or 'prompt_template'; it has {list(inspect.signature(func).parameters)}."
+        "'task', and another 'llm', 'prompt_template' or 'resources'; it has "
+        f"{list(inspect.signature(func).parameters)}."
     )

@@ -6,6 +6,7 @@ returns is its result: None if its spans say it all, a number as the reward, or 
 
 import inspect
 import weakref
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from agentlightning.utils.deprecation import deprecated
 if TYPE_CHECKING:
     from agentlightning.tracer import Tracer
 
-__all__ = ["LitAgent", "current_claim", "is_v0_1_rollout_api", "working_for"]
+__all__ = ["LitAgent", "current_claim", "current_work", "is_v0_1_rollout_api", "working_for"]
 
 T = TypeVar("T")
 
@@ -25,29 +26,32 @@ _ASYNC_NAMES = ("training_rollout_async", "validation_rollout_async", "rollout_a
 _PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
 
 
-_RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
-_CLAIM: ContextVar[Claim | None] = ContextVar("agentlightning_claim", default=None)
-
-
 class working_for:  # noqa: N801 # read as a verb; a class, because a generator takes longer
     """What agents do inside is done for this runner, which may have got the attempt by a claim."""
 
     def __init__(self, runner: Any, claim: Claim | None = None) -> None:
-        self._runner = runner
-        self._claim = claim
+        self.runner = runner
+        self.claim = claim
+        self.agent_name: str | None = None
+        """The agent that a router chose, to whom the result belongs; the innermost, where routers nest."""
+        self.routed: dict[int, Any] = {}
+        """What each router, by its id, keeps between the callbacks of this attempt."""
 
     def __enter__(self) -> None:
-        self._resets = _RUNNER.set(self._runner), _CLAIM.set(self._claim)
+        self._reset = _WORK.set(self)
 
     def __exit__(self, *exc_info: object) -> None:
-        runner, claim = self._resets
-        _RUNNER.reset(runner)
-        _CLAIM.reset(claim)
+        _WORK.reset(self._reset)
+
+
+_WORK: ContextVar[working_for | None] = ContextVar("agentlightning_work", default=None)
+current_work = _WORK.get
 
 
 def current_claim() -> Claim | None:
     """The claim that the agent works on here, with the credentials of its attempt; None outside of claimed work."""
-    return _CLAIM.get()
+    work = _WORK.get()
+    return None if work is None else work.claim
 
 
 def is_v0_1_rollout_api(func: Any) -> bool:
@@ -91,8 +95,8 @@ class LitAgent(Generic[T]):
 
     def get_runner(self) -> Any:
         """The runner that runs the agent here or, outside of rollouts, the last that was set; ValueError if none."""
-        runner = _RUNNER.get()
-        return runner if runner is not None else self._owner("runner")
+        work = _WORK.get()
+        return work.runner if work is not None and work.runner is not None else self._owner("runner")
 
     def _owner(self, name: str) -> Any:
         reference = vars(self).get(f"_{name}_ref")
@@ -105,8 +109,8 @@ class LitAgent(Generic[T]):
 
     def get_tracer(self) -> "Tracer":
         """The tracer of the runner or, without one, of the trainer."""
-        reference = vars(self).get("_runner_ref")
-        runner = _RUNNER.get() or (None if reference is None else reference())
+        reference, work = vars(self).get("_runner_ref"), _WORK.get()
+        runner = (work and work.runner) or (None if reference is None else reference())
         if runner is not None and getattr(runner, "tracer", None) is not None:
             tracer: Tracer = runner.tracer
         else:
@@ -123,11 +127,19 @@ class LitAgent(Generic[T]):
 
     # ------------------------------------------------------------------ called around a rollout
 
-    def on_rollout_start(self, task: Task, runner: ParallelWorkerBase, tracer: "Tracer") -> None:
-        """A rollout is about to begin. Hooks of the trainer are told more."""
+    def on_rollout_start(self, task: Task, runner: ParallelWorkerBase, tracer: "Tracer") -> Awaitable[None] | None:
+        """A rollout is about to begin; may be a coroutine function. Hooks of the trainer get more arguments."""
+        return None
 
-    def on_rollout_end(self, task: Task, rollout: Any, runner: ParallelWorkerBase, tracer: "Tracer") -> None:
-        """A rollout is over."""
+    def on_rollout_end(
+        self, task: Task, rollout: Any, runner: ParallelWorkerBase, tracer: "Tracer"
+    ) -> Awaitable[None] | None:
+        """A rollout is over; may be a coroutine function."""
+        return None
+
+    def has_callback(self, name: str) -> bool:
+        """Whether the agent defines the callback `on_rollout_start` or `on_rollout_end`."""
+        return getattr(type(self), name) is not getattr(LitAgent, name)
 
     # ------------------------------------------------------------------ the work
 

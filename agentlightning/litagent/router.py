@@ -2,9 +2,10 @@
 
     AgentRouter({"sql": (lambda task: "query" in task, sql_agent), "math": (is_sum, math_agent)}, default=chat_agent)
 
-The first route that matches a task takes it. Its agent is called as it is written, plain or as coroutines, for training
-or validation, with the resources of its own scope. What it does stands below a span `<name>.agent` that names the agent
-as OpenTelemetry's conventions do, so that `agent_match="sql"` finds it.
+The first route that matches a task takes it; with `by_name`, a task that names one of the agents goes to that one. Its
+agent is called as it is written, plain or as coroutines, for training or validation, with its callbacks and with the
+resources of its own scope. What it does stands below a span `<name>.agent` that names the agent as OpenTelemetry's
+conventions do, so that `agent_match="sql"` finds it, and the reward that it returns carries the same name.
 """
 
 import inspect
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, RolloutFailed
-from agentlightning.litagent.calling import RolloutMethod, call_agent, method_of
-from agentlightning.litagent.litagent import LitAgent
+from agentlightning.litagent.calling import RolloutMethod, call_agent, call_callback, method_of
+from agentlightning.litagent.litagent import LitAgent, current_work
 from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
 from agentlightning.litagent.signature import check_signature
 from agentlightning.tracer import get_active_tracer
-from agentlightning.types import NamedResources, Rollout, RolloutRawResult
+from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Task
 from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AgentRouter", "Predicate", "Route"]
@@ -30,6 +31,9 @@ Predicate = Callable[[Any], bool | Awaitable[bool]]
 """Whether a task is meant for an agent; may be a coroutine function, for example to ask a model."""
 DEFAULT_NAME: Final = "default"
 """What an agent is called that takes what no route takes."""
+AGENT_FIELD: Final = "agent"
+"""The field of a task, or of a `Task`'s metadata, that names the agent."""
+_CALLBACKS: Final = ("on_rollout_start", "on_rollout_end")
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,20 @@ class Route:
     name: str
     """What the agent is called in traces and in the names of its resources."""
     agent: LitAgent[Any]
-    matches: Predicate
+    matches: Predicate | None = None
+    """None takes no task by itself: only the default, or those that name it."""
     resources_id: str | None = None
     """Pins the agent to these resources, whatever the others get; the rollout's metadata wins over this."""
+
+
+@dataclass
+class _Routed:
+    """What a router keeps of one attempt."""
+
+    arguments: tuple[Any, ...]
+    """Of the callback `on_rollout_start`."""
+    route: Route | None = None
+    """None until an agent is chosen, which then gets both callbacks."""
 
 
 class AgentRouter(LitAgent[T]):
@@ -51,20 +66,25 @@ class AgentRouter(LitAgent[T]):
         self,
         routes: Mapping[str, tuple[Predicate, LitAgent[Any]]] | Sequence[Route],
         *,
-        default: LitAgent[Any] | None = None,
+        default: LitAgent[Any] | str | None = None,
+        by_name: bool = False,
     ) -> None:
         """Nothing is called yet.
 
         Args:
             routes: Predicates and agents by name, or routes; tried in this order.
-            default: Takes what no route takes, under the name `default`; without it, such a task fails.
+            default: Takes what no route takes: an agent, under the name `default`, or the name of a route. Without it,
+                such a task fails.
+            by_name: A task whose field `agent` is the name of a route goes there. A name that no route has leaves the
+                task to the predicates, and not to the default, which would hide a misspelt name.
         """
         super().__init__()
         self._threads = DaemonThreads("routed-agent")
         if isinstance(routes, Mapping):
             routes = [_route_of(name, pair) for name, pair in routes.items()]
         self.routes = tuple(routes)
-        self.default = None if default is None else Route(DEFAULT_NAME, default, _any_task)
+        self.by_name = by_name
+        self.default = self._default_route(default)
         _check(self._all_routes())
 
     def set_trainer(self, trainer: Any) -> None:
@@ -77,19 +97,47 @@ class AgentRouter(LitAgent[T]):
         for route in self._all_routes():
             route.agent.set_runner(runner)
 
+    # ------------------------------------------------------------------ callbacks
+
+    def has_callback(self, name: str) -> bool:
+        """Whether the callback must be called: both must, if any of the agents has one."""
+        return any(route.agent.has_callback(each) for route in self._all_routes() for each in _CALLBACKS)
+
+    def on_rollout_start(self, task: Task, runner: Any, tracer: Any) -> None:
+        """Keep the arguments for the agent, which is chosen when the task is at hand."""
+        work = current_work()
+        if work is not None:
+            work.routed[id(self)] = _Routed((task, runner, tracer))
+
+    def on_rollout_end(self, task: Task, rollout: Any, runner: Any, tracer: Any) -> Awaitable[None] | None:
+        work = current_work()
+        routed: _Routed | None = None if work is None else work.routed.pop(id(self), None)
+        if routed is None or routed.route is None:  # no agent was chosen, so none has begun
+            return None
+        return call_callback(routed.route.agent, "on_rollout_end", task, rollout, runner, tracer)
+
     # ------------------------------------------------------------------ the work
 
     async def choose(self, task: T) -> Route:
         """The route that takes a task."""
+        name = _named_in(task) if self.by_name else None
+        for route in self._all_routes():
+            if route.name == name:
+                return route
         for route in self.routes:
             if await _does_match(route, task):
                 return route
-        if self.default is None:
+        if self.default is not None and name is None:
+            return self.default
+        known = ", ".join(repr(route.name) for route in self._all_routes())
+        if name is not None:
             raise RolloutFailed(
-                f"No route takes {_described(task)}; the routes are {', '.join(repr(r.name) for r in self.routes)}. "
-                "Add one that matches, or a default."
+                f"No agent is called {name!r}, which {_described(task)} names in its field '{AGENT_FIELD}'; the agents "
+                f"are {known}. Name one of them, or give one a predicate that matches."
             )
-        return self.default
+        raise RolloutFailed(
+            f"No route takes {_described(task)}; the routes are {known}. Add one that matches, or a default."
+        )
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
         return await self._route("rollout", task, resources, rollout)
@@ -105,6 +153,13 @@ class AgentRouter(LitAgent[T]):
     ) -> RolloutRawResult:
         route = await self.choose(task)
         own = await self._resources(route, resources, rollout)
+        work = current_work()
+        if work is not None:
+            work.agent_name = route.name
+            routed: _Routed | None = work.routed.get(id(self))
+            if routed is not None:
+                routed.route = route
+                await call_callback(route.agent, "on_rollout_start", *routed.arguments)
         with _tagged(route.name):
             chosen = method_of(route.agent, method)
             return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=self._threads)
@@ -115,8 +170,19 @@ class AgentRouter(LitAgent[T]):
             return resources_for(route.name, resources)
         return await resolve(self.get_runner().get_store(), resources, route.name, pinned_to=pinned_to)
 
+    def _default_route(self, default: LitAgent[Any] | str | None) -> Route | None:
+        if not isinstance(default, str):
+            return None if default is None else Route(DEFAULT_NAME, default)
+        found = [route for route in self.routes if route.name == default]
+        if not found:
+            raise ConfigurationError(
+                f"The default {default!r} names no route; the routes are {[route.name for route in self.routes]}."
+            )
+        return found[0]
+
     def _all_routes(self) -> tuple[Route, ...]:
-        return self.routes if self.default is None else (*self.routes, self.default)
+        is_named = any(route is self.default for route in self.routes)
+        return self.routes if self.default is None or is_named else (*self.routes, self.default)
 
 
 def _route_of(name: str, pair: object) -> Route:
@@ -139,7 +205,7 @@ def _check(routes: Sequence[Route]) -> None:
 
 
 def _check_parts(name: str, agent: object, matches: object) -> None:
-    if not isinstance(agent, LitAgent) or not callable(matches):
+    if not isinstance(agent, LitAgent) or not (matches is None or callable(matches)):
         raise ConfigurationError(
             f"The route '{name}' needs a predicate, which is a function of the task, and an agent; it has a "
             f"{type(matches).__name__} and a {type(agent).__name__}. @rollout makes an agent of a function."
@@ -147,12 +213,16 @@ def _check_parts(name: str, agent: object, matches: object) -> None:
     check_signature(agent)
 
 
-def _any_task(task: Any) -> bool:
-    """What the default takes; a function of the module, so that a router can be pickled."""
-    return True
+def _named_in(task: Any) -> str | None:
+    """The agent that a task names; None if it names none."""
+    fields = task.metadata if isinstance(task, Task) else task
+    name = fields.get(AGENT_FIELD) if isinstance(fields, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 async def _does_match(route: Route, task: Any) -> bool:
+    if route.matches is None:
+        return False
     try:
         answer = route.matches(task)
         return bool(await answer if inspect.isawaitable(answer) else answer)

@@ -4,9 +4,17 @@ from agentlightning.errors import RolloutFailed
 from agentlightning.litagent.litagent import current_claim
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, NamedResources
-from agentlightning.types.scoping import PINNED_RESOURCES, check_agent_name, pinned_id, resources_for
+from agentlightning.types.scoping import PINNED_RESOURCES, check_agent_name, pinned_id, resources_for, scoped_to
 
-__all__ = ["PINNED_RESOURCES", "check_agent_name", "pinned_id", "resolve", "resources_for", "with_claimed_keys"]
+__all__ = [
+    "PINNED_RESOURCES",
+    "check_agent_name",
+    "pinned_id",
+    "resolve",
+    "resources_for",
+    "scoped_to",
+    "with_claimed_keys",
+]
 
 
 async def resolve(

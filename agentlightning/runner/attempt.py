@@ -18,7 +18,7 @@ from typing import Any, Final
 from agentlightning.emitter import emit_exception
 from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed, WorkerLost
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.calling import AgentMethod, call_agent, method_of
+from agentlightning.litagent.calling import AgentMethod, call_agent, call_callback, method_of
 from agentlightning.litagent.litagent import working_for
 from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.settling import settle_calls
@@ -87,7 +87,7 @@ class Surroundings:
         """Whether nobody looks at the store between the end of a trace and the status of its attempt."""
         return (
             not self.hooks
-            and type(self.agent).on_rollout_end is LitAgent.on_rollout_end
+            and not self.agent.has_callback("on_rollout_end")
             and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
         )
 
@@ -162,7 +162,7 @@ class AttemptRun:
                 if self._proxies and status != "unresponsive":
                     await self._settle_calls()
                 if self._has_begun:
-                    self._tell_agent("on_rollout_end", self.rollout)
+                    await self._tell_agent("on_rollout_end", self.rollout)
                     await self._tell_hooks("on_rollout_end", spans=self.spans)
             finally:
                 await self._write_status(status, patience, is_claiming=is_claiming)
@@ -172,7 +172,7 @@ class AttemptRun:
         resources = self.around.templates.apply(with_claimed_keys(found))
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
-        self._tell_agent("on_rollout_start")
+        await self._tell_agent("on_rollout_start")
         await self._tell_hooks("on_rollout_start")
         try:
             async with self._trace_context() as trace:
@@ -285,15 +285,12 @@ class AttemptRun:
             except (Exception, SystemExit):  # a hook's fault is not the agent's
                 logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
-    def _tell_agent(self, name: str, *outcome: Any) -> None:
+    async def _tell_agent(self, name: str, *outcome: Any) -> None:
         """Call the agent's own callback, if it has one."""
-        agent = self.around.agent
-        if getattr(type(agent), name, None) is getattr(LitAgent, name):
+        if not self.around.agent.has_callback(name):
             return
-        try:
-            getattr(agent, name)(Task.of_rollout(self.rollout), *outcome, self.around.runner, self.around.tracer)
-        except (Exception, SystemExit):  # as with hooks
-            logger.exception("%s.%s failed.", type(agent).__name__, name)
+        task = Task.of_rollout(self.rollout)
+        await call_callback(self.around.agent, name, task, *outcome, self.around.runner, self.around.tracer)
 
     async def _write_status(self, status: AttemptStatus, patience: float | None, *, is_claiming: bool) -> None:
         try:

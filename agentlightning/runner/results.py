@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, Final
 
 from agentlightning.emitter import emit_reward
+from agentlightning.litagent.litagent import current_work
 from agentlightning.runner.output import output_of
 from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
 from agentlightning.store.base import UNSET, LightningStore, Unset
@@ -45,10 +46,16 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
     if current_binding() is None and get_active_tracer() is None:  # the tracer records elsewhere
         await _store_rewards(rewards, rollout, store)
     elif isinstance(result, Mapping):
-        emit_reward(rewards, primary_key=next(iter(rewards)))
+        emit_reward(rewards, primary_key=next(iter(rewards)), attributes=_chosen_agent())
     else:
-        emit_reward(rewards[_PRIMARY_NAMES[0]])
+        emit_reward(rewards[_PRIMARY_NAMES[0]], attributes=_chosen_agent())
     return UNSET
+
+
+def _chosen_agent() -> dict[str, str]:
+    """Whose reward it is, where a router chose one of several agents: the trace of its work has ended by now."""
+    work = current_work()
+    return {} if work is None or work.agent_name is None else {"gen_ai.agent.name": work.agent_name}
 
 
 def _refuse_unfinished(result: object) -> None:
@@ -94,7 +101,7 @@ async def _store_rewards(rewards: Mapping[str, float], rollout: AttemptedRollout
         attributes[f"{_PREFIX}.{number}.{RewardAttributes.REWARD_NAME.value}"] = name
         attributes[f"{_PREFIX}.{number}.{RewardAttributes.REWARD_VALUE.value}"] = reward
     span = Span.from_attributes(
-        attributes=attributes,
+        attributes={**attributes, **_chosen_agent()},
         rollout_id=rollout_id,
         attempt_id=attempt_id,
         sequence_id=await store.get_next_span_sequence_id(rollout_id, attempt_id),

@@ -1,16 +1,19 @@
 """What users hand to a Trainer, checked: the agent, the data sets, arguments that have another name now."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.litagent import LitAgent
+from agentlightning.litagent import AgentRouter, LitAgent, Route
+from agentlightning.litagent.calling import name_of
 from agentlightning.litagent.decorator import FunctionalLitAgent
+from agentlightning.litagent.router import Predicate
+from agentlightning.litagent.scoping import check_agent_name
 from agentlightning.litagent.signature import check_signature
 from agentlightning.utils.deprecation import deprecated
 
-__all__ = ["check_dataset", "checked_agent", "renamed"]
+__all__ = ["check_dataset", "checked_agent", "checked_route", "combined", "renamed"]
 
 _Value = TypeVar("_Value")
 
@@ -36,6 +39,30 @@ def checked_agent(agent: Any) -> LitAgent[Any]:
     if isinstance(agent, type) and issubclass(agent, LitAgent):
         hint = f"make an instance: {agent.__name__}()"
     raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
+
+
+def checked_route(agent: Any, name: str | None, when: Predicate | None, others: Sequence[Route]) -> Route:
+    """An agent beside others, under a name of its own: the given one, or that of its function or class."""
+    agent, taken = checked_agent(agent), {route.name for route in others}
+    if name is None:
+        base = name_of(agent)
+        numbered = (f"{base}-{number}" for number in range(2, len(taken) + 3))
+        name = base if base not in taken else next(each for each in numbered if each not in taken)
+    check_agent_name(name)
+    if name in taken:
+        raise ConfigurationError(f"Two agents are called '{name}'; give one of them another name.")
+    if when is not None and not callable(when):
+        raise ConfigurationError(f"`when` of agent '{name}' must be a function of the task; it is {when!r}.")
+    return Route(name, agent, when)
+
+
+def combined(routes: Sequence[Route]) -> LitAgent[Any]:
+    """The registered agents as one; the first without a rule of its own takes what is left."""
+    first = routes[0]
+    if len(routes) == 1 and first.matches is None and first.name == name_of(first.agent):
+        return first.agent
+    default = next((route.name for route in routes if route.matches is None), None)
+    return AgentRouter(routes, default=default, by_name=len(routes) > 1)
 
 
 def check_dataset(label: str, dataset: Any) -> None:

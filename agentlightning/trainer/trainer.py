@@ -14,10 +14,11 @@ from agentlightning.errors import ConfigurationError, InvalidTransition, Runners
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import MultiprocessingEvent
 from agentlightning.execution.processes import start_context
-from agentlightning.litagent import LitAgent
+from agentlightning.litagent import LitAgent, Route
+from agentlightning.litagent.router import Predicate
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.trainer.checks import check_dataset, checked_agent, renamed
+from agentlightning.trainer.checks import check_dataset, checked_agent, checked_route, combined, renamed
 from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
@@ -124,7 +125,7 @@ class Trainer:
         self.progress = progress
         self.allow_poml = allow_poml
         resolved_mode(progress)  # a word that is not known is answered here
-        self._agents: list[LitAgent[Any]] = []
+        self._agents: list[Route] = []
         self._life = Lifecycle("The trainer")
         self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
         self._switches: Switches | None = None
@@ -143,20 +144,24 @@ class Trainer:
 
     # ------------------------------------------------------------------ agents
 
-    def add_agent(self, agent: LitAgent[Any]) -> None:
-        """Register an agent, so that `fit`, `dev` and `run` need not be given one."""
-        self._agents.append(checked_agent(agent))
+    def add_agent(self, agent: LitAgent[Any], name: str | None = None, when: Predicate | None = None) -> None:
+        """Register an agent, so that `fit`, `dev` and `run` need not be given one.
+
+        Of several, a task goes to the one that it names in its field `agent` (of an `agl.Task`, in its metadata),
+        otherwise to the first whose rule fits, otherwise to the first that has no rule.
+
+        Args:
+            name: Of the agent in traces and in the names of its resources; by default that of its function or class.
+            when: Whether a task is for this agent; plain or a coroutine function.
+        """
+        self._agents.append(checked_route(agent, name, when, self._agents))
 
     def _agent_for(self, agent: LitAgent[Any] | None) -> LitAgent[Any]:
         if agent is not None:
             return checked_agent(agent)
-        if len(self._agents) == 1:
-            return self._agents[0]
         if not self._agents:
             raise ConfigurationError("There is no agent; pass one, or register it with add_agent.")
-        raise ConfigurationError(
-            f"{len(self._agents)} agents are registered; pass the one to train, or combine them in an AgentRouter."
-        )
+        return combined(self._agents)
 
     # ------------------------------------------------------------------ running
 

@@ -22,7 +22,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.types.core import Rollout
 from agentlightning.types.resources import LLM, NamedResources, ResourceUnion
 
-__all__ = ["PINNED_RESOURCES", "check_agent_name", "pinned_id", "resources_for"]
+__all__ = ["PINNED_RESOURCES", "check_agent_name", "pinned_id", "resources_for", "scoped_to"]
 
 PINNED_RESOURCES: Final = "pinned_resources"
 """Key of a rollout's metadata: ids of resources by names of agents."""
@@ -40,6 +40,18 @@ def resources_for(agent_name: str | None, resources: NamedResources) -> NamedRes
     return {**completed, **{name: resource for name, resource in defaults.items() if name not in own}}
 
 
+def scoped_to(agent_name: str | None, resources: NamedResources) -> NamedResources:
+    """The resources as an agent gets them: its own under their plain names, those of other scopes as they are.
+
+    An agent may itself be a team, whose members get theirs by `resources_for(member, resources)`.
+    """
+    if agent_name is None or not any(_SEPARATOR in name for name in resources):
+        return resources
+    scope = agent_name + _SEPARATOR
+    others = {n: resource for n, resource in resources.items() if _SEPARATOR in n and not n.startswith(scope)}
+    return {**resources_for(agent_name, resources), **others}
+
+
 def pinned_id(agent_name: str, rollout: Rollout) -> str | None:
     """The resources that a rollout pins an agent to; None if it does not."""
     pins: Any = (rollout.metadata or {}).get(PINNED_RESOURCES, {})
@@ -52,12 +64,12 @@ def pinned_id(agent_name: str, rollout: Rollout) -> str | None:
     return pinned_to
 
 
-def check_agent_name(name: str) -> None:
+def check_agent_name(name: object) -> None:
     """Refuse a name that cannot be a scope."""
-    if not name or _SEPARATOR in name:
+    if not isinstance(name, str) or not name or _SEPARATOR in name:
         raise ConfigurationError(
-            f"An agent cannot be called {name!r}: its name must not be empty, and '{_SEPARATOR}' separates it from "
-            "those of its resources."
+            f"An agent cannot be called {name!r}: its name must be a text that is not empty, and '{_SEPARATOR}' "
+            "separates it from those of its resources."
         )
 
 

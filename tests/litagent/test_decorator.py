@@ -253,10 +253,18 @@ def test_a_function_that_is_no_prompt_agent_is_told_why() -> None:
     assert _validate_prompt_rollout_func(lambda task, prompt_template: None)
 
 
-@pytest.mark.parametrize("function", [no_parameters, only_a_task, task_comes_second, neither, takes_anything])
+@pytest.mark.parametrize("function", [no_parameters, only_a_task, task_comes_second, takes_anything])
 def test_a_function_that_is_no_agent_at_all_is_told(function: Any) -> None:
     with pytest.raises(NotImplementedError, match="does not match any known agent patterns"):
         rollout(function)
+
+
+def test_all_resources_are_handed_in_by_name() -> None:
+    agent = rollout(lambda task, resources: resources)
+
+    given = calling(agent, {"llm": MODEL, "<lambda>/llm": PROXY, "critic/llm": OTHER}, ATTEMPTED)
+
+    assert given == {"llm": PROXY.with_attempted_rollout(ATTEMPTED), "critic/llm": OTHER}
 
 
 def by_position_alone(task: str, llm: LLM, /) -> None: ...

@@ -154,6 +154,22 @@ async def test_agent_match_finds_the_calls_of_the_agent(
     assert [triplet.metadata["agent_name"] for triplet in triplets] == expected
 
 
+async def test_the_reward_of_an_agent_counts_for_its_calls(workbench: Workbench) -> None:
+    class Talking(LitAgent[Any]):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
+            tracer = get_active_tracer()
+            assert tracer is not None
+            tracer.create_span("openai.chat.completion", {**TALK})
+            return 0.7
+
+    outcome = await workbench.run(router_of(Talking(), Coroutine()), {"kind": "sql"})
+
+    for match in ("sql", None):
+        (triplet,) = TracerTraceToTriplet(agent_match=match).adapt(outcome.spans)
+        assert triplet.reward == 0.7
+    assert outcome.span("agentlightning.reward").attributes["gen_ai.agent.name"] == "sql"
+
+
 async def test_each_agent_gets_the_resources_of_its_scope(workbench: Workbench, llm: LLM) -> None:
     agent = Plain()
     own = PromptTemplate(template="Write SQL.", engine="f-string")
@@ -197,6 +213,84 @@ async def test_routers_nest(workbench: Workbench, llm: LLM) -> None:
 
     assert outcome.span("writer.agent").parent_id == outcome.span("team.agent").span_id
     assert inner.seen[0][1] == {"llm": llm}
+
+
+# ---------------------------------------------------------------------- names and defaults
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [({"agent": "math"}, 0.2), ({"agent": "sql", "kind": "math"}, 0.1), ({"kind": "math"}, 0.2), ({"kind": "?"}, 0.3)],
+    ids=["name", "name before rule", "rule", "default"],
+)
+async def test_a_task_may_name_its_agent(workbench: Workbench, task: Any, expected: float) -> None:
+    routes = [
+        Route("sql", Plain(0.1), lambda task: task.get("kind") == "sql"),
+        Route("math", Plain(0.2), lambda task: task.get("kind") == "math"),
+        Route("rest", Plain(0.3)),
+    ]
+
+    outcome = await workbench.run(AgentRouter(routes, default="rest", by_name=True), task)
+
+    assert outcome.reward == expected
+
+
+async def test_names_in_tasks_mean_nothing_unless_asked_for(workbench: Workbench) -> None:
+    router = AgentRouter[Any]({"sql": (lambda task: False, Plain(0.1))}, default=Plain(0.2))
+
+    assert (await workbench.run(router, {"agent": "sql"})).reward == 0.2
+
+
+def test_a_default_must_be_among_the_routes() -> None:
+    with pytest.raises(ConfigurationError, match=r"The default 'b' names no route; the routes are \['a'\]"):
+        AgentRouter([Route("a", Plain())], default="b")
+
+
+# ---------------------------------------------------------------------- callbacks
+
+
+class Told(Plain):
+    """Notes its callbacks; plain ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
+        self.calls.append("start")
+
+    def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
+        self.calls.append("end")
+
+
+async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> None:
+    inner, other = Told(), Told()
+    team = AgentRouter[Any]({"writer": (lambda task: True, inner)})
+
+    await workbench.run(AgentRouter({"team": (lambda task: True, team)}, default=other))
+
+    assert (inner.calls, other.calls) == (["start", "end"], [])
+
+
+async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Workbench) -> None:
+    agent = Told()
+
+    outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
+
+    assert (outcome.attempt.status, agent.calls) == ("failed", [])
+
+
+async def test_a_callback_that_fails_is_logged_and_fails_nothing(
+    workbench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Plain):
+        async def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
+            raise ValueError("no")
+
+    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, Failing())}))
+
+    assert outcome.attempt.status == "succeeded"
+    assert "Failing.on_rollout_start failed" in caplog.text
 
 
 # ---------------------------------------------------------------------- what goes wrong

@@ -288,15 +288,9 @@ def test_what_is_no_agent_is_told(agent: Any, words: str) -> None:
             use(agent)
 
 
-def test_no_agent_and_too_many_agents_are_told() -> None:
-    trainer = a_trainer()
-
+def test_a_fit_without_an_agent_is_told() -> None:
     with pytest.raises(ValueError, match="There is no agent"):
-        trainer.fit(train_dataset=[1])
-    trainer.add_agent(Halving())
-    trainer.add_agent(Halving())
-    with pytest.raises(ValueError, match="2 agents are registered"):
-        trainer.fit(train_dataset=[1])
+        a_trainer().fit(train_dataset=[1])
 
 
 async def test_a_run_without_an_agent_is_told() -> None:

@@ -18,9 +18,19 @@ from opentelemetry.util.types import AttributeValue
 from pydantic import BaseModel
 from typing_extensions import Self
 
+from agentlightning.types.agent_names import agent_name
 from agentlightning.utils.otel import SCOPE_NAME
 
-__all__ = ["Step", "agent_step", "as_json", "is_suppressed", "set_if_any", "set_tool_result", "tool_step"]
+__all__ = [
+    "Step",
+    "agent_step",
+    "as_json",
+    "current_agent",
+    "is_suppressed",
+    "set_if_any",
+    "set_tool_result",
+    "tool_step",
+]
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 _TOOL_NAME: Final = "tool.name"
@@ -28,12 +38,21 @@ _TOOL_ARGUMENTS: Final = "tool.parameters"
 _TOOL_CALL_ID: Final = "tool.call.id"
 _TOOL_CALL_TYPE: Final = "tool.call.type"
 _TOOL_RESULT: Final = "tool.result"
+_AGENT_KEY: Final = otel_context.create_key("agentlightning-agent")
 _PLAIN: Final = frozenset({str, bool, int, float})
 
 
 def is_suppressed() -> bool:
     """Whether the program asked OpenTelemetry not to instrument what it does here."""
     return bool(otel_context.get_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY))
+
+
+def current_agent() -> str | None:
+    """The agent at work here, by the span that is current or, of our own spans, by one around it; None if unknown."""
+    span = trace.get_current_span()
+    named = agent_name(getattr(span, "attributes", None), getattr(span, "name", ""))
+    around = otel_context.get_value(_AGENT_KEY)
+    return named or (str(around) if around is not None else None)
 
 
 def as_json(value: Any) -> str:
@@ -100,8 +119,14 @@ class Step:
         parent: "Step | None" = None,
         kind: SpanKind = SpanKind.INTERNAL,
         start_time: int | None = None,
+        agent: str | None = None,
     ) -> None:
-        """Begin now, or at `start_time` in nanoseconds; beneath what is current, unless a parent is given."""
+        """Begin now, or at `start_time` in nanoseconds; beneath what is current, unless a parent is given.
+
+        Args:
+            agent: Whose work it is, also in the steps beneath.
+        """
+        self._agent = agent
         self.span: Span = _tracer_of(trace.get_tracer_provider()).start_span(
             name,
             None if parent is None else trace.set_span_in_context(parent.span),
@@ -114,7 +139,10 @@ class Step:
     def enter(self) -> Self:
         """Spans that begin in this context from now on are children of this one."""
         self._context_before = otel_context.get_current()
-        otel_context.attach(trace.set_span_in_context(self.span))
+        context = trace.set_span_in_context(self.span)
+        otel_context.attach(
+            context if self._agent is None else otel_context.set_value(_AGENT_KEY, self._agent, context)
+        )
         return self
 
     def leave(self) -> None:
@@ -158,7 +186,7 @@ def agent_step(
         key: The attribute that holds the agent's name; `types.agent_names` must know it.
         name: Of the span; after the agent, if left out.
     """
-    return Step(name or f"{agent}.agent", {key: agent, **(attributes or {})}, parent=parent)
+    return Step(name or f"{agent}.agent", {key: agent, **(attributes or {})}, parent=parent, agent=agent)
 
 
 def tool_step(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.claims import Claim
 from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutRawResult, Task
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.deprecation import deprecated
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ _PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
 class working_for:  # noqa: N801 # read as a verb; a class, because a generator takes longer
     """What agents do inside is done for this runner, which may have got the attempt by a claim."""
 
-    def __init__(self, runner: Any, claim: Claim | None = None) -> None:
+    def __init__(self, runner: Any, claim: Claim | None = None, threads: DaemonThreads | None = None) -> None:
         self.runner = runner
         self.claim = claim
+        self.threads = threads
+        """In which the runner calls plain agents, and ends with itself."""
         self.agent_name: str | None = None
         """The agent that a router chose, to whom the result belongs; the innermost, where routers nest."""
         self.routed: dict[int, Any] = {}

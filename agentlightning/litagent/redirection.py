@@ -8,6 +8,9 @@ attempt, with its model and its sampling parameters. A plain `LLM` takes such ca
 Of several, a call goes to the one whose model it asks for; otherwise to `main_llm`; otherwise it is left alone, with a
 warning. An embedding is sent to a model of exactly that name or nowhere, because no other can stand in for it.
 
+Where the resources are scoped, a call that is made inside the span of an agent called `critic` is one of `critic`, and
+goes to the models of that scope. So each member of a team may have its own, whatever framework runs the team.
+
 A call is left alone if it goes to a place that the resources name already, if the model it asks for is among
 `redirect_exclude`, if its client was given to `exclude_from_redirect`, and inside `not_redirected()`.
 """
@@ -31,8 +34,9 @@ from agentlightning.instrumentation.redirect import (
     redirected,
 )
 from agentlightning.instrumentation.registry import Instrumentation, instrumentation
+from agentlightning.instrumentation.spans import current_agent
 from agentlightning.instrumentation.threads import ThreadContextPatch
-from agentlightning.litagent.scoping import resources_for
+from agentlightning.litagent.scoping import SEPARATOR, resources_for, scoped_to
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
 from agentlightning.utils.once import once
 
@@ -64,10 +68,8 @@ def router_for(
     named = resources.resources if isinstance(resources, ResourcesUpdate) else resources
     if not any(map(_takes_calls, named.values())):
         return None
-    seen = resources_for(agent_name, named)
-    places = {name: place for name, llm in seen.items() if (place := _place_of(llm, rollout)) is not None}
-    taking = {name: place for name, place in places.items() if _takes_calls(place.llm)}
-    return _Redirection(taking, tuple(places.values())) if taking else None
+    redirection = _redirection_of(scoped_to(agent_name, named), rollout)
+    return redirection if redirection.takes_calls else None
 
 
 def redirecting(router: Router | None) -> AbstractContextManager[None]:
@@ -146,13 +148,20 @@ def _place_of(llm: object, rollout: Rollout) -> _Place | None:
 
 
 class _Redirection:
-    """The router of one attempt."""
+    """The router of one attempt, or of one agent in it."""
 
-    def __init__(self, taking: Mapping[str, _Place], known: tuple[_Place, ...]) -> None:
+    def __init__(
+        self, taking: Mapping[str, _Place], known: tuple[_Place, ...], members: "Mapping[str, _Redirection]"
+    ) -> None:
         self._taking = taking
-        self._known = known
+        self._members = members
+        self._known: tuple[_Place, ...] = (*known, *(place for member in members.values() for place in member._known))
+        self.takes_calls: bool = bool(taking) or any(member.takes_calls for member in members.values())
 
     def __call__(self, request: ModelRequest) -> Target | None:
+        member = self._members.get(current_agent() or "") if self._members else None
+        if member is not None:
+            return member(request)
         if any(place.has(request) for place in self._known):
             return None
         place = self._place_for(request)
@@ -162,7 +171,7 @@ class _Redirection:
         same = {name: place for name, place in self._taking.items() if place.llm.model == request.model}
         if same:
             return same.get(MAIN_LLM) or next(iter(same.values()))
-        if _is_embedding(request.path):
+        if _is_embedding(request.path) or not self._taking:
             return None
         if len(self._taking) == 1:
             return next(iter(self._taking.values()))
@@ -170,6 +179,18 @@ class _Redirection:
         if main is None and not any(place.excludes(request.model) for place in self._taking.values()):
             _warn_of_several(tuple(self._taking), request.model)
         return main
+
+
+def _redirection_of(resources: NamedResources, rollout: Rollout) -> _Redirection:
+    scopes = {name.partition(SEPARATOR)[0]: None for name in resources if SEPARATOR in name}
+    members = {scope: _redirection_of(resources_for(scope, resources), rollout) for scope in scopes}
+    places = {
+        name: place
+        for name, llm in resources.items()
+        if SEPARATOR not in name and (place := _place_of(llm, rollout)) is not None
+    }
+    taking = {name: place for name, place in places.items() if _takes_calls(place.llm)}
+    return _Redirection(taking, tuple(places.values()), members)
 
 
 @functools.lru_cache(maxsize=_WARNINGS_KEPT)  # once, not once for each call

@@ -153,8 +153,9 @@ class AgentRouter(LitAgent[T]):
     ) -> RolloutRawResult:
         route = await self.choose(task)
         own = await self._resources(route, resources, rollout)
-        work = current_work()
+        work, threads = current_work(), self._threads
         if work is not None:
+            threads = work.threads or threads
             work.agent_name = route.name
             routed: _Routed | None = work.routed.get(id(self))
             if routed is not None:
@@ -162,7 +163,7 @@ class AgentRouter(LitAgent[T]):
                 await call_callback(route.agent, "on_rollout_start", *routed.arguments)
         with _tagged(route.name):
             chosen = method_of(route.agent, method)
-            return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=self._threads)
+            return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=threads)
 
     async def _resources(self, route: Route, resources: NamedResources, rollout: Rollout) -> NamedResources:
         pinned_to = pinned_id(route.name, rollout) or route.resources_id

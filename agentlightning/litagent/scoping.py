@@ -4,10 +4,18 @@ from agentlightning.errors import RolloutFailed
 from agentlightning.litagent.litagent import current_claim
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, NamedResources
-from agentlightning.types.scoping import PINNED_RESOURCES, check_agent_name, pinned_id, resources_for, scoped_to
+from agentlightning.types.scoping import (
+    PINNED_RESOURCES,
+    SEPARATOR,
+    check_agent_name,
+    pinned_id,
+    resources_for,
+    scoped_to,
+)
 
 __all__ = [
     "PINNED_RESOURCES",
+    "SEPARATOR",
     "check_agent_name",
     "pinned_id",
     "resolve",

@@ -128,7 +128,7 @@ class AttemptRun:
         running, attempt_id = self.around.running, self.rollout.attempt.attempt_id
         running[attempt_id] = self.rollout.rollout_id
         try:
-            with working_for(self.around.runner, self.claim):
+            with working_for(self.around.runner, self.claim, self.around.threads):
                 await self._run_and_report()
         finally:
             running.pop(attempt_id, None)

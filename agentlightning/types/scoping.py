@@ -22,19 +22,20 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.types.core import Rollout
 from agentlightning.types.resources import LLM, NamedResources, ResourceUnion
 
-__all__ = ["PINNED_RESOURCES", "check_agent_name", "pinned_id", "resources_for", "scoped_to"]
+__all__ = ["PINNED_RESOURCES", "SEPARATOR", "check_agent_name", "pinned_id", "resources_for", "scoped_to"]
 
 PINNED_RESOURCES: Final = "pinned_resources"
 """Key of a rollout's metadata: ids of resources by names of agents."""
-_SEPARATOR: Final = "/"
+SEPARATOR: Final = "/"
+"""Between the name of an agent and that of its resource."""
 
 
 def resources_for(agent_name: str | None, resources: NamedResources) -> NamedResources:
     """What an agent sees, its own entries first; None, an agent without a name, sees the defaults alone."""
-    defaults = {name: resource for name, resource in resources.items() if _SEPARATOR not in name}
+    defaults = {name: resource for name, resource in resources.items() if SEPARATOR not in name}
     if agent_name is None or len(defaults) == len(resources):
         return defaults
-    scope = agent_name + _SEPARATOR
+    scope = agent_name + SEPARATOR
     own = {name.removeprefix(scope): resource for name, resource in resources.items() if name.startswith(scope)}
     completed = {name: _completed(agent_name, name, resource, defaults.get(name)) for name, resource in own.items()}
     return {**completed, **{name: resource for name, resource in defaults.items() if name not in own}}
@@ -45,10 +46,10 @@ def scoped_to(agent_name: str | None, resources: NamedResources) -> NamedResourc
 
     An agent may itself be a team, whose members get theirs by `resources_for(member, resources)`.
     """
-    if agent_name is None or not any(_SEPARATOR in name for name in resources):
+    if agent_name is None or not any(SEPARATOR in name for name in resources):
         return resources
-    scope = agent_name + _SEPARATOR
-    others = {n: resource for n, resource in resources.items() if _SEPARATOR in n and not n.startswith(scope)}
+    scope = agent_name + SEPARATOR
+    others = {n: resource for n, resource in resources.items() if SEPARATOR in n and not n.startswith(scope)}
     return {**resources_for(agent_name, resources), **others}
 
 
@@ -66,9 +67,9 @@ def pinned_id(agent_name: str, rollout: Rollout) -> str | None:
 
 def check_agent_name(name: object) -> None:
     """Refuse a name that cannot be a scope."""
-    if not isinstance(name, str) or not name or _SEPARATOR in name:
+    if not isinstance(name, str) or not name or SEPARATOR in name:
         raise ConfigurationError(
-            f"An agent cannot be called {name!r}: its name must be a text that is not empty, and '{_SEPARATOR}' "
+            f"An agent cannot be called {name!r}: its name must be a text that is not empty, and '{SEPARATOR}' "
             "separates it from those of its resources."
         )
 
@@ -81,7 +82,7 @@ def _completed(agent_name: str, name: str, own: ResourceUnion, default: Resource
     if not isinstance(default, LLM):
         if not endpoint or not own.model:
             raise ConfigurationError(
-                f"The LLM '{agent_name}{_SEPARATOR}{name}' leaves its endpoint or its model to the default, and there "
+                f"The LLM '{agent_name}{SEPARATOR}{name}' leaves its endpoint or its model to the default, and there "
                 f"is no LLM called '{name}'; publish one, or name both."
             )
         return own

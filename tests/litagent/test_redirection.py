@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
+from agentlightning.instrumentation.spans import agent_step, tool_step
 from agentlightning.litagent import (
     AgentRouter,
     FunctionalLitAgent,
@@ -483,6 +484,49 @@ async def test_each_agent_of_a_router_has_the_model_of_its_scope(
 
     assert stub_model.requests == []
     assert [request.body["model"] for request in proxy.requests] == ["other"]
+
+
+# ---------------------------------------------------------------------- the members of a team
+
+TEAM: NamedResources = {"llm": proxied("large"), "critic/llm": proxied("small"), "critic/judge/llm": proxied("tiny")}
+
+
+def model_for(agent: str | None, resources: NamedResources = TEAM) -> str | None:
+    """The model that takes a call which is made inside a step of that agent, and inside a tool that it calls."""
+    step = agent_step(agent) if agent is not None else tool_step("outer")
+    with step, tool_step("search"):
+        found = target(resources)
+    return None if found is None else found.model
+
+
+@pytest.mark.parametrize(
+    ("agent", "model"), [("critic", "small"), ("writer", "large"), (None, "large"), ("judge", "large")]
+)
+def test_a_call_of_a_member_goes_to_the_model_of_its_scope(agent: str | None, model: str) -> None:
+    assert model_for(agent) == model
+
+
+def test_a_member_may_be_known_by_the_span_that_is_current() -> None:
+    tracer = OtelTracer()
+    critic = {"gen_ai.agent.name": "critic"}
+    with tracer.lifespan(), tracer._trace_context_sync("t"), tracer.operation_context("invoke", critic):
+        found = target(TEAM)
+
+    assert found is not None
+    assert found.model == "small"
+
+
+def test_a_team_may_have_models_for_some_of_its_members_alone() -> None:
+    only: NamedResources = {"critic/llm": proxied("small")}
+
+    assert (model_for("critic", only), model_for("writer", only)) == ("small", None)
+
+
+def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> None:
+    resources: NamedResources = {"llm": proxied(), "critic/llm": plain("judge")}
+
+    assert target(resources, asked("judge", url="http://plain/v1/chat/completions")) is None
+    assert target(resources, asked("judge")) is not None
 
 
 # ---------------------------------------------------------------------- many at once

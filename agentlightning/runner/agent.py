@@ -18,12 +18,11 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
-from agentlightning.types.lifecycle import Lifecycle, LifecycleState
+from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
-from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -97,7 +96,6 @@ class LitAgentRunner(Runner[T_task]):
         self._is_new = True
         self._is_told_of_outage = False
         self._threads = DaemonThreads("agent")
-        self._life = Lifecycle("The runner")
 
     # ------------------------------------------------------------------ life cycle
 
@@ -109,7 +107,7 @@ class LitAgentRunner(Runner[T_task]):
         self.get_agent().set_runner(self)
         self._hooks = list(hooks or [])
         self._tracer.init()
-        self._life.step("become ready")
+        lifecycle_of(self).step("init")
 
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
         """Take the store, in the worker that will use it."""
@@ -130,27 +128,11 @@ class LitAgentRunner(Runner[T_task]):
         self._hooks = []
         self._threads.close()
         self._tracer.teardown()
-        self._life.step("end")
+        lifecycle_of(self).become(LifecycleState.STOPPED)
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         self.worker_id = None
         self._tracer.teardown_worker(worker_id)
-
-    @property
-    def state(self) -> LifecycleState:
-        return self._life.state
-
-    def pause(self) -> None:
-        """Claim nothing more until `resume`; what runs goes on."""
-        self._life.step("pause")
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self._life.step("resume")
-
-    def stop(self) -> None:
-        """Claim nothing more, and end when what runs has ended."""
-        self._life.step("stop")
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, here or in another process, is as new: with a tracer of its own, and nothing that runs."""
@@ -160,7 +142,6 @@ class LitAgentRunner(Runner[T_task]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._threads = DaemonThreads("agent")
-        self._life = Lifecycle("The runner")
 
     # ------------------------------------------------------------------ parts
 
@@ -200,15 +181,21 @@ class LitAgentRunner(Runner[T_task]):
 
     async def iter(self, *, event: "ExecutionEvent | None" = None) -> None:
         """Run rollouts of the queue until the event is set, `stop` is called, or `max_rollouts` have been run."""
-        self._life.step("start")
+        lifecycle_of(self).step("start")
+        await self._iter_started(event)
+
+    async def _iter_started(self, event: "ExecutionEvent | None" = None) -> None:
+        life = lifecycle_of(self)
         try:
             around = self._surroundings()
             with self._heartbeat.beating(around.store, around.worker_id, around.running_attempts):
                 await self._work_off(event)
         except BaseException as error:
-            self._life.step("fail", error=error)
+            life.become(LifecycleState.FAILED, error=error)
             raise
-        self._life.step("finish" if self._life.state is not LifecycleState.STOPPING else "end")
+        life.end(LifecycleState.READY)
+        if life.failure is not None:  # somebody called `error`
+            raise life.failure
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
         shift = Shift(lambda: self._is_claiming(event), self._max_rollouts)
@@ -230,10 +217,11 @@ class LitAgentRunner(Runner[T_task]):
             await crew.cancel()
 
     def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
-        return self._life.state is not LifecycleState.PAUSED and not self._is_over(event)
+        return lifecycle_of(self).state is not LifecycleState.PAUSED and not self._is_over(event)
 
     def _is_over(self, event: "ExecutionEvent | None") -> bool:
-        return self._life.state is LifecycleState.STOPPING or (event is not None and event.is_set())
+        is_ending = lifecycle_of(self).state in (LifecycleState.STOPPING, LifecycleState.FAILED)
+        return is_ending or (event is not None and event.is_set())
 
     async def _claim_for(self, crew: Crew, event: "ExecutionEvent | None") -> None:
         """Claim what the crew has room for; where there is nothing, wait for a while."""
@@ -377,16 +365,6 @@ class LitAgentRunner(Runner[T_task]):
         if rollout is None:
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {started.rollout_id}")
         return rollout
-
-    def step_sync(
-        self, input: T_task, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
-    ) -> Rollout:
-        """As `step`, for code without an event loop."""
-        thread = LoopThread("agl-runner-step")
-        try:
-            return thread.run(self.step(input, resources=resources, mode=mode))
-        finally:
-            thread.stop()
 
     def _surroundings(self) -> Surroundings:
         if self._around is None:

@@ -1,7 +1,7 @@
 """Runner: claims rollouts from the store, runs the agent on them, and reports."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,6 +10,8 @@ from typing_extensions import Self
 from agentlightning.litagent import LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
+from agentlightning.types.lifecycle import Component, lifecycle_of
+from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -19,10 +21,13 @@ __all__ = ["Runner"]
 logger = logging.getLogger(__name__)
 
 T_task = TypeVar("T_task")
+_T = TypeVar("_T")
 
 
-class Runner(ParallelWorkerBase, Generic[T_task]):
+class Runner(Component, ParallelWorkerBase, Generic[T_task]):
     """Base of runners; `T_task` is the type of the tasks."""
+
+    _kind = "runner"
 
     def init(self, agent: LitAgent[T_task], **kwargs: Any) -> None:
         """Take the agent; called once, before workers start."""
@@ -61,6 +66,15 @@ class Runner(ParallelWorkerBase, Generic[T_task]):
             undoing.callback(_quietly, lambda: self.teardown_worker(number), "Error during runner worker teardown")
             yield self
 
+    def start(self) -> None:
+        """Work off the queue as `iter` does, in the background, until `stop`; call `init` and `init_worker` before."""
+        lifecycle_of(self).step("start")
+        lifecycle_of(self).work_in_background(lambda: _run_to_end(self._iter_started()))
+
+    async def _iter_started(self) -> None:
+        """As `iter`, of a runner that has taken the step `start`."""
+        await self.iter()
+
     async def iter(self, *, event: "ExecutionEvent | None" = None) -> None:
         """Work off the queue until the event is set."""
         raise NotImplementedError
@@ -75,6 +89,21 @@ class Runner(ParallelWorkerBase, Generic[T_task]):
     ) -> Rollout:
         """Run the agent on one task, past the queue, and return the finished rollout."""
         raise NotImplementedError
+
+    def step_sync(
+        self, input: T_task, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
+    ) -> Rollout:
+        """As `step`, for plain code, also where an event loop runs in the calling thread."""
+        return _run_to_end(self.step(input, resources=resources, mode=mode))
+
+
+def _run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine in a loop of its own, and wait for it."""
+    thread = LoopThread("agl-runner")
+    try:
+        return thread.run(coroutine)
+    finally:
+        thread.stop()
 
 
 def _quietly(undo: Any, message: str) -> None:

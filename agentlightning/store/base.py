@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.store import compound
-from agentlightning.store.capabilities import LightningStoreCapabilities, LightningStoreStatistics
+from agentlightning.store.capabilities import LightningStoreCapabilities, LightningStoreStatistics, store_state
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation, operations_of, understood
@@ -60,7 +60,7 @@ __all__ = [
 class LightningStore:
     """The one place where state lives. A back end answers every operation; this class only declares them."""
 
-    # ------------------------------------------------------------------ the store itself
+    state = store_state
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:

@@ -1,12 +1,13 @@
-"""What a store says of itself: what it is capable of, and how much it holds."""
+"""What a store says of itself: whether it is open, what it is capable of, and how much it holds."""
 
 from typing import Final
 
 from typing_extensions import TypedDict
 
 from agentlightning.errors import InvalidQuery, NotAllowed
+from agentlightning.types.lifecycle import ComponentProperty
 
-__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics", "is_unable"]
+__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics", "is_unable", "store_state"]
 
 _UNKNOWN_ROUTE: Final = (404, 405)
 
@@ -41,6 +42,15 @@ class LightningStoreStatistics(TypedDict, total=False):
     eviction_threshold_bytes: int
     safe_threshold_bytes: int
     memory_capacity_bytes: int
+
+
+@ComponentProperty
+def store_state(store: object) -> str:
+    """`open`; `closed` after `close`; or `failed: ` and why, of a store that has found its data damaged."""
+    damage = getattr(store, "_damage", None)
+    if damage is not None:
+        return f"failed: {damage}"
+    return "closed" if getattr(store, "_is_closed", False) else "open"
 
 
 def is_unable(error: Exception) -> bool:

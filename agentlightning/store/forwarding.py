@@ -12,6 +12,7 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import Notice, NoticeKind, Span
+from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.cross_loop_lock import CrossLoopLock
 from agentlightning.utils.loop_thread import LoopThread, LoopThreadEnded
 
@@ -76,6 +77,11 @@ class LightningStoreThreaded(LightningStore):
     ) -> AsyncIterator[Notice]:
         return self.store.subscribe(kinds, after=after)
 
+    @ComponentProperty
+    def state(self) -> str:
+        """That of the store behind it."""
+        return self.store.state
+
     async def close(self) -> None:
         await self.store.close()
 
@@ -90,10 +96,16 @@ class BlockingStore:
     def __init__(self, store: LightningStore) -> None:
         self.store = store
         self._thread = LoopThread("agl-blocking-store")
+        self._is_closed = False
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
         return self.store.capabilities
+
+    @property
+    def state(self) -> str:
+        """`closed` after `close`, otherwise that of the store behind it."""
+        return "closed" if self._is_closed else self.store.state
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in operations_of(LightningStore) and name not in ("add_otel_span", "perform"):
@@ -130,4 +142,5 @@ class BlockingStore:
 
     def close(self) -> None:
         """End the loop thread for good: later calls raise `StoreUnavailable`. The store behind it stays open."""
+        self._is_closed = True
         self._thread.end()

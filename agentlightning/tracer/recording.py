@@ -12,6 +12,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.binding import Binding, Losses, Recorder, observe
 from agentlightning.tracer.delivery import Delivery, deliveries
 from agentlightning.types import Span
+from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -119,8 +120,9 @@ class RecordingTracer(Tracer):
                 f"{type(self).__name__} is not initialised in this process; call init_worker(0) first, "
                 "or use `with tracer.lifespan():`."
             )
-        if rollout_id is None and attempt_id is None and store is None:
-            return Binding(self, Recorder(name))
+        is_paused = lifecycle_of(self).state is LifecycleState.PAUSED
+        if is_paused or (rollout_id is None and attempt_id is None and store is None):
+            return Binding(self, Recorder(name), None, rollout_id or "", attempt_id or "")
         store = store if store is not None else self.store
         if store is None or rollout_id is None or attempt_id is None:
             missing = [

@@ -4,7 +4,8 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources
+from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.id import generate_id
@@ -75,6 +77,33 @@ class AlgorithmSide:
     async def run(self, store: LightningStore, event: ExecutionEvent) -> None:
         """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
         self._bind(store)
+        with self._showing_state():
+            await self._run(store, event)
+
+    @contextmanager
+    def _showing_state(self) -> Iterator[None]:
+        """The state of the algorithm is that of its run."""
+        if self.algorithm is None:
+            yield
+            return
+        life = lifecycle_of(self.algorithm)
+        life.become(LifecycleState.RUNNING)
+        try:
+            yield
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            life.become(LifecycleState.STOPPED)
+            raise
+        except BaseException as error:
+            life.become(LifecycleState.FAILED, error=error)
+            raise
+        life.end()
+
+    def _show_pause(self) -> None:
+        life = None if self.algorithm is None else lifecycle_of(self.algorithm)
+        if life is not None and life.state in (LifecycleState.RUNNING, LifecycleState.PAUSED):
+            life.become(LifecycleState.PAUSED if self.switches.paused.is_set() else LifecycleState.RUNNING)
+
+    async def _run(self, store: LightningStore, event: ExecutionEvent) -> None:
         watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
         try:
             with unobserved():
@@ -137,6 +166,7 @@ class AlgorithmSide:
         try:
             while not work.done() and not self.switches.stopped.is_set() and self._failure is None:
                 await asyncio.wait([work], timeout=LOOK_SECONDS)
+                self._show_pause()
         finally:
             if not work.done():
                 self.was_stopped = True

@@ -6,6 +6,8 @@ import pkgutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -23,12 +25,12 @@ from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.reports import PROMISE, reporting
-from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
+from agentlightning.trainer.sides import LOOK_SECONDS, PREPARED_SECONDS, AlgorithmSide, RunnerSide, Switches
 from agentlightning.trainer.stores import built_store, described, move_log, store_address
 from agentlightning.trainer.termination import stopped_by_sigterm
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
-from agentlightning.types.lifecycle import Lifecycle, LifecycleState
-from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.utils.daemon_threads import DaemonThreads, in_background
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = ["Trainer"]
@@ -39,7 +41,7 @@ _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 
 
-class Trainer:
+class Trainer(Component):
     """Runs an algorithm and its runners around one store.
 
     Every part may be given as an instance, a class, a factory without arguments, a name or import path, or a dictionary
@@ -70,6 +72,8 @@ class Trainer:
         allow_poml: Let agents format any POML template of the store, which is code of whoever wrote it; those of
             `initial_resources` may be formatted anyway.
     """
+
+    _kind = "trainer"
 
     def __init__(
         self,
@@ -126,7 +130,8 @@ class Trainer:
         self.allow_poml = allow_poml
         resolved_mode(progress)  # a word that is not known is answered here
         self._agents: list[Route] = []
-        self._life = Lifecycle("The trainer")
+        self._last_fit: tuple[Algorithm | None, LitAgent[Any], Any, Any] | None = None
+        """What `retry` fits again: the algorithm, the agent and the data sets."""
         self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
         self._switches: Switches | None = None
 
@@ -240,7 +245,8 @@ class Trainer:
     def _fit(self, algorithm: Algorithm | None, agent: LitAgent[Any], train_dataset: Any, val_dataset: Any) -> None:
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             check_dataset(label, dataset)
-        self._life.step("become ready")
+        lifecycle_of(self).step("init")
+        self._last_fit = (algorithm, agent, train_dataset, val_dataset)
         agent.set_trainer(self)
         context = start_context(getattr(self.strategy, "start_method", None))
         switches = Switches(
@@ -267,15 +273,15 @@ class Trainer:
         )
         self.tracer.init()
         with self._turning:
-            self._life.step("start")
+            lifecycle_of(self).step("start")
             self._switches = switches
         with stopped_by_sigterm(switches.stopped.set, lambda: not side.is_over):
             try:
                 self._execute(_AlgorithmBundle(self, side), worker)
             except BaseException as error:
-                self._ended("fail", error)
+                self._ended(error)
                 raise
-            self._ended("end")
+            self._ended()
 
     def _execute(self, algorithm: "_AlgorithmBundle", worker: RunnerSide) -> None:
         try:
@@ -292,10 +298,17 @@ class Trainer:
         rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=rollout_ids)) if rollout_ids else []
         return all(rollout.status == "succeeded" for rollout in rollouts)
 
-    def _ended(self, step: str, error: BaseException | None = None) -> None:
+    def _ended(self, error: BaseException | None = None) -> None:
+        life = lifecycle_of(self)
         with self._turning:
-            self._life.step(step, error=error)
+            if error is not None:
+                life.become(LifecycleState.FAILED, error=error)
+            life.end()
             self._switches = None
+            if life.state is LifecycleState.STOPPED:
+                self._last_fit = None
+        if error is None and life.failure is not None:  # somebody called `error`, and the algorithm ran elsewhere
+            raise life.failure
 
     async def _algorithm_bundle(self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide) -> None:
         """The algorithm's side of a training, kept as a run in the store."""
@@ -309,6 +322,8 @@ class Trainer:
             with reporting(store, self.name, run_id):
                 async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
                     await side.run(store, event)
+                    if (failure := lifecycle_of(self).failure) is not None:  # somebody called `error`
+                        raise failure
                     status = "stopped" if side.was_stopped else "succeeded"
                     summary = await console.summary()
         except BaseException as error:
@@ -343,40 +358,69 @@ class Trainer:
 
     # ------------------------------------------------------------------ while it runs
 
-    @property
-    def state(self) -> LifecycleState:
-        return self._life.state
+    def start(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """As `fit`, in the background: returns when the training runs. `stop` ends it; `wait` waits for its end."""
+        life = lifecycle_of(self)
+        if self._switches is not None:
+            life.step("start")  # which raises: it runs already
+        fitting = in_background("fit", lambda: self.fit(agent, train_dataset, val_dataset))
+        fitting.add_done_callback(_log_failure)
+        life.background = fitting
+        while self._switches is None and not fitting.done():
+            wait_for_futures([fitting], timeout=PREPARED_SECONDS)
+        if fitting.done() and fitting.exception() is not life.failure:  # it has not begun
+            fitting.result()
 
     def pause(self) -> None:
         """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
-        self._turned("pause").paused.set()
+        self._turn("pause", lambda switches: switches.paused.set())
 
     def resume(self) -> None:
         """Undo `pause`."""
-        self._turned("resume").paused.clear()
+        self._turn("resume", lambda switches: switches.paused.clear())
 
     def stop(self) -> None:
         """End the algorithm and the runners; `fit` returns when they have ended.
 
         An algorithm that is a plain function cannot be ended; it is left behind in its thread, without the store.
         """
-        self._turned("stop").stopped.set()
+        self._turn("stop", lambda switches: switches.stopped.set())
 
     def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        """Fit again after a failure; with a durable store, what was finished is still there."""
-        if self._life.state is LifecycleState.FAILED:
-            self._life.step("become ready")
-        self.fit(agent, train_dataset, val_dataset)
+        """Fit again after a failure; with a durable store, what was finished is still there.
 
-    def _turned(self, step: str) -> Switches:
-        """The switches of the training that runs, which takes this step."""
+        What is left out is taken from the training that failed.
+        """
         with self._turning:
-            if self._switches is None:
-                raise InvalidTransition(
-                    f"The trainer is {self.state.value} and cannot {step}; it could while it runs a training."
-                )
-            self._life.step(step)
-            return self._switches
+            if self._switches is not None:
+                raise InvalidTransition("The trainer still ends the training that failed; call wait() before retry().")
+            lifecycle_of(self).step("retry")
+        algorithm, last_agent, last_train, last_val = self._last_fit or (self.algorithm, None, None, None)
+        self._fit(
+            algorithm,
+            last_agent if agent is None and last_agent is not None else self._agent_for(agent),
+            last_train if train_dataset is None else train_dataset,
+            last_val if val_dataset is None else val_dataset,
+        )
+
+    def error(self, error: BaseException | None = None) -> None:
+        """End the training as failed; `fit` raises this error."""
+        with self._turning:
+            super().error(error)
+            if self._switches is not None:
+                self._switches.stopped.set()
+
+    def _turn(self, step: str, act: Callable[[Switches], None]) -> None:
+        """Take a step, and turn the switches of the training if one runs."""
+        with self._turning:
+            lifecycle_of(self).step(step)
+            if self._switches is not None:
+                act(self._switches)
+
+
+def _log_failure(fitting: "Future[None]") -> None:
+    if (error := fitting.exception()) is not None:
+        logger.error("The training failed: %s: %s; wait() raises it.", type(error).__name__, error)
 
 
 class _AlgorithmBundle:

@@ -1,21 +1,34 @@
-"""Where a part that works for a while stands, and the steps it may take from there.
+"""The life cycle of a component: where it stands, and the steps that it may take from there.
 
-created ─▶ ready ─▶ running ⇄ paused
-                       │  ╲
-             failed ◀──┤   ▶ stopping ─▶ stopped
-               └─ retry ┘
+    created ──init──▶ ready ──start──▶ running ◀─resume── paused
+                       ▲                │   └─────pause────▶
+                       │                ├──stop──▶ stopping ──▶ stopped
+                       └─────retry── failed ◀──error
+
+`Trainer`, `Runner`, `Algorithm` and `Tracer` are components. What a step does is written in each; where it leads is
+written here, once.
 """
 
+import concurrent.futures
+import logging
 import threading
+import weakref
+from collections.abc import Callable
 from enum import Enum
+from typing import Any, Generic, TypeVar, overload
 
 from agentlightning.errors import InvalidTransition
+from agentlightning.utils.daemon_threads import in_background
 
-__all__ = ["Lifecycle", "LifecycleState"]
+__all__ = ["Component", "ComponentProperty", "Lifecycle", "LifecycleState", "lifecycle_of"]
+
+logger = logging.getLogger(__name__)
+
+ValueT = TypeVar("ValueT")
 
 
 class LifecycleState(str, Enum):
-    """States of a part."""
+    """States of a component."""
 
     CREATED = "created"
     READY = "ready"
@@ -27,47 +40,177 @@ class LifecycleState(str, Enum):
 
 
 _STEPS: dict[str, tuple[set[str], LifecycleState]] = {
-    "become ready": ({"created", "stopped", "failed", "ready"}, LifecycleState.READY),
-    "finish": ({"running", "paused"}, LifecycleState.READY),
+    "init": ({"created", "ready", "stopped", "failed"}, LifecycleState.READY),
     "start": ({"created", "ready", "stopped"}, LifecycleState.RUNNING),
     "pause": ({"running", "paused"}, LifecycleState.PAUSED),
-    "resume": ({"paused", "running"}, LifecycleState.RUNNING),
-    "stop": ({"ready", "running", "paused", "stopping", "failed"}, LifecycleState.STOPPING),
-    "end": ({state.value for state in LifecycleState}, LifecycleState.STOPPED),
-    "fail": ({"ready", "running", "paused", "stopping"}, LifecycleState.FAILED),
-    "be retried": ({"failed"}, LifecycleState.RUNNING),
+    "resume": ({"running", "paused"}, LifecycleState.RUNNING),
+    "stop": ({"ready", "running", "paused", "stopping"}, LifecycleState.STOPPING),
+    "error": ({state.value for state in LifecycleState} - {"stopped"}, LifecycleState.FAILED),
+    "retry": ({"failed"}, LifecycleState.READY),
 }
 """From where each step may be taken, and where it leads."""
+_AT_WORK = (LifecycleState.RUNNING, LifecycleState.PAUSED, LifecycleState.STOPPING)
 
 
 class Lifecycle:
-    """The state of one part; steps may be taken from any thread."""
+    """The state of one component; steps may be taken from any thread. A copy of it stands at the beginning."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, name: str, component: object = None) -> None:
         """Begin as `created`.
 
         Args:
-            owner: What the part is called in messages.
+            name: What the component is called in messages.
+            component: Whose state this is.
         """
-        self._owner = owner
-        self._changing = threading.Lock()  # protects the state and the error
+        self._name = name
+        self._component = None if component is None else weakref.ref(component)
+        self._changing = threading.Lock()  # protects the state and the failure
         self._state = LifecycleState.CREATED
-        self.error: BaseException | None = None
-        """Why it failed; kept until it is retried."""
+        self.failure: BaseException | None = None
+        """Why it failed; None in every other state."""
+        self.background: concurrent.futures.Future[None] | None = None
+        """What `start` began."""
+
+    def __reduce__(self) -> Any:
+        return Lifecycle, (self._name,)
 
     @property
     def state(self) -> LifecycleState:
         return self._state
+
+    def is_of(self, component: object) -> bool:
+        """Whether this is the state of that component, and not of one that it is a copy of."""
+        return self._component is not None and self._component() is component
 
     def step(self, name: str, *, error: BaseException | None = None) -> LifecycleState:
         """Take a step; InvalidTransition if it cannot be taken from here."""
         sources, target = _STEPS[name]
         with self._changing:
             if self._state.value not in sources:
+                possible = [step for step, (starts, _) in _STEPS.items() if self._state.value in starts]
                 raise InvalidTransition(
-                    f"{self._owner} is {self._state.value} and cannot {name}; it could if it were "
-                    f"{' or '.join(sorted(sources))}."
+                    f"{self._name} is {self._state.value} and cannot {name}; from here it can {', '.join(possible)}."
                 )
-            self._state = target
-            self.error = error if name == "fail" else None
+            if name == "stop" and self._state is LifecycleState.READY:  # there is nothing to wait for
+                target = LifecycleState.STOPPED
+            self._enter(target, error)
             return target
+
+    def become(self, state: LifecycleState, *, error: BaseException | None = None) -> None:
+        """Note what has happened to the component, whatever was before."""
+        with self._changing:
+            self._enter(state, error)
+
+    def end(self, state: LifecycleState = LifecycleState.STOPPED) -> None:
+        """Note that the work is over: stopped if it was to stop, failed if it has failed, otherwise `state`."""
+        with self._changing:
+            if self._state is LifecycleState.STOPPING:
+                self._enter(LifecycleState.STOPPED, None)
+            elif self._state in _AT_WORK:
+                self._enter(state, None)
+
+    def _enter(self, state: LifecycleState, error: BaseException | None) -> None:
+        self._state = state
+        self.failure = error if state is LifecycleState.FAILED else None
+
+    def work_in_background(self, work: Callable[[], None]) -> None:
+        """Do the work of a component that has started in a thread; how it ends becomes the state."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.become(LifecycleState.FAILED, error=error)
+                logger.error("%s failed: %s: %s; wait() raises it.", self._name, type(error).__name__, error)
+                raise
+            self.end()
+
+        self.background = in_background("agl-background", run)
+
+
+class ComponentProperty(Generic[ValueT]):
+    """A property that a subclass may replace by an attribute of its instances, as old ones do with `state`."""
+
+    def __init__(self, read: Callable[[Any], ValueT]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "ComponentProperty[ValueT]": ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> ValueT: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> "ComponentProperty[ValueT] | ValueT":
+        return self if instance is None else self._read(instance)
+
+
+class Component:
+    """What has a life cycle.
+
+    Subclasses need not call `super().__init__()`, and may have methods and attributes of these names for themselves:
+    the package itself asks `lifecycle_of`. A copy of a component, here or in another process, is `created`.
+    """
+
+    _kind: str = "component"
+    """What it is called in messages."""
+
+    @ComponentProperty
+    def state(self) -> LifecycleState:
+        """Where it stands."""
+        return lifecycle_of(self).state
+
+    @ComponentProperty
+    def failure(self) -> BaseException | None:
+        """Why it failed; None in every other state."""
+        return lifecycle_of(self).failure
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Get ready."""
+        lifecycle_of(self).step("init")
+
+    def start(self) -> None:
+        """Begin to work, in the background, and return."""
+        lifecycle_of(self).step("start")
+
+    def pause(self) -> None:
+        """Begin nothing more until `resume`."""
+        lifecycle_of(self).step("pause")
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        lifecycle_of(self).step("resume")
+
+    def stop(self) -> None:
+        """End the work; the state is `stopped` when that has ended."""
+        lifecycle_of(self).step("stop")
+
+    def error(self, error: BaseException | None = None) -> None:
+        """End the work as failed; whoever waits for it gets this error."""
+        failure = error if error is not None else RuntimeError(f"The {self._kind} was marked as failed by error().")
+        lifecycle_of(self).step("error", error=failure)
+
+    def retry(self) -> None:
+        """Get ready again after a failure."""
+        lifecycle_of(self).step("retry")
+
+    def wait(self, timeout: float | None = None) -> LifecycleState:
+        """Wait for what `start` began, for `timeout` seconds at most, and return the state; what it raised is raised.
+
+        A program that ends does not wait for what is in the background, and takes it along.
+        """
+        background = lifecycle_of(self).background
+        if background is not None and concurrent.futures.wait([background], timeout).done:
+            background.result()
+        return lifecycle_of(self).state
+
+
+def lifecycle_of(component: Component) -> Lifecycle:
+    """The life cycle of a component, which begins when it is first asked for."""
+    attributes = vars(component)  # not setattr: a frozen dataclass may be a component
+    life: Lifecycle | None = attributes.get("_life")
+    if life is not None and life.is_of(component):
+        return life
+    if life is not None:  # of the component that this is a copy of
+        attributes.pop("_life", None)
+    return attributes.setdefault("_life", Lifecycle(f"The {component._kind}", component))  # type: ignore[no-any-return] # attributes are of any type

@@ -10,9 +10,10 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-__all__ = ["DaemonThreads"]
+__all__ = ["DaemonThreads", "in_background"]
 
 _T = TypeVar("_T")
 IDLE_SECONDS: Final = 10.0
@@ -96,6 +97,23 @@ class DaemonThreads:
                 self._threads.pop(id(jobs), None)
                 return None
         return jobs.get()  # it was just given one
+
+
+def in_background(name: str, function: Callable[[], _T]) -> "Future[_T]":
+    """Call a function in a daemon thread of its own, in the caller's context."""
+    future: Future[_T] = Future()
+
+    def call() -> None:
+        try:
+            outcome = context.run(function)
+        except BaseException as error:  # noqa: BLE001 # whatever it is, it is raised where the result is asked for
+            future.set_exception(error)
+        else:
+            future.set_result(outcome)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return future
 
 
 def _tell(

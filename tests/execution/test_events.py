@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidTransition
 from agentlightning.execution import MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.events import InterruptibleEvent
-from agentlightning.types.lifecycle import Lifecycle, LifecycleState
 
 
 @pytest.fixture(params=[ThreadingEvent, MultiprocessingEvent, lambda: InterruptibleEvent(ThreadingEvent())])
@@ -78,54 +76,3 @@ def test_a_second_ctrl_c_ends_the_process() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         own.interrupt(2, None)
-
-
-# ---------------------------------------------------------------------- life cycles
-
-
-def lived(*steps: str) -> Lifecycle:
-    life = Lifecycle("The part")
-    for step in steps:
-        life.step(step)
-    return life
-
-
-def test_a_part_goes_from_created_to_stopped() -> None:
-    life = lived()
-    states = [life.step(step) for step in ("become ready", "start", "pause", "resume", "stop", "end")]
-
-    assert [state.value for state in states] == ["ready", "running", "paused", "running", "stopping", "stopped"]
-
-
-def test_a_part_that_failed_keeps_its_error_until_it_is_retried() -> None:
-    life = lived("become ready", "start")
-    error = ValueError("no")
-
-    life.step("fail", error=error)
-    assert (life.state, life.error) == (LifecycleState.FAILED, error)
-    life.step("be retried")
-    assert (life.state, life.error) == (LifecycleState.RUNNING, None)
-
-
-@pytest.mark.parametrize(
-    ("steps", "refused"),
-    [
-        ((), "pause"),
-        ((), "resume"),
-        ((), "stop"),
-        (("become ready",), "pause"),
-        (("become ready", "start"), "start"),
-        (("become ready", "start", "stop"), "pause"),
-        (("become ready", "start", "stop"), "start"),
-        (("become ready", "start"), "become ready"),
-        (("become ready", "start"), "be retried"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else value,
-)
-def test_a_step_that_cannot_be_taken_is_refused_in_words(steps: tuple[str, ...], refused: str) -> None:
-    life = lived(*steps)
-    before = life.state
-
-    with pytest.raises(InvalidTransition, match=f"The part is {before.value} and cannot {refused}"):
-        life.step(refused)
-    assert life.state is before

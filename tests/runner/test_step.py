@@ -121,7 +121,7 @@ def test_a_step_may_be_run_without_an_event_loop() -> None:
         rollout = runner.step_sync("task")
 
     assert rollout.status == "succeeded"
-    assert "agl-runner-step" not in {thread.name for thread in threading.enumerate()}
+    assert "agl-runner" not in {thread.name for thread in threading.enumerate()}
     assert threading.active_count() <= before + 2
 
 

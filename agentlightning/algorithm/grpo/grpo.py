@@ -157,7 +157,7 @@ class GRPO(Algorithm):
         self.output = None if output is None else Path(output)
         self.checkpoints = None if checkpoints is None else Path(checkpoints)
         self.save_every = save_every
-        self.resume = resume
+        self._resume = resume
         self.seed = seed
         self._check()
         self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
@@ -196,7 +196,7 @@ class GRPO(Algorithm):
         if self.validation_tasks is not None and self.validation_tasks < 1:
             raise ConfigurationError(f"validation_tasks is {self.validation_tasks}; it must be at least 1, or None.")
         check_failed_reward("validation_failed", self.validation_failed)
-        if self.resume and self.checkpoints is None:
+        if self._resume and self.checkpoints is None:
             raise ConfigurationError("To resume, name the folder of the checkpoints.")
 
     def _check_output(self) -> None:
@@ -242,7 +242,7 @@ class GRPO(Algorithm):
             await undisturbed(*(policy.start() for policy in self.policies))
             proxy = self._open_proxy(stack)
             await self._publish_resources(proxy)
-            if self.resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
+            if self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
                 await self._close_runs({self.progress.resumed_run_id})
                 await undisturbed(*(policy.publish() for policy in self.policies))
             self.baseline = self.progress.baseline

@@ -122,7 +122,7 @@ class SFT(Algorithm):
         self.held_out = held_out
         self.temperature = temperature
         self.validation_temperature = validation_temperature
-        self.resume = resume
+        self._resume = resume
         self.publish = publish
         self.seed = seed
         self.examples: Examples | None = None
@@ -219,7 +219,7 @@ class SFT(Algorithm):
     async def _fit(self, train_dataset: Dataset[Any] | None) -> None:
         assert self._learner is not None
         checkpoints = self._checkpoints
-        latest = checkpoints.latest() if checkpoints is not None and self.resume else None
+        latest = checkpoints.latest() if checkpoints is not None and self._resume else None
         self.examples = await self._collect(train_dataset, latest)
         if not self.examples.samples:
             raise TrainingError(f"There is nothing to learn from: {self.examples.words()}")

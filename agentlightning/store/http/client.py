@@ -118,6 +118,7 @@ class LightningStoreClient(LightningStore):
         self._unanswered: defaultdict[tuple[Any, ...], deque[str]] = defaultdict(deque)
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
         self._left_behind: list[Link] = []  # a parent process's, which this one must not touch
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=functools.partial(_leave_behind, weakref.ref(self)))
@@ -158,7 +159,10 @@ class LightningStoreClient(LightningStore):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections of every loop; those of other threads as far as their loops still run."""
+        """Close the connections of every loop; those of other threads as far as their loops still run.
+
+        A later call opens new ones, and the client is open again.
+        """
         here = asyncio.get_running_loop()
         for keys in self._unanswered.values():
             while keys:  # claims whose answers were lost, and that nobody will ask for again
@@ -167,6 +171,7 @@ class LightningStoreClient(LightningStore):
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
             links, self._links = list(self._links.values()), {}
+            self._is_closed = True
         for link in links:
             if link.loop is here:
                 await link.close()
@@ -188,6 +193,7 @@ class LightningStoreClient(LightningStore):
             if link is None:
                 self._links = {known: old for known, old in self._links.items() if not known.is_closed()}
                 link = self._links[loop] = Link(self._address)
+                self._is_closed = False
             return link
 
     # ------------------------------------------------------------------ calls

@@ -25,6 +25,7 @@ from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.store.operations import Operation, forward_operations
 from agentlightning.types import Notice, NoticeKind, Span
+from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.server_launcher import (
     LaunchMode,
@@ -166,6 +167,11 @@ class LightningStoreServer(LightningStore):
         self._target = LightningStoreClient(self._address, token=self._token)
 
     # ------------------------------------------------------------------ the store it is
+
+    @ComponentProperty
+    def state(self) -> str:
+        """That of the store that is served or, in another process, of the connection to it."""
+        return self._target.state
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:

@@ -290,10 +290,12 @@ async def test_file_that_turned_out_corrupt_takes_no_more_writes(tmp_path: Path,
         file.write_bytes(b"Z" * file.stat().st_size)
 
     answers = await answers_of(server)
+    states = store.state, server.state
     with contextlib.suppress(StoreUnavailable):
         await store.close()
 
     assert answers == [503, 503, 503]
+    assert all(state.startswith("failed: ") for state in states)
 
 
 async def test_metrics_can_be_parsed_and_count_what_happened(serve: Any, connect: Any) -> None:

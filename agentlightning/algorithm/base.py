@@ -152,15 +152,15 @@ class Algorithm(Component):
 
     def pause(self) -> None:
         """Pause the trainer that runs it; without one, only the state says so."""
-        lifecycle_of(self).step("pause")
         if (trainer := self._running_trainer()) is not None:
             trainer.pause()
+        lifecycle_of(self).step("pause")
 
     def resume(self) -> None:
         """Undo `pause`."""
-        lifecycle_of(self).step("resume")
         if (trainer := self._running_trainer()) is not None:
             trainer.resume()
+        lifecycle_of(self).step("resume")
 
     def stop(self) -> None:
         """End it, and the trainer that runs it. A plain `run` cannot be ended; it should look at the state."""

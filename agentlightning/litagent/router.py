@@ -33,6 +33,8 @@ DEFAULT_NAME: Final = "default"
 """What an agent is called that takes what no route takes."""
 AGENT_FIELD: Final = "agent"
 """The field of a task, or of a `Task`'s metadata, that names the agent."""
+_LONGEST_NAME: Final = 80
+"""Characters of a name that are shown."""
 _CALLBACKS: Final = ("on_rollout_start", "on_rollout_end")
 
 
@@ -132,8 +134,8 @@ class AgentRouter(LitAgent[T]):
         known = ", ".join(repr(route.name) for route in self._all_routes())
         if name is not None:
             raise RolloutFailed(
-                f"No agent is called {name!r}, which {_described(task)} names in its field '{AGENT_FIELD}'; the agents "
-                f"are {known}. Name one of them, or give one a predicate that matches."
+                f"No agent is called {name!r:.{_LONGEST_NAME}}, which {_described(task)} names in its field "
+                f"'{AGENT_FIELD}'; the agents are {known}. Name one of them, or give one a predicate that matches."
             )
         raise RolloutFailed(
             f"No route takes {_described(task)}; the routes are {known}. Add one that matches, or a default."

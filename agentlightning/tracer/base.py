@@ -95,6 +95,11 @@ class Tracer(Component, ParallelWorkerBase):
         self.teardown_worker(0)
         self.teardown()
 
+    def error(self, error: BaseException | None = None) -> None:
+        """Mark it as failed; what it records goes on as before."""
+        super().error(error)
+        lifecycle_of(self).end()  # nothing of it is in the background
+
     def _is_at_work(self) -> bool:
         return lifecycle_of(self).state in (LifecycleState.RUNNING, LifecycleState.PAUSED)
 

@@ -365,11 +365,11 @@ class Trainer(Component):
             life.step("start")  # which raises: it runs already
         fitting = in_background("fit", lambda: self.fit(agent, train_dataset, val_dataset))
         fitting.add_done_callback(_log_failure)
-        life.background = fitting
         while self._switches is None and not fitting.done():
             wait_for_futures([fitting], timeout=PREPARED_SECONDS)
         if fitting.done() and fitting.exception() is not life.failure:  # it has not begun
             fitting.result()
+        life.background = fitting
 
     def pause(self) -> None:
         """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
@@ -391,10 +391,7 @@ class Trainer(Component):
 
         What is left out is taken from the training that failed.
         """
-        with self._turning:
-            if self._switches is not None:
-                raise InvalidTransition("The trainer still ends the training that failed; call wait() before retry().")
-            lifecycle_of(self).step("retry")
+        lifecycle_of(self).step("retry")
         algorithm, last_agent, last_train, last_val = self._last_fit or (self.algorithm, None, None, None)
         self._fit(
             algorithm,

@@ -14,10 +14,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Generic, TypeVar, overload
 
-from agentlightning.errors import InvalidTransition
+from agentlightning.errors import ConfigurationError, InvalidTransition, TrainingError
 from agentlightning.utils.daemon_threads import in_background
 
 __all__ = ["Component", "ComponentProperty", "Lifecycle", "LifecycleState", "lifecycle_of"]
@@ -49,6 +50,7 @@ _STEPS: dict[str, tuple[set[str], LifecycleState]] = {
     "retry": ({"failed"}, LifecycleState.READY),
 }
 """From where each step may be taken, and where it leads."""
+_BEGINNINGS = ("init", "start", "retry")
 _AT_WORK = (LifecycleState.RUNNING, LifecycleState.PAUSED, LifecycleState.STOPPING)
 
 
@@ -64,8 +66,10 @@ class Lifecycle:
         """
         self._name = name
         self._component = None if component is None else weakref.ref(component)
-        self._changing = threading.Lock()  # protects the state and the failure
+        self._changing = threading.Lock()  # protects the state, the failure and whether it is ending
         self._state = LifecycleState.CREATED
+        self._is_ending = False
+        """Whether the work still ends of a component that was marked as failed while it worked."""
         self.failure: BaseException | None = None
         """Why it failed; None in every other state."""
         self.background: concurrent.futures.Future[None] | None = None
@@ -91,19 +95,27 @@ class Lifecycle:
                 raise InvalidTransition(
                     f"{self._name} is {self._state.value} and cannot {name}; from here it can {', '.join(possible)}."
                 )
+            if self._is_ending and name in _BEGINNINGS:
+                raise InvalidTransition(f"{self._name} is failed and its work still ends; call wait() before {name}().")
             if name == "stop" and self._state is LifecycleState.READY:  # there is nothing to wait for
                 target = LifecycleState.STOPPED
+            if name == "error":
+                self._is_ending = self._is_ending or self._state in _AT_WORK
+            elif name in _BEGINNINGS:
+                self.background = None  # of the work before
             self._enter(target, error)
             return target
 
     def become(self, state: LifecycleState, *, error: BaseException | None = None) -> None:
         """Note what has happened to the component, whatever was before."""
         with self._changing:
+            self._is_ending = False
             self._enter(state, error)
 
     def end(self, state: LifecycleState = LifecycleState.STOPPED) -> None:
         """Note that the work is over: stopped if it was to stop, failed if it has failed, otherwise `state`."""
         with self._changing:
+            self._is_ending = False
             if self._state is LifecycleState.STOPPING:
                 self._enter(LifecycleState.STOPPED, None)
             elif self._state in _AT_WORK:
@@ -187,7 +199,9 @@ class Component:
 
     def error(self, error: BaseException | None = None) -> None:
         """End the work as failed; whoever waits for it gets this error."""
-        failure = error if error is not None else RuntimeError(f"The {self._kind} was marked as failed by error().")
+        if not isinstance(error, BaseException | None):
+            raise ConfigurationError(f"error() takes an exception, such as RuntimeError({error!r}); not {error!r}.")
+        failure = error or TrainingError(f"The {self._kind} was marked as failed, by error() without an exception.")
         lifecycle_of(self).step("error", error=failure)
 
     def retry(self) -> None:
@@ -197,10 +211,20 @@ class Component:
     def wait(self, timeout: float | None = None) -> LifecycleState:
         """Wait for what `start` began, for `timeout` seconds at most, and return the state; what it raised is raised.
 
-        A program that ends does not wait for what is in the background, and takes it along.
+        A program that ends does not wait for what is in the background, and takes it along. Ctrl-C stops the work, and
+        is raised when that has ended; a second one does not wait.
         """
         background = lifecycle_of(self).background
-        if background is not None and concurrent.futures.wait([background], timeout).done:
+        if background is None:
+            return lifecycle_of(self).state
+        try:
+            ended = concurrent.futures.wait([background], timeout).done
+        except KeyboardInterrupt:
+            with suppress(InvalidTransition):  # it stops already, or has ended
+                self.stop()
+            concurrent.futures.wait([background])
+            raise
+        if ended:
             background.result()
         return lifecycle_of(self).state
 

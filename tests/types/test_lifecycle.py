@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidTransition
+from agentlightning.errors import ConfigurationError, InvalidTransition
 from agentlightning.types.lifecycle import Component, Lifecycle, LifecycleState, lifecycle_of
 
 
@@ -29,7 +29,7 @@ def test_a_component_goes_from_created_to_stopped() -> None:
 
 
 def test_a_component_that_failed_keeps_its_error_until_it_is_retried() -> None:
-    life = lived("init", "start")
+    life = lived("init")
     error = ValueError("no")
 
     life.step("error", error=error)
@@ -63,6 +63,18 @@ def test_a_step_that_cannot_be_taken_is_refused_with_those_that_can(steps: tuple
     with pytest.raises(InvalidTransition, match=f"The part is {before.value} and cannot {refused}; from here it can "):
         life.step(refused)
     assert life.state is before
+
+
+@pytest.mark.parametrize("step", ["init", "retry"])
+def test_a_component_whose_work_still_ends_cannot_begin_anew(step: str) -> None:
+    life = lived("start")
+    life.step("error", error=ValueError("no"))
+
+    with pytest.raises(InvalidTransition, match=f"call wait\\(\\) before {step}"):
+        life.step(step)
+    life.end()
+
+    assert life.step(step) is LifecycleState.READY
 
 
 def test_a_ready_component_stops_at_once() -> None:
@@ -148,6 +160,28 @@ def test_what_runs_in_the_background_is_waited_for_and_its_error_raised(caplog: 
         part.wait()
     assert (part.state, str(part.failure)) == (LifecycleState.FAILED, "no")
     assert "The component failed: ValueError: no" in caplog.text
+
+
+def test_an_error_must_be_an_exception() -> None:
+    part: Any = Component()
+
+    with pytest.raises(ConfigurationError, match=r"such as RuntimeError\('text'\)"):
+        part.error("text")
+    part.error()
+
+    assert "marked as failed" in str(part.failure)
+
+
+def test_a_new_beginning_forgets_the_work_before() -> None:
+    part = Component()
+    part.start()
+    lifecycle_of(part).work_in_background(lambda: (_ for _ in ()).throw(ValueError("no")))
+    with pytest.raises(ValueError, match="no"):
+        part.wait()
+
+    part.retry()
+
+    assert part.wait() is LifecycleState.READY
 
 
 def test_a_wait_may_be_limited() -> None:

@@ -54,6 +54,10 @@ _BEGINNINGS = ("init", "start", "retry")
 _AT_WORK = (LifecycleState.RUNNING, LifecycleState.PAUSED, LifecycleState.STOPPING)
 
 
+def _nobody() -> None:
+    """Whose state it is that came from another process."""
+
+
 class Lifecycle:
     """The state of one component; steps may be taken from any thread. A copy of it stands at the beginning."""
 
@@ -65,9 +69,9 @@ class Lifecycle:
             component: Whose state this is.
         """
         self._name = name
-        self._component = None if component is None else weakref.ref(component)
+        self.component = _nobody if component is None else weakref.ref(component)
         self._changing = threading.Lock()  # protects the state, the failure and whether it is ending
-        self._state = LifecycleState.CREATED
+        self.state = LifecycleState.CREATED
         self._is_ending = False
         """Whether the work still ends of a component that was marked as failed while it worked."""
         self.failure: BaseException | None = None
@@ -78,29 +82,21 @@ class Lifecycle:
     def __reduce__(self) -> Any:
         return Lifecycle, (self._name,)
 
-    @property
-    def state(self) -> LifecycleState:
-        return self._state
-
-    def is_of(self, component: object) -> bool:
-        """Whether this is the state of that component, and not of one that it is a copy of."""
-        return self._component is not None and self._component() is component
-
     def step(self, name: str, *, error: BaseException | None = None) -> LifecycleState:
         """Take a step; InvalidTransition if it cannot be taken from here."""
         sources, target = _STEPS[name]
         with self._changing:
-            if self._state.value not in sources:
-                possible = [step for step, (starts, _) in _STEPS.items() if self._state.value in starts]
+            if self.state.value not in sources:
+                possible = [step for step, (starts, _) in _STEPS.items() if self.state.value in starts]
                 raise InvalidTransition(
-                    f"{self._name} is {self._state.value} and cannot {name}; from here it can {', '.join(possible)}."
+                    f"{self._name} is {self.state.value} and cannot {name}; from here it can {', '.join(possible)}."
                 )
             if self._is_ending and name in _BEGINNINGS:
                 raise InvalidTransition(f"{self._name} is failed and its work still ends; call wait() before {name}().")
-            if name == "stop" and self._state is LifecycleState.READY:  # there is nothing to wait for
+            if name == "stop" and self.state is LifecycleState.READY:  # there is nothing to wait for
                 target = LifecycleState.STOPPED
             if name == "error":
-                self._is_ending = self._is_ending or self._state in _AT_WORK
+                self._is_ending = self._is_ending or self.state in _AT_WORK
             elif name in _BEGINNINGS:
                 self.background = None  # of the work before
             self._enter(target, error)
@@ -116,13 +112,13 @@ class Lifecycle:
         """Note that the work is over: stopped if it was to stop, failed if it has failed, otherwise `state`."""
         with self._changing:
             self._is_ending = False
-            if self._state is LifecycleState.STOPPING:
+            if self.state is LifecycleState.STOPPING:
                 self._enter(LifecycleState.STOPPED, None)
-            elif self._state in _AT_WORK:
+            elif self.state in _AT_WORK:
                 self._enter(state, None)
 
     def _enter(self, state: LifecycleState, error: BaseException | None) -> None:
-        self._state = state
+        self.state = state
         self.failure = error if state is LifecycleState.FAILED else None
 
     def work_in_background(self, work: Callable[[], None]) -> None:
@@ -231,10 +227,10 @@ class Component:
 
 def lifecycle_of(component: Component) -> Lifecycle:
     """The life cycle of a component, which begins when it is first asked for."""
-    attributes = vars(component)  # not setattr: a frozen dataclass may be a component
+    attributes = component.__dict__  # not setattr: a frozen dataclass may be a component
     life: Lifecycle | None = attributes.get("_life")
-    if life is not None and life.is_of(component):
-        return life
-    if life is not None:  # of the component that this is a copy of
-        attributes.pop("_life", None)
+    if life is not None:
+        if life.component() is component:
+            return life
+        attributes.pop("_life", None)  # of the component that this is a copy of
     return attributes.setdefault("_life", Lifecycle(f"The {component._kind}", component))  # type: ignore[no-any-return] # attributes are of any type

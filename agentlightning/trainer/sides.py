@@ -21,7 +21,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources
-from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
+from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.id import generate_id
@@ -79,6 +79,9 @@ class AlgorithmSide:
         self._bind(store)
         with self._showing_state():
             await self._run(store, event)
+            trainer = self.trainer
+            if isinstance(trainer, Component) and (failure := lifecycle_of(trainer).failure) is not None:
+                raise failure  # somebody called `error`
 
     @contextmanager
     def _showing_state(self) -> Iterator[None]:

@@ -3,11 +3,8 @@
 import asyncio
 import logging
 import pkgutil
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -22,15 +19,16 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import check_dataset, checked_agent, checked_route, combined, renamed
 from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
+from agentlightning.trainer.control import TrainingControl
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.reports import PROMISE, reporting
-from agentlightning.trainer.sides import LOOK_SECONDS, PREPARED_SECONDS, AlgorithmSide, RunnerSide, Switches
+from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
 from agentlightning.trainer.stores import built_store, described, move_log, store_address
 from agentlightning.trainer.termination import stopped_by_sigterm
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
-from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
-from agentlightning.utils.daemon_threads import DaemonThreads, in_background
+from agentlightning.types.lifecycle import lifecycle_of
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = ["Trainer"]
@@ -41,7 +39,7 @@ _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 
 
-class Trainer(Component):
+class Trainer(TrainingControl):
     """Runs an algorithm and its runners around one store.
 
     Every part may be given as an instance, a class, a factory without arguments, a name or import path, or a dictionary
@@ -73,8 +71,6 @@ class Trainer(Component):
             `initial_resources` may be formatted anyway.
     """
 
-    _kind = "trainer"
-
     def __init__(
         self,
         *,
@@ -100,6 +96,7 @@ class Trainer(Component):
         allow_poml: bool = False,
     ) -> None:
         """Build the parts; nothing runs yet."""
+        super().__init__()
         if dev:
             deprecated("Trainer(dev=True) is deprecated; call trainer.dev(...) instead.")
         if not daemon:
@@ -130,10 +127,6 @@ class Trainer(Component):
         self.allow_poml = allow_poml
         resolved_mode(progress)  # a word that is not known is answered here
         self._agents: list[Route] = []
-        self._last_fit: tuple[Algorithm | None, LitAgent[Any], Any, Any] | None = None
-        """What `retry` fits again: the algorithm, the agent and the data sets."""
-        self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
-        self._switches: Switches | None = None
 
     triplet_exporter = property(lambda self: self.adapter)
 
@@ -246,7 +239,7 @@ class Trainer(Component):
         for label, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             check_dataset(label, dataset)
         lifecycle_of(self).step("init")
-        self._last_fit = (algorithm, agent, train_dataset, val_dataset)
+        self._last_fit = (agent, train_dataset, val_dataset)
         agent.set_trainer(self)
         context = start_context(getattr(self.strategy, "start_method", None))
         switches = Switches(
@@ -272,9 +265,7 @@ class Trainer(Component):
             is_alone=is_alone,
         )
         self.tracer.init()
-        with self._turning:
-            lifecycle_of(self).step("start")
-            self._switches = switches
+        self._began(switches)
         with stopped_by_sigterm(switches.stopped.set, lambda: not side.is_over):
             try:
                 self._execute(_AlgorithmBundle(self, side), worker)
@@ -298,18 +289,6 @@ class Trainer(Component):
         rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=rollout_ids)) if rollout_ids else []
         return all(rollout.status == "succeeded" for rollout in rollouts)
 
-    def _ended(self, error: BaseException | None = None) -> None:
-        life = lifecycle_of(self)
-        with self._turning:
-            if error is not None:
-                life.become(LifecycleState.FAILED, error=error)
-            life.end()
-            self._switches = None
-            if life.state is LifecycleState.STOPPED:
-                self._last_fit = None
-        if error is None and life.failure is not None:  # somebody called `error`, and the algorithm ran elsewhere
-            raise life.failure
-
     async def _algorithm_bundle(self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide) -> None:
         """The algorithm's side of a training, kept as a run in the store."""
         run_id = await self._open_run(store, side)
@@ -322,8 +301,6 @@ class Trainer(Component):
             with reporting(store, self.name, run_id):
                 async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
                     await side.run(store, event)
-                    if (failure := lifecycle_of(self).failure) is not None:  # somebody called `error`
-                        raise failure
                     status = "stopped" if side.was_stopped else "succeeded"
                     summary = await console.summary()
         except BaseException as error:
@@ -355,69 +332,6 @@ class Trainer(Component):
             return (await store.start_run(self.name, config=config, metadata=PROMISE)).run_id
         except NotImplementedError:  # a store of the 0.2 release keeps no runs
             return None
-
-    # ------------------------------------------------------------------ while it runs
-
-    def start(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        """As `fit`, in the background: returns when the training runs. `stop` ends it; `wait` waits for its end."""
-        life = lifecycle_of(self)
-        if self._switches is not None:
-            life.step("start")  # which raises: it runs already
-        fitting = in_background("fit", lambda: self.fit(agent, train_dataset, val_dataset))
-        fitting.add_done_callback(_log_failure)
-        while self._switches is None and not fitting.done():
-            wait_for_futures([fitting], timeout=PREPARED_SECONDS)
-        if fitting.done() and fitting.exception() is not life.failure:  # it has not begun
-            fitting.result()
-        life.background = fitting
-
-    def pause(self) -> None:
-        """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
-        self._turn("pause", lambda switches: switches.paused.set())
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self._turn("resume", lambda switches: switches.paused.clear())
-
-    def stop(self) -> None:
-        """End the algorithm and the runners; `fit` returns when they have ended.
-
-        An algorithm that is a plain function cannot be ended; it is left behind in its thread, without the store.
-        """
-        self._turn("stop", lambda switches: switches.stopped.set())
-
-    def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        """Fit again after a failure; with a durable store, what was finished is still there.
-
-        What is left out is taken from the training that failed.
-        """
-        lifecycle_of(self).step("retry")
-        algorithm, last_agent, last_train, last_val = self._last_fit or (self.algorithm, None, None, None)
-        self._fit(
-            algorithm,
-            last_agent if agent is None and last_agent is not None else self._agent_for(agent),
-            last_train if train_dataset is None else train_dataset,
-            last_val if val_dataset is None else val_dataset,
-        )
-
-    def error(self, error: BaseException | None = None) -> None:
-        """End the training as failed; `fit` raises this error."""
-        with self._turning:
-            super().error(error)
-            if self._switches is not None:
-                self._switches.stopped.set()
-
-    def _turn(self, step: str, act: Callable[[Switches], None]) -> None:
-        """Take a step, and turn the switches of the training if one runs."""
-        with self._turning:
-            lifecycle_of(self).step(step)
-            if self._switches is not None:
-                act(self._switches)
-
-
-def _log_failure(fitting: "Future[None]") -> None:
-    if (error := fitting.exception()) is not None:
-        logger.error("The training failed: %s: %s; wait() raises it.", type(error).__name__, error)
 
 
 class _AlgorithmBundle:

@@ -1,0 +1,124 @@
+"""What a user may do with a training besides waiting for it: begin it in the background, pause, stop, fail, retry.
+
+All of it may be done from any thread. A training that runs has switches, which runners in other processes see too.
+"""
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from typing import Any
+
+from agentlightning.litagent import LitAgent
+from agentlightning.trainer.sides import PREPARED_SECONDS, Switches
+from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.utils.daemon_threads import in_background
+
+__all__ = ["TrainingControl"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingControl(Component):
+    """The life cycle of a trainer."""
+
+    _kind = "trainer"
+
+    def __init__(self) -> None:
+        self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
+        self._switches: Switches | None = None
+        self._last_fit: tuple[LitAgent[Any], Any, Any] | None = None
+        """The agent and the data sets of a training that failed, for `retry`."""
+
+    @abstractmethod
+    def fit(self, agent: Any = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Train an agent; returns when the algorithm is done."""
+
+    @abstractmethod
+    def dev(self, agent: Any = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Try an agent."""
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Get ready for a training, as `fit` does itself."""
+        super().init()
+
+    def start(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """As `fit`, in the background: returns when the training runs. `stop` ends it; `wait` waits for its end."""
+        life = lifecycle_of(self)
+        if self._switches is not None:
+            life.step("start")  # which raises: it runs already
+        fitting = in_background("agl-fit", lambda: self.fit(agent, train_dataset, val_dataset))
+        while self._switches is None and not fitting.done():
+            wait_for_futures([fitting], timeout=PREPARED_SECONDS)
+        if fitting.done() and fitting.exception() is not life.failure:  # it has not begun
+            fitting.result()
+        life.background = fitting
+        fitting.add_done_callback(_log_failure)
+
+    def pause(self) -> None:
+        """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
+        self._turn("pause", lambda switches: switches.paused.set())
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._turn("resume", lambda switches: switches.paused.clear())
+
+    def stop(self) -> None:
+        """End the algorithm and the runners; `fit` returns when they have ended.
+
+        An algorithm that is a plain function cannot be ended; it is left behind in its thread, without the store.
+        """
+        self._turn("stop", lambda switches: switches.stopped.set())
+
+    def error(self, error: BaseException | None = None) -> None:
+        """End the algorithm and the runners; `fit` raises this error, and the run has failed."""
+        with self._turning:
+            super().error(error)
+            if self._switches is not None:
+                self._switches.stopped.set()
+
+    def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Fit again after a failure; with a durable store, what was finished is still there.
+
+        What is left out is taken from the training that failed, also if that was a `dev`.
+        """
+        lifecycle_of(self).step("retry")
+        last_agent, last_train, last_val = self._last_fit or (None, None, None)
+        agent = last_agent if agent is None else agent
+        train_dataset = last_train if train_dataset is None else train_dataset
+        val_dataset = last_val if val_dataset is None else val_dataset
+        is_trial = getattr(self, "algorithm", None) is None and (train_dataset is not None or val_dataset is not None)
+        (self.dev if is_trial else self.fit)(agent, train_dataset, val_dataset)
+
+    def _turn(self, step: str, act: Callable[[Switches], None]) -> None:
+        """Take a step, and turn the switches of the training if one runs."""
+        with self._turning:
+            lifecycle_of(self).step(step)
+            if self._switches is not None:
+                act(self._switches)
+
+    def _began(self, switches: Switches) -> None:
+        """A training runs, which these switches stop and pause."""
+        with self._turning:
+            lifecycle_of(self).step("start")
+            self._switches = switches
+
+    def _ended(self, error: BaseException | None = None) -> None:
+        """The training is over; what `error` was called with is raised, unless the training has raised it."""
+        life = lifecycle_of(self)
+        with self._turning:
+            if error is not None:
+                life.become(LifecycleState.FAILED, error=error)
+            life.end()
+            self._switches = None
+            if life.state is LifecycleState.STOPPED:
+                self._last_fit = None
+        if error is None and life.failure is not None:
+            raise life.failure
+
+
+def _log_failure(fitting: "Future[None]") -> None:
+    if (error := fitting.exception()) is not None:
+        logger.error("The training failed: %s: %s; wait() raises it.", type(error).__name__, error)

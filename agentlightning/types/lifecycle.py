@@ -39,6 +39,9 @@ class LifecycleState(str, Enum):
     STOPPED = "stopped"
     FAILED = "failed"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 _STEPS: dict[str, tuple[set[str], LifecycleState]] = {
     "init": ({"created", "ready", "stopped", "failed"}, LifecycleState.READY),

@@ -259,7 +259,7 @@ def test_the_models_of_a_team_are_ready_to_be_called() -> None:
 # ---------------------------------------------------------------------- callbacks and rewards
 
 
-class Told(Noting):
+class WithCallbacks(Noting):
     """Notes its callbacks, which are coroutine functions."""
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class Told(Noting):
 
 
 def test_callbacks_that_are_coroutine_functions_are_awaited() -> None:
-    agent = Told()
+    agent = WithCallbacks()
 
     a_trainer().dev(agent, train_dataset=[1])
 
@@ -284,7 +284,7 @@ def test_callbacks_that_are_coroutine_functions_are_awaited() -> None:
 
 
 def test_callbacks_reach_the_agent_that_was_chosen() -> None:
-    writer, critic = Told(), Told()
+    writer, critic = WithCallbacks(), WithCallbacks()
     trainer = a_trainer()
     trainer.add_agent(writer, name="writer", when=lambda task: task < 2)
     trainer.add_agent(critic, name="critic")

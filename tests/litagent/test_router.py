@@ -249,7 +249,7 @@ def test_a_default_must_be_among_the_routes() -> None:
 # ---------------------------------------------------------------------- callbacks
 
 
-class Told(Plain):
+class WithCallbacks(Plain):
     """Notes its callbacks; plain ones."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class Told(Plain):
 
 
 async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> None:
-    inner, other = Told(), Told()
+    inner, other = WithCallbacks(), WithCallbacks()
     team = AgentRouter[Any]({"writer": (lambda task: True, inner)})
 
     await workbench.run(AgentRouter({"team": (lambda task: True, team)}, default=other))
@@ -273,7 +273,7 @@ async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> No
 
 
 async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Workbench) -> None:
-    agent = Told()
+    agent = WithCallbacks()
 
     outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
 

@@ -288,7 +288,7 @@ def test_what_is_no_agent_is_told(agent: Any, words: str) -> None:
             use(agent)
 
 
-def test_a_fit_without_an_agent_is_told() -> None:
+def test_a_fit_without_an_agent_is_refused() -> None:
     with pytest.raises(ValueError, match="There is no agent"):
         a_trainer().fit(train_dataset=[1])
 

@@ -193,3 +193,7 @@ def test_a_wait_may_be_limited() -> None:
     release.set()
 
     assert (first, part.wait()) == (LifecycleState.RUNNING, LifecycleState.STOPPED)
+
+
+def test_a_state_is_shown_by_its_name() -> None:
+    assert (str(LifecycleState.READY), f"{LifecycleState.READY}") == ("ready", "ready")

@@ -3,12 +3,14 @@
 import asyncio
 import inspect
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forwarding import BlockingStore
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.loop_thread import LoopThread
@@ -16,7 +18,10 @@ from agentlightning.utils.loop_thread import LoopThread
 if TYPE_CHECKING:
     from agentlightning.client import AgentLightningClient
 
-__all__ = ["Algorithm"]
+__all__ = ["INITIAL_RESOURCES_ID", "Algorithm"]
+
+INITIAL_RESOURCES_ID: Final = "default"
+"""Under which the trainer publishes the initial resources."""
 
 LOOK_SECONDS: Final = 0.1
 """How often a run in the background looks whether it is to stop."""
@@ -35,6 +40,8 @@ class Algorithm(Component):
     _trainer_ref: "weakref.ref[Any] | None" = None
     _llm_proxy: Any = None
     _store: LightningStore | None = None
+    _blocking_store: BlockingStore | None = None
+    """While a plain `run` is called."""
     _initial_resources: NamedResources | None = None
     _adapter: TraceAdapter[Any] | None = None
     _run_id: str | None = None
@@ -80,10 +87,35 @@ class Algorithm(Component):
             lifecycle_of(self).step("init")
 
     def get_store(self) -> LightningStore:
-        """The store; ValueError if there is none."""
+        """The store; ValueError if there is none.
+
+        In a plain `run` it is a `BlockingStore`, whose operations need no `await`; in coroutines that such a `run`
+        runs, it is the store itself.
+        """
         if self._store is None:
             raise self._missing("store")
+        if self._blocking_store is not None and not _is_in_event_loop():
+            return self._blocking_store  # type: ignore[return-value] # the same operations, without await
         return self._store
+
+    @contextmanager
+    def blocking_store(self) -> Iterator[BlockingStore]:
+        """Within it, synchronous code gets a store whose operations block; it is closed at the end."""
+        if self._store is None:
+            raise self._missing("store")
+        before, store = self._blocking_store, BlockingStore(self._store)
+        self._blocking_store = store
+        try:
+            yield store
+        finally:
+            store.close()
+            if self._blocking_store is store:  # and not that of a later run, which began when this was abandoned
+                self._blocking_store = before
+
+    def abandon(self) -> None:
+        """Close the store to a plain `run` that goes on, which nobody can end: its next call of the store raises."""
+        if self._blocking_store is not None:
+            self._blocking_store.close()
 
     def set_initial_resources(self, resources: NamedResources) -> None:
         self._initial_resources = resources
@@ -183,3 +215,11 @@ class Algorithm(Component):
     def get_client(self) -> "AgentLightningClient":
         """A client of the v0.1 protocol, for algorithms that serve it themselves. Deprecated."""
         raise NotImplementedError(f"{type(self).__name__} serves no v0.1 clients.")
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.store.forwarding import BlockingStore
 from agentlightning.types import Dataset
 
 __all__ = ["FunctionalAlgorithm", "algo"]
@@ -24,7 +23,6 @@ class FunctionalAlgorithm(Algorithm):
     def __init__(self, algorithm_func: Callable[..., Any]) -> None:
         self._algorithm_func = algorithm_func
         self._parameters = frozenset(inspect.signature(algorithm_func).parameters)
-        self._blocking_store: BlockingStore | None = None
         functools.update_wrapper(self, algorithm_func)
 
     def is_async(self) -> bool:
@@ -45,34 +43,23 @@ class FunctionalAlgorithm(Algorithm):
                 raise TypeError(
                     f"{name} is provided but not supported by {self._name}; add a parameter of that name to it."
                 )
-        if "store" in self._parameters:
-            arguments["store"] = self.get_store()
         if "adapter" in self._parameters:
             arguments["adapter"] = self.get_adapter()
         if "llm_proxy" in self._parameters:
             arguments["llm_proxy"] = self.get_llm_proxy()
         if "initial_resources" in self._parameters:
             arguments["initial_resources"] = self.get_initial_resources()
+        if "store" not in self._parameters:
+            return self._call(arguments)
         if self.is_async():
-            coroutine: Coroutine[Any, Any, None] = self._algorithm_func(**arguments)
-            return coroutine
-        self._run_blocking(arguments)
-        return None
+            return self._call({**arguments, "store": self.get_store()})
+        with self.blocking_store() as store:
+            return self._call({**arguments, "store": store})
 
-    def _run_blocking(self, arguments: dict[str, Any]) -> None:
-        if "store" not in arguments:
-            self._algorithm_func(**arguments)
-            return
-        self._blocking_store = store = BlockingStore(arguments["store"])
-        try:
-            self._algorithm_func(**{**arguments, "store": store})
-        finally:
-            store.close()
-
-    def abandon(self) -> None:
-        """Close the store to a plain function that still runs, which nobody can end: its next call of it raises."""
-        if self._blocking_store is not None:
-            self._blocking_store.close()
+    def _call(self, arguments: dict[str, Any]) -> None | Coroutine[Any, Any, None]:
+        """A coroutine for whoever awaits it; what a plain function returns is of no use."""
+        result = self._algorithm_func(**arguments)
+        return result if self.is_async() else None
 
     @property
     def _name(self) -> str:

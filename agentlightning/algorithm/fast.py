@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Dataset, Rollout, RolloutMode, Span
@@ -83,7 +83,10 @@ class Baseline(FastAlgorithm):
         resources = self.get_initial_resources()
         if resources is None:
             return None
-        return (await store.update_resources("default", resources)).resources_id
+        published = await store.get_resources_by_id(INITIAL_RESOURCES_ID)  # by the trainer, if there is one
+        if published is None or published.resources != resources:
+            published = await store.update_resources(INITIAL_RESOURCES_ID, resources)
+        return published.resources_id
 
     async def _wait_for_room(self, store: LightningStore) -> None:
         while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store

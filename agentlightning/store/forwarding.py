@@ -93,8 +93,8 @@ class BlockingStore:
     iterator. Waiting happens on a loop thread of its own, which `close` ends.
     """
 
-    def __init__(self, store: LightningStore) -> None:
-        self.store = store
+    def __init__(self, store: "LightningStore | BlockingStore") -> None:
+        self.store: LightningStore = store.store if isinstance(store, BlockingStore) else store
         self._thread = LoopThread("agl-blocking-store")
         self._is_closed = False
 

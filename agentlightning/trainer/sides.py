@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm import Algorithm, FunctionalAlgorithm
+from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.stranded import until_deserted
@@ -110,7 +111,7 @@ class AlgorithmSide:
         watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
         try:
             with unobserved():
-                work = asyncio.ensure_future(self._work(event))
+                work = asyncio.ensure_future(self._work(store, event))
             await self._until_done(work)
         finally:
             self.is_over = True
@@ -137,7 +138,9 @@ class AlgorithmSide:
             algorithm.set_initial_resources(self.initial_resources)
         algorithm.set_llm_proxy(self.llm_proxy)
 
-    async def _work(self, event: ExecutionEvent) -> None:
+    async def _work(self, store: LightningStore, event: ExecutionEvent) -> None:
+        if self.initial_resources is not None:
+            await store.update_resources(INITIAL_RESOURCES_ID, self.initial_resources)
         if self.algorithm is not None:
             await self.algorithm.before_runners()
         if self.on_prepared is not None:
@@ -148,22 +151,28 @@ class AlgorithmSide:
             while not event.is_set():  # noqa: ASYNC110 # the event may be another process's
                 await asyncio.sleep(LOOK_SECONDS)
             return
-        datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        algorithm = self.algorithm
-        if algorithm.is_async():
-            result = algorithm.run(**datasets)
-        else:
-            threads = DaemonThreads("algorithm")
-            try:
-                result = await threads.run(lambda: algorithm.run(**datasets))
-            except asyncio.CancelledError:
-                if isinstance(algorithm, FunctionalAlgorithm):
-                    algorithm.abandon()
-                raise
-            finally:
-                threads.close()
+        result = await self._run_algorithm(self.algorithm)
         if inspect.isawaitable(result):
             await result
+
+    async def _run_algorithm(self, algorithm: Algorithm) -> Any:
+        """What `run` returns; a plain one is called in a thread, with a store that blocks."""
+        datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
+        if algorithm.is_async():
+            return algorithm.run(**datasets)
+
+        def run() -> Any:
+            with algorithm.blocking_store():
+                return algorithm.run(**datasets)
+
+        threads = DaemonThreads("algorithm")
+        try:
+            return await threads.run(run)
+        except asyncio.CancelledError:
+            algorithm.abandon()
+            raise
+        finally:
+            threads.close()
 
     async def _until_done(self, work: "asyncio.Future[None]") -> None:
         try:

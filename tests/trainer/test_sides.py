@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm import algo
+from agentlightning.algorithm import Algorithm, algo
 from agentlightning.errors import StoreUnavailable, TrainingError
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.store import InMemoryLightningStore
@@ -44,6 +44,31 @@ async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
     assert side.was_stopped
     assert isinstance(ending, StoreUnavailable)
     assert len(await store.query_rollouts()) == count
+
+
+async def test_a_plain_run_that_was_stopped_loses_the_store() -> None:
+    has_begun, endings = threading.Event(), queue.SimpleQueue[BaseException]()
+
+    class Endless(Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            try:
+                while True:
+                    store: Any = self.get_store()
+                    store.query_rollouts()
+                    has_begun.set()
+            except BaseException as error:
+                endings.put(error)
+                raise
+
+    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    side = AlgorithmSide(Endless(), Trainer(), TracerTraceToTriplet(), switches)
+    running = asyncio.create_task(side.run(InMemoryLightningStore(), ThreadingEvent()))
+    assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
+
+    switches.stopped.set()
+    await asyncio.wait_for(running, PATIENCE_SECONDS)
+
+    assert isinstance(await asyncio.to_thread(endings.get, timeout=PATIENCE_SECONDS), StoreUnavailable)
 
 
 async def test_a_plain_function_that_fails_leaves_no_thread() -> None:

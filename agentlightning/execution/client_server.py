@@ -1,17 +1,16 @@
 """ClientServerExecutionStrategy: algorithm and runners as processes, on one machine or many, around a store server."""
 
 import asyncio
+import copy
+import errno
 import functools
 import logging
 import signal
 import socket
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, Final, Literal, get_args
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
@@ -29,6 +28,7 @@ from agentlightning.execution.runner_processes import LOOK_SECONDS, RunnerProces
 from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.http.codec import prepare_codecs
 from agentlightning.utils.server_launcher import reserved_socket
@@ -37,6 +37,7 @@ __all__ = ["ClientServerExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_PORT: Final = 4747
 LEAVING = "Leaving when what runs has finished, in {:g} s at the latest; Ctrl-C again leaves at once."
 
 REPORT_SECONDS: Final = 2.0
@@ -50,6 +51,8 @@ _SERVER_SECONDS: Final = 30.0
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
     """The algorithm serves the store; runners are clients of it, each in a process of its own.
+
+    A store that is a client of a server already is not served again: runners are clients of that server.
 
     On several machines, start the same script with AGL_CURRENT_ROLE=algorithm on one and AGL_CURRENT_ROLE=runner on the
     others, with AGL_SERVER_HOST and AGL_SERVER_PORT saying where the algorithm is.
@@ -78,7 +81,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         Args:
             role: Which side runs here; AGL_CURRENT_ROLE if left out, else both.
             server_host: Where the store is served; AGL_SERVER_HOST if left out, else localhost.
-            server_port: Its port; AGL_SERVER_PORT if left out, else 4747. 0 takes one that is free now, and keeps it.
+            server_port: Its port; AGL_SERVER_PORT if left out, else 4747, or a free one where that is taken and both
+                sides run here. 0 takes one that is free now, and keeps it.
             n_runners: How many runner processes.
             graceful_timeout: Seconds a process has to end by itself once it is told to.
             terminate_timeout: Seconds it has after each stronger signal.
@@ -95,7 +99,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
         self._reserved: socket.socket | None = None
-        self.set_port(resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747))
+        given_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port)
+        self._own_port = DEFAULT_PORT if given_port is None else None
+        """A port that nobody asked for, and that another may replace."""
+        self.set_port(DEFAULT_PORT if given_port is None else given_port)
         if n_runners < 1:
             raise ConfigurationError(f"n_runners must be at least 1; it is {n_runners}.")
         if main_process == "runner" and self.role != "both":
@@ -117,11 +124,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def set_port(self, port: int) -> None:
         """Serve the store on another port; 0 takes one that is free now, and keeps it from others until then."""
         self.release_port()
-        if port == 0:
-            self._reserved = reserved_socket(self.server_host)
-            weakref.finalize(self, self._reserved.close)
-            port = self._reserved.getsockname()[1]
-        self.server_port = port
+        self.server_port = port or self._reserve(0)
+
+    def _reserve(self, port: int) -> int:
+        self._reserved = reserved_socket(self.server_host, port)
+        weakref.finalize(self, self._reserved.close)
+        bound: int = self._reserved.getsockname()[1]
+        return bound
 
     def release_port(self) -> None:
         """Let go of a port that was kept; a runner's process does, or the port would outlive the server."""
@@ -129,8 +138,45 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._reserved.close()
             self._reserved = None
 
+    def _secure_port(self, store: LightningStore) -> None:
+        """Keep the default port for the server; where somebody has it already, keep a free one."""
+        if self.server_port != self._own_port or not self._serves(store):
+            return
+        taken = self.server_port
+        self.release_port()
+        try:
+            self._reserve(taken)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # the server says what is wrong with the address
+            self.set_port(0)
+            self._own_port = self.server_port
+            logger.warning(
+                "Port %d is taken, so this training serves its store on port %d; to use a store that is served there "
+                "already, write Trainer(store='http://%s:%d').",
+                taken,
+                self.server_port,
+                self.server_host,
+                taken,
+            )
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reserved": None}
+
+    # ------------------------------------------------------------------ the store
+
+    def _serves(self, store: LightningStore) -> bool:
+        """Whether a server of ours makes the store reachable; a store on a server is reachable already."""
+        return self.managed_store and not isinstance(innermost(store), LightningStoreClient)
+
+    def _client(self, store: LightningStore | None) -> LightningStoreClient | None:
+        """What runners use in the place of the store, where None is one that we serve; None if they use it itself."""
+        if not self.managed_store:
+            return None
+        inner = None if store is None else innermost(store)
+        if isinstance(inner, LightningStoreClient):
+            return copy.copy(inner)  # the same address, token and patience, and connections of its own
+        return LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
 
     # ------------------------------------------------------------------ the two sides
 
@@ -140,7 +186,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """Serve the store and run the algorithm against it; an algorithm that prepares it first is served then."""
         server: LightningStoreServer | None = None
         try:
-            if self.managed_store:
+            if self._serves(store):
                 token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, None)
                 refuse_open_address(self.server_host, token, is_insecure=self.insecure, option="server_host")
                 server = LightningStoreServer(store, host=self.server_host, port=self.server_port)
@@ -159,15 +205,17 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 await server.stop()
 
     async def _execute_runner(
-        self, runner: RunnerBundle, worker_id: int, store: LightningStore, stop_evt: ExecutionEvent
+        self, runner: RunnerBundle, worker_id: int, store: LightningStore | None, stop_evt: ExecutionEvent
     ) -> None:
-        """Run one worker as a client of the store."""
+        """Run one worker as a client of the store; None is one that we serve."""
         client: LightningStoreClient | None = None
         try:
-            if self.managed_store:
-                client = LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
+            client = self._client(store)
+            if store is None or self._serves(store):
                 await self._until_served(stop_evt)
-            await runner(store if client is None else client, worker_id, stop_evt)
+            used = client or store
+            assert used is not None  # a store that we do not serve is given
+            await runner(used, worker_id, stop_evt)
         except BaseException:
             stop_evt.set()
             raise
@@ -205,7 +253,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         ctx: Any,
     ) -> list[BaseProcess]:
         """As `_spawn_runners`; of runners that are started again the deaths are told first."""
-        owned = None if self.managed_store else store  # a client needs none, and not every store can travel
+        # Not every store can travel: runners need none that we serve, and of another server's only the client.
+        owned = None if self._serves(store) else self._client(store) or store
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
             work = functools.partial(_work_as_runner, self, runner, number, owned, stop_evt)
@@ -265,10 +314,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 asyncio.run(self._execute_algorithm(algorithm, store, stop))
             elif self.role == "runner":
                 self._execute_runners_only(runner, store, stop, ctx)
-            elif self.role == "both" and self.main_process == "algorithm":
-                self._execute_both(algorithm, runner, store, stop, ctx)
             elif self.role == "both":
-                self._execute_around_runner(algorithm, runner, store, stop, ctx)
+                self._secure_port(store)
+                place = self._execute_both if self.main_process == "algorithm" else self._execute_around_runner
+                place(algorithm, runner, store, stop, ctx)
             else:
                 raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         except KeyboardInterrupt:
@@ -282,7 +331,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return
         crew = self._started_runners(runner, store, stop, ctx)
         try:
-            with _handling(signal.default_int_handler):
+            with children.handling(signal.default_int_handler):
                 asyncio.run(self._attend(crew, store))
         except KeyboardInterrupt:  # which the runners were told of too
             logger.warning(LEAVING.format(self.graceful_timeout))
@@ -300,7 +349,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     async def _attend(self, crew: RunnerProcesses, store: LightningStore) -> None:
         """Wait for runners to end; what those were at that died is given back."""
-        client = LightningStoreClient(f"http://{self.server_host}:{self.server_port}") if self.managed_store else None
+        client = self._client(store)
         lost = asyncio.ensure_future(crew.until_lost(store if client is None else client))
         try:
             while not crew.has_left():  # noqa: ASYNC110 # they are processes
@@ -317,7 +366,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """In this process; Ctrl-C or SIGTERM lets it finish what it is at, if that does not take too long."""
         own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
         work = self._execute_runner(runner, 0, store, own_stop)
-        with _handling(own_stop.interrupt):
+        with children.handling(own_stop.interrupt):
             asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
 
     def _execute_both(
@@ -404,22 +453,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             work.result()
 
 
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call the handler at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
-    numbers = [signal.SIGINT]
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        numbers.append(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
-        numbers = []
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handled_by in before.items():
-            signal.signal(number, handled_by)
-
-
 @dataclass(frozen=True)
 class _ServedToTheEnd:
     """An algorithm in a process of its own; when it is done, the runner is told, and served until it has left."""
@@ -448,7 +481,7 @@ def _work_as_runner(
     strategy.release_port()
     own_stop = InterruptibleEvent(stop)
     signal.signal(signal.SIGINT, own_stop.interrupt)
-    work = strategy._execute_runner(runner, number, store, own_stop)  # type: ignore[arg-type] # None if managed
+    work = strategy._execute_runner(runner, number, store, own_stop)
     children.run_quietly(children.run_in_time(work, own_stop, strategy.graceful_timeout))
 
 

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
@@ -24,6 +26,7 @@ __all__ = [
     "Death",
     "Deaths",
     "end_with_parent",
+    "handling",
     "interrupt",
     "join_until_deadline",
     "run_in_time",
@@ -217,3 +220,19 @@ def end_with_parent(stop: ExecutionEvent, patience_seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call the handler at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
+    numbers = [signal.SIGINT]
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        numbers.append(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
+        numbers = []
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handled_by in before.items():
+            signal.signal(number, handled_by)

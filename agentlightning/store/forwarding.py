@@ -19,7 +19,7 @@ from agentlightning.utils.loop_thread import LoopThread, LoopThreadEnded
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["BlockingStore", "LightningStoreThreaded", "capabilities_of"]
+__all__ = ["BlockingStore", "LightningStoreThreaded", "capabilities_of", "innermost"]
 
 ResultT = TypeVar("ResultT")
 
@@ -30,6 +30,13 @@ UNLOCKED = frozenset(["wait_for_rollouts"])
 def capabilities_of(store: LightningStore) -> LightningStoreCapabilities:
     """What a store says it is capable of; one that was written for an earlier release may not say."""
     return store.capabilities if hasattr(store, "capabilities") else LightningStoreCapabilities()
+
+
+def innermost(store: LightningStore) -> LightningStore:
+    """The store behind its wrappers."""
+    while isinstance(inner := getattr(store, "store", None), LightningStore):
+        store = inner
+    return store
 
 
 def _locked_method(op: Operation) -> Callable[..., Any]:

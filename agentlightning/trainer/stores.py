@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.forwarding import innermost
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer.init_utils import build_component
@@ -56,7 +57,7 @@ def _named_store(text: str) -> LightningStore | None:
 
 def store_address(store: LightningStore) -> str | None:
     """Where a store can be found again after the program has ended; None, if nowhere."""
-    inner = _innermost(store)
+    inner = innermost(store)
     if isinstance(inner, SqliteLightningStore):
         return str(inner.path)
     if isinstance(inner, LightningStoreClient):
@@ -66,20 +67,12 @@ def store_address(store: LightningStore) -> str | None:
 
 def move_log(store: LightningStore) -> None:
     """At the end of a training, make the file of a SQLite store the whole store; it stays open, and may be used on."""
-    inner = _innermost(store)
+    inner = innermost(store)
     if isinstance(inner, SqliteLightningStore):
         try:
             inner.checkpoint()
         except StoreUnavailable as error:
             logger.warning("The log of the store stays beside its file, and must be copied with it: %s", error)
-
-
-def _innermost(store: LightningStore) -> Any:
-    """The store behind its wrappers."""
-    inner: Any = store
-    while isinstance(getattr(inner, "store", None), LightningStore):
-        inner = inner.store
-    return inner
 
 
 def described(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -290,9 +290,21 @@ class PythonServerLauncher:
                 process.join()
 
 
-def reserved_socket(host: str) -> socket.socket:
-    """A socket on a free port, which nobody else can take until it is closed; not yet listening."""
-    return _bound(host, 0, shares_port=False)
+def reserved_socket(host: str, port: int = 0) -> socket.socket:
+    """A socket on a port, which nobody else can take until it is closed; OSError if somebody has.
+
+    Args:
+        port: 0 takes a free one. Any other may follow a server that has just ended on it, so only listening takes it:
+            connections wait from now on.
+    """
+    reserved = _bound(host, port, shares_port=port != 0)
+    try:
+        if port != 0:
+            reserved.listen(BACKLOG)
+    except BaseException:
+        reserved.close()
+        raise
+    return reserved
 
 
 def _bound(host: str, port: int, *, shares_port: bool = True) -> socket.socket:

@@ -55,13 +55,10 @@ def test_no_resources_at_all_count_as_given() -> None:
     store = agl.InMemoryLightningStore()
     trainer = agl.Trainer(algorithm=send_all, store=store, strategy="shm", progress="off", initial_resources={})
 
-    @agl.rollout
-    def constant(task: str, llm: agl.LLM | None = None) -> float:
-        return 1.0
-
-    trainer.fit(constant, train_dataset=["one"])
+    trainer.fit(lambda task: 1.0, train_dataset=["one"])
 
     published = asyncio.run(store.get_latest_resources())
+    assert statuses_of(store) == ["succeeded"]
     assert published is not None
     assert published.resources == {}
 

@@ -39,7 +39,7 @@ class LightningEnvVar(str, Enum):
     AGL_SERVER_PORT = ("AGL_SERVER_PORT", int, 4747, "Port of the store server.")
     AGL_MANAGED_STORE = ("AGL_MANAGED_STORE", bool, True, "Whether execution strategies wrap or serve the store.")
     AGL_EMITTER_DEBUG = ("AGL_EMITTER_DEBUG", bool, False, "Whether emitters log every span they emit.")
-    AGL_PROGRESS = ("AGL_PROGRESS", str, "auto", "What a training shows while it runs: auto, rich, json or off.")
+    AGL_PROGRESS = ("AGL_PROGRESS", str, "auto", "What a training shows while it runs: auto, rich, plain, json or off.")
     AGL_STORE_TOKEN = ("AGL_STORE_TOKEN", str, None, "Token that store clients send and store servers demand.")
     AGL_ALLOW_POML = ("AGL_ALLOW_POML", bool, False, "Whether POML templates out of a store are run, which are code.")
     AGL_ENGINE_WEIGHTS_KEY = ("AGL_ENGINE_WEIGHTS_KEY", str, None, "Key that `agl serve` demands for new weights.")

@@ -8,6 +8,7 @@ leaves the training alone.
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -21,6 +22,7 @@ from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError, SpansEvicted
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES
+from agentlightning.trainer.line_view import LineView
 from agentlightning.trainer.progress import (
     STATUS_ORDER,
     UNREAD_ROLLOUTS,
@@ -39,8 +41,11 @@ __all__ = ["Console", "ProgressMode", "resolved_mode"]
 
 logger = logging.getLogger(__name__)
 
-ProgressMode = Literal["auto", "rich", "json", "off"]
+ProgressMode = Literal["auto", "rich", "plain", "json", "off"]
 _Work = Callable[[], Coroutine[Any, Any, None]]
+
+_DUMB_TERMINALS: Final = ("dumb", "unknown")
+"""Values of TERM that rich draws nothing on."""
 
 REFRESH_SECONDS: Final = 0.5
 """Between two turns of reading and showing."""
@@ -50,6 +55,8 @@ SAMPLES_PER_REFRESH: Final = 16
 """How many finished rollouts are read in a turn, and how many failed attempts."""
 READ_SECONDS: Final = 0.005
 """How long a turn of reading may last, so that large rollouts cost no more than small ones."""
+POINTS_PER_REFRESH: Final = 16
+"""How many points of metrics are read in a turn, the last ones."""
 SPANS_PER_ROLLOUT: Final = 500
 """How many spans of a rollout are read, the last ones."""
 LAST_READ_SECONDS: Final = 1.0
@@ -61,8 +68,13 @@ LEFTOVER_ROLLOUTS: Final = 1000
 """How many unfinished rollouts of an earlier training are looked at; further ones are counted when they are claimed."""
 
 
-def resolved_mode(mode: ProgressMode) -> Literal["rich", "json", "off"]:
-    """What is shown: as the caller says, else AGL_PROGRESS, else a live view if standard output is a terminal."""
+def resolved_mode(mode: ProgressMode | None) -> Literal["rich", "plain", "json", "off"]:
+    """What is shown: as the caller says, else AGL_PROGRESS, else a live view on a terminal and lines elsewhere.
+
+    None is `off`.
+    """
+    if mode is None:
+        return "off"
     asked = mode if mode != "auto" else resolve_str_env_var(LightningEnvVar.AGL_PROGRESS, fallback="auto")
     for known in get_args(ProgressMode):
         if asked.strip().lower() == known:
@@ -73,10 +85,11 @@ def resolved_mode(mode: ProgressMode) -> Literal["rich", "json", "off"]:
         raise ConfigurationError(f"{source} must be one of {', '.join(get_args(ProgressMode))}; it is {asked!r}.")
     if chosen != "auto":
         return chosen
-    return "rich" if sys.stdout is not None and sys.stdout.isatty() else "off"
+    has_terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") not in _DUMB_TERMINALS
+    return "rich" if has_terminal else "plain"
 
 
-def _view_for(mode: ProgressMode, name: str) -> View | None:
+def _view_for(mode: ProgressMode | None, name: str) -> View | None:
     chosen = resolved_mode(mode)
     if chosen == "rich":
         from rich.console import Console as Terminal
@@ -84,6 +97,8 @@ def _view_for(mode: ProgressMode, name: str) -> View | None:
         from agentlightning.trainer.terminal_view import TerminalView
 
         return TerminalView(Terminal(), name)
+    if chosen == "plain":  # beside what the program itself writes to standard output
+        return None if sys.stderr is None else LineView(sys.stderr, name)
     if chosen == "json":
         return JsonView(sys.stdout, name)
     if chosen == "off":
@@ -96,23 +111,32 @@ class Console:
 
     def __init__(
         self,
-        mode: ProgressMode,
+        mode: ProgressMode | None,
         store: LightningStore,
         *,
         name: str,
         address: str | None,
+        run_id: str | None = None,
+        served_at: str | None = None,
         view: View | None = None,
     ) -> None:
         """Nothing is shown yet.
 
         Args:
-            mode: `auto` is `rich` on a terminal, else `off`; AGL_PROGRESS may say otherwise.
+            mode: `auto` is `rich` on a terminal, else `plain`; AGL_PROGRESS may say otherwise.
             name: What the training is called.
             address: Where the store can be found again; None, if nowhere.
+            run_id: The run whose metrics are shown; None shows none.
+            served_at: Where the store can be reached while the training runs, if that is not its address.
             view: Shows it in place of what the mode says.
         """
         self._store = store
         self._address = address
+        self._served_at = served_at
+        self._run_id = run_id
+        self._has_metrics = False
+        """Whether there may be metrics to read."""
+        self._points_read = 0
         self._view = view if view is not None else _view_for(mode, name)
         self._progress = Progress(time.monotonic())
         self._finished_before: dict[str, int] = {}
@@ -123,7 +147,8 @@ class Console:
     async def __aenter__(self) -> Self:
         if self._view is not None:
             try:
-                self._notices = self._store.subscribe(["rollout"])
+                self._notices = self._store.subscribe(["rollout"] if self._run_id is None else ["rollout", "metrics"])
+                self._view.begin(self._run_id, self._address or self._served_at)
             except Exception as error:  # noqa: BLE001 # the training matters more
                 self._go_quiet(error)
             else:
@@ -192,10 +217,13 @@ class Console:
         await self._look(is_start=True)
         turn = _Turn()
         async for notice in notices:
-            if notice.kind == "gap":
-                await self._look()
-            else:
+            if notice.kind == "rollout":
                 self._progress.count(notice)
+            elif notice.kind == "gap":
+                self._has_metrics = self._run_id is not None
+                await self._look()
+            elif notice.name == self._run_id:
+                self._has_metrics = True
             if turn.is_over:
                 await self._rest(LISTEN_SECONDS)
                 turn = _Turn()
@@ -224,6 +252,7 @@ class Console:
         while not self._is_ending.is_set():
             await self._rest(REFRESH_SECONDS)
             await self._read(view, SAMPLES_PER_REFRESH, READ_SECONDS)
+            await self._read_metrics(view)
             now = time.monotonic()
             self._progress.mark(now)
             view.show(self._progress.figures(now))
@@ -236,6 +265,7 @@ class Console:
             await asyncio.sleep(SETTLE_SECONDS)
             if self._progress.notices == known:
                 break
+        await self._read_metrics(view)
         with suppress(asyncio.TimeoutError):  # what could not be read makes the figures estimates
             await asyncio.wait_for(self._read(view, UNREAD_ROLLOUTS, LAST_READ_SECONDS), LAST_READ_SECONDS)
 
@@ -257,6 +287,18 @@ class Console:
             sample = sample_of(finished, await self._last_spans(finished.rollout_id, "latest"))
             self._progress.add_sample(sample)
             view.tell_rollout(sample)
+
+    async def _read_metrics(self, view: View) -> None:
+        """Read what the algorithm has added since; of more than fits in a turn, the last ones next time."""
+        if self._run_id is None or not self._has_metrics:
+            return
+        self._has_metrics = False
+        read = self._points_read
+        page = await self._store.query_metrics(self._run_id, offset=read, limit=POINTS_PER_REFRESH)
+        for point in page:
+            view.tell_metrics(point)
+        self._points_read = max(read + len(page), page.total - POINTS_PER_REFRESH)
+        self._has_metrics = self._has_metrics or self._points_read < page.total
 
     async def _failure(self, rollout_id: str) -> Failure | None:
         attempt = last_failed(await self._store.query_attempts(rollout_id))

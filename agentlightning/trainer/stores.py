@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer.init_utils import build_component
 
-__all__ = ["built_store", "described", "move_log", "store_address"]
+__all__ = ["built_store", "described", "move_log", "served_address", "store_address"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,11 @@ def store_address(store: LightningStore) -> str | None:
     if isinstance(inner, LightningStoreClient):
         return inner.server_address
     return None
+
+
+def served_address(store: LightningStore) -> str | None:
+    """Where a store is served while the program runs; None, if nowhere."""
+    return store.endpoint if isinstance(store, LightningStoreServer) else None
 
 
 def move_log(store: LightningStore) -> None:

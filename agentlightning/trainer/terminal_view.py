@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentlightning.trainer.bottom_rows import BottomRows, write_at_once
-from agentlightning.trainer.progress import Failure, Figures, Sample
-from agentlightning.trainer.views import look_command
+from agentlightning.trainer.progress import Figures
+from agentlightning.trainer.views import View, duration, look_command
 
 __all__ = ["TerminalView", "live_lines", "sparkline", "summary_table"]
 
@@ -27,7 +27,7 @@ _STYLES: Final = {
 _UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-class TerminalView:
+class TerminalView(View):
     """Draws with rich; on an output that is no terminal, only the table comes."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:
@@ -40,12 +40,6 @@ class TerminalView:
         if self._is_live:
             lines = [self._drawn(line) for line in live_lines(self._name, figures)]
             self._rows.draw(lines, self._terminal.size.height)
-
-    def tell_rollout(self, sample: Sample) -> None:
-        """The figures say it."""
-
-    def tell_failure(self, failure: Failure) -> None:
-        """The figures say it."""
 
     def close(self) -> None:
         self._rows.close()
@@ -68,8 +62,8 @@ class TerminalView:
 
 def live_lines(name: str, figures: Figures) -> list[Text]:
     """What is shown while a training runs."""
-    eta = f"   ETA {_duration(figures.eta_seconds)}" if figures.eta_seconds is not None else ""
-    head = Text.assemble((f"── {name} ", "bold"), f"  {_duration(figures.elapsed_seconds)}{eta}")
+    eta = f"   ETA {duration(figures.eta_seconds)}" if figures.eta_seconds is not None else ""
+    head = Text.assemble((f"── {name} ", "bold"), f"  {duration(figures.elapsed_seconds)}{eta}")
     lines = [head, _rollout_line(figures), _reward_line(figures)]
     if figures.errors:
         lines.append(Text.assemble(_label("errors"), (str(figures.errors), "red")))
@@ -119,25 +113,18 @@ def summary_table(name: str, figures: Figures) -> Table:
 
 
 def sparkline(points: Sequence[float]) -> str:
-    """A small curve between its own lowest and highest point; a level one lies in the middle."""
+    """A small curve between its own lowest and highest point; a level one is low if it is zero, else in the middle."""
     if not points:
         return ""
     low, high = min(points), max(points)
     if high == low:
-        return _BLOCKS[len(_BLOCKS) // 2] * len(points)
+        return _BLOCKS[len(_BLOCKS) // 2 if high > 0 else 0] * len(points)
     steps = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round(steps * ((point - low) / (high - low)))] for point in points)
 
 
 def _label(word: str) -> tuple[str, str]:
     return (f"   {word:<9}", "bold")
-
-
-def _duration(seconds: float) -> str:
-    """`1:02:03`, without hours if there are none."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _amount(number: float) -> str:

@@ -24,7 +24,7 @@ from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.reports import PROMISE, reporting
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
-from agentlightning.trainer.stores import built_store, described, move_log, store_address
+from agentlightning.trainer.stores import built_store, described, move_log, served_address, store_address
 from agentlightning.trainer.termination import stopped_by_sigterm
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import lifecycle_of
@@ -65,8 +65,8 @@ class Trainer(TrainingControl):
         triplet_exporter: Deprecated; `adapter`.
         hooks: Told about every rollout.
         name: What runs are called in the store.
-        progress: `auto` shows a live view on a terminal; `rich` always does, `json` writes events as lines, `off`
-            is quiet.
+        progress: `auto` shows a live view on a terminal, and elsewhere writes a plain line a step to standard error, as
+            `plain` always does; `rich` shows the view, `json` writes events as lines, `off` or None is quiet.
         allow_poml: Let agents format any POML template of the store, which is code of whoever wrote it; those of
             `initial_resources` may be formatted anyway.
     """
@@ -92,7 +92,7 @@ class Trainer(TrainingControl):
         triplet_exporter: Any = None,
         hooks: Hook | Sequence[Hook] | None = None,
         name: str = "fit",
-        progress: ProgressMode = "auto",
+        progress: ProgressMode | None = "auto",
         allow_poml: bool = False,
     ) -> None:
         """Build the parts; nothing runs yet."""
@@ -299,7 +299,14 @@ class Trainer(TrainingControl):
         began = time.monotonic()
         try:
             with reporting(store, self.name, run_id):
-                async with Console(self.progress, store, name=self.name, address=store_address(self.store)) as console:
+                async with Console(
+                    self.progress,
+                    store,
+                    name=self.name,
+                    address=store_address(self.store),
+                    run_id=run_id,
+                    served_at=served_address(store),
+                ) as console:
                     await side.run(store, event)
                     status = "stopped" if side.was_stopped else "succeeded"
                     summary = await console.summary()

@@ -7,26 +7,35 @@ training), and by event:
   `tokens`, `tokens_per_second`, `errors`, `eta_seconds`, `is_estimate`;
 - `rollout`, for a rollout that is finished: `rollout_id`, `status`, `reward`, `tokens`;
 - `error`, for an attempt that failed: `rollout_id`, `attempt_id`, `message`;
+- `metrics`, for what the algorithm added to its run: `step`, `values`;
 - `summary`, last: as `progress`, and `store` and `command`, null if the store does not outlast the program.
 
-Where rollouts finish faster than they are read, `rollout` and `error` come for some of them; `progress` counts all.
+Where they come faster than they are read, `rollout`, `error` and `metrics` come for some of them; `progress` counts
+all rollouts.
 """
 
 import json
 import shlex
 import time
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from agentlightning.trainer.progress import Failure, Figures, Sample
+from agentlightning.types import MetricPoint
 
-__all__ = ["JsonView", "View", "look_command"]
+__all__ = ["JsonView", "View", "duration", "look_command"]
 
 PROGRESS_SECONDS: Final = 1.0
 """Least time between two `progress` events."""
 
 
-class View(Protocol):
-    """Shows a training; the console calls it a few times a second, never at once from two threads."""
+class View:
+    """Shows a training; the console calls it a few times a second, never at once from two threads.
+
+    What a view does not define, it does not show.
+    """
+
+    def begin(self, run_id: str | None, address: str | None) -> None:
+        """A training begins; the address is where its store can be looked at meanwhile."""
 
     def show(self, figures: Figures) -> None:
         """Show where the training stands."""
@@ -37,6 +46,9 @@ class View(Protocol):
     def tell_failure(self, failure: Failure) -> None:
         """An attempt that failed was read."""
 
+    def tell_metrics(self, point: MetricPoint) -> None:
+        """The algorithm has added figures to its run."""
+
     def close(self) -> None:
         """Leave the output as it was found; nothing more is shown but, perhaps, the end."""
 
@@ -44,7 +56,7 @@ class View(Protocol):
         """Say how the training went, and where its store is if it can be found again."""
 
 
-class JsonView:
+class JsonView(View):
     """Events as lines."""
 
     def __init__(self, output: TextIO, name: str) -> None:
@@ -66,8 +78,8 @@ class JsonView:
         fields = {"rollout_id": failure.rollout_id, "attempt_id": failure.attempt_id, "message": failure.message}
         self._write("error", fields)
 
-    def close(self) -> None:
-        """Lines need no undoing."""
+    def tell_metrics(self, point: MetricPoint) -> None:
+        self._write("metrics", {"step": point.step, "values": dict(point.values)})
 
     def finish(self, figures: Figures, address: str | None) -> None:
         command = None if address is None else look_command(address)
@@ -98,3 +110,10 @@ def _as_fields(figures: Figures) -> dict[str, Any]:
 def look_command(address: str) -> str:
     """What to type to open the dashboard of a store."""
     return f"agl dashboard {shlex.quote(address)}"
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`, without hours if there are none."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -141,7 +141,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- which view
 
 
-@pytest.mark.parametrize("mode", ["rich", "json", "off"])
+@pytest.mark.parametrize("mode", ["rich", "plain", "json", "off"])
 def test_the_callers_mode_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, mode: ProgressMode) -> None:
     monkeypatch.setenv("AGL_PROGRESS", "json" if mode == "off" else "off")
 
@@ -154,11 +154,12 @@ def test_the_environment_decides_where_the_caller_does_not(monkeypatch: pytest.M
     assert resolved_mode("auto") == "json"
 
 
-@pytest.mark.parametrize(("is_terminal", "mode"), [(True, "rich"), (False, "off")], ids=["terminal", "pipe"])
-def test_auto_is_quiet_unless_output_is_a_terminal(
+@pytest.mark.parametrize(("is_terminal", "mode"), [(True, "rich"), (False, "plain")], ids=["terminal", "pipe"])
+def test_auto_is_a_live_view_on_a_terminal_and_lines_elsewhere(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, mode: str
 ) -> None:
     monkeypatch.delenv("AGL_PROGRESS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     output = io.StringIO()
     monkeypatch.setattr(output, "isatty", lambda: is_terminal)
     monkeypatch.setattr("sys.stdout", output)
@@ -166,10 +167,20 @@ def test_auto_is_quiet_unless_output_is_a_terminal(
     assert resolved_mode("auto") == mode
 
 
+def test_auto_writes_lines_on_a_terminal_that_cannot_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGL_PROGRESS", raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+
+    assert resolved_mode("auto") == "plain"
+
+
 def test_an_unknown_mode_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_PROGRESS", "loud")
 
-    with pytest.raises(ConfigurationError, match="AGL_PROGRESS must be one of auto, rich, json, off; it is 'loud'"):
+    with pytest.raises(
+        ConfigurationError, match="AGL_PROGRESS must be one of auto, rich, plain, json, off; it is 'loud'"
+    ):
         resolved_mode("auto")
 
 
@@ -527,8 +538,8 @@ async def test_ctrl_c_gives_the_rows_back(screen: Terminal, quick: None) -> None
 
 @pytest.mark.parametrize(
     ("points", "line"),
-    [((), ""), ((2.0, 2.0), "▅▅"), ((0.0, 1.0), "▁█"), ((1.0, 0.0, 0.5), "█▁▅")],
-    ids=["empty", "level", "rise", "dip"],
+    [((), ""), ((2.0, 2.0), "▅▅"), ((0.0, 0.0), "▁▁"), ((0.0, 1.0), "▁█"), ((1.0, 0.0, 0.5), "█▁▅")],
+    ids=["empty", "level", "zero", "rise", "dip"],
 )
 def test_a_curve_lies_between_its_lowest_and_highest_point(points: tuple[float, ...], line: str) -> None:
     assert sparkline(points) == line

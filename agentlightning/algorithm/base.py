@@ -131,6 +131,10 @@ class Algorithm(Component):
         """The run in the store to which metrics belong; None outside of a trainer."""
         return self._run_id
 
+    def run_summary(self) -> dict[str, Any]:
+        """What the run in the store keeps of the last run beside its counts, as JSON; override it to keep a result."""
+        return {}
+
     def _missing(self, part: str) -> ConfigurationError:
         return ConfigurationError(
             f"{type(self).__name__} has no {part}; run it through a Trainer, or call set_{part} first."

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev, stdev
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from agentlightning.errors import ConfigurationError
 
@@ -28,6 +28,7 @@ __all__ = [
     "effect_of_failed",
     "estimate",
     "reward_of_failed",
+    "validation_summary",
 ]
 
 CONFIDENCE = 0.95
@@ -60,6 +61,16 @@ class Estimate:
     def failed_words(self) -> str:
         """How many rollouts failed, and what that does to the mean."""
         return f"{self.failed} failed and {effect_of_failed(self.failed_reward)}" if self.failed else "none failed"
+
+
+def validation_summary(before: Estimate | None, after: Estimate | None) -> dict[str, Any]:
+    """Validation before and after training, for the summary of a run, without what is not measured or not finite."""
+    measured = {"validation_before": before, "validation_after": after}
+    return {
+        name: {key: value for key, value in vars(found).items() if value is not None and math.isfinite(value)}
+        for name, found in measured.items()
+        if found is not None
+    }
 
 
 def check_failed_reward(name: str, value: object) -> None:

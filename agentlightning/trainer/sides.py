@@ -119,6 +119,14 @@ class AlgorithmSide:
             await asyncio.wait([watch])
         self.is_done = not self.was_stopped
 
+    def measured(self) -> dict[str, Any]:
+        """What the algorithm says of its run, for the summary."""
+        try:
+            return {} if self.algorithm is None else dict(self.algorithm.run_summary())
+        except Exception:  # how the training went matters more
+            logger.exception("The algorithm could not sum up its run.")
+            return {}
+
     async def _watch_workers(self, store: LightningStore) -> None:
         """Give up when there is nobody left who could run what is in the queue."""
         error = await until_deserted(store, self.deserted_seconds)

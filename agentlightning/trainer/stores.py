@@ -1,7 +1,6 @@
 """A store from the way a user writes one down: `memory`, `sqlite:///path`, or the URL of a server."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer.init_utils import build_component
 
-__all__ = ["built_store", "described", "move_log", "served_address", "store_address"]
+__all__ = ["built_store", "move_log", "served_address", "store_address"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +77,3 @@ def move_log(store: LightningStore) -> None:
             inner.checkpoint()
         except StoreUnavailable as error:
             logger.warning("The log of the store stays beside its file, and must be copied with it: %s", error)
-
-
-def described(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as it is written down in a run: plain values as they are, parts by their type."""
-    plain = (str, int, float, bool, type(None))
-    return {
-        name: value if isinstance(value, plain) else f"{type(value).__module__}.{type(value).__qualname__}"
-        for name, value in spec.items()
-    }

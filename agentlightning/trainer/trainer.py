@@ -6,6 +6,7 @@ import pkgutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
@@ -23,8 +24,9 @@ from agentlightning.trainer.control import TrainingControl
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.reports import PROMISE, reporting
+from agentlightning.trainer.run_config import git_revision, run_config
 from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
-from agentlightning.trainer.stores import built_store, described, move_log, served_address, store_address
+from agentlightning.trainer.stores import built_store, move_log, served_address, store_address
 from agentlightning.trainer.termination import stopped_by_sigterm
 from agentlightning.types import Dataset, Hook, NamedResources, RunStatus
 from agentlightning.types.lifecycle import lifecycle_of
@@ -318,23 +320,25 @@ class Trainer(TrainingControl):
             raise
         finally:
             if run_id is not None:
-                summary = {**summary, "seconds": round(time.monotonic() - began, 3)}
+                summary = {**side.measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
                 await asyncio.shield(store.finish_run(run_id, status, summary=summary))
 
     async def _open_run(self, store: LightningStore, side: AlgorithmSide) -> str | None:
-        config = described(
-            {
-                "algorithm": side.algorithm,
-                "adapter": self.adapter,
-                "tracer": self.tracer,
-                "runner": self.runner,
-                "strategy": self.strategy,
-                "n_runners": self.n_runners,
-                "max_rollouts": self.max_rollouts,
-                "n_train": None if side.train_dataset is None else len(side.train_dataset),
-                "n_val": None if side.val_dataset is None else len(side.val_dataset),
-            }
-        )
+        parts = {
+            "algorithm": side.algorithm,
+            "adapter": self.adapter,
+            "tracer": self.tracer,
+            "runner": self.runner,
+            "strategy": self.strategy,
+            "llm_proxy": self.llm_proxy,
+        }
+        counts = {
+            "n_runners": self.n_runners,
+            "max_rollouts": self.max_rollouts,
+            "n_train": None if side.train_dataset is None else len(side.train_dataset),
+            "n_val": None if side.val_dataset is None else len(side.val_dataset),
+        }
+        config = run_config(parts, counts, await asyncio.to_thread(git_revision, Path.cwd()))
         try:
             return (await store.start_run(self.name, config=config, metadata=PROMISE)).run_id
         except NotImplementedError:  # a store of the 0.2 release keeps no runs

@@ -29,7 +29,7 @@ from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.scoring import groups_that_differ, score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward
+from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.lora import LoraOptions
@@ -139,6 +139,8 @@ class GRPO(Algorithm):
         max_sequences: int = 64,
         seed: int = 0,
     ) -> None:
+        self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
+        self.rollout_timeout = rollout_timeout
         self.group_size = group_size
         self.tasks_per_step = tasks_per_step
         self.steps = steps
@@ -465,6 +467,9 @@ class GRPO(Algorithm):
         score = score_of(finished, self.validation_failed)
         await self._report(score.metrics())
         return score.reward
+
+    def run_summary(self) -> dict[str, Any]:
+        return validation_summary(self.baseline, self.result)
 
     async def _validate_now(self, dataset: Dataset[Any]) -> Estimate:
         found = await self.validate(dataset)

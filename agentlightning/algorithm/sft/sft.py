@@ -21,7 +21,7 @@ from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.policy import Policy, training_sampling
 from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.intervals import Estimate, validation_summary
 from agentlightning.algorithm.sft.examples import (
     Acceptance,
     Examples,
@@ -136,7 +136,8 @@ class SFT(Algorithm):
         """The same after it."""
         self.resources_id: str | None = None
         """Of the trained model, where it is published."""
-        self._source, self._device, self._lora = model, device, lora
+        self._model, self._device, self._lora = model, device, lora
+        self._agent_match, self._rollout_timeout, self._max_sequences = agent_match, rollout_timeout, max_sequences
         self._name = MODEL_NAMES.get(model, ANY_OTHER_NAME)
         self._policy = Policy(self._name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
         self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
@@ -189,7 +190,7 @@ class SFT(Algorithm):
         def learner() -> Learner:
             # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
             dtype = "float32" if self._lora is None else "auto"
-            model, _ = load(self._source, device=self._device, dtype=dtype, lora=self._lora)
+            model, _ = load(self._model, device=self._device, dtype=dtype, lora=self._lora)
             return Learner(model, self.learning)
 
         self._learner = await asyncio.to_thread(learner)
@@ -262,6 +263,9 @@ class SFT(Algorithm):
         return examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
 
     # ------------------------------------------------------------------ validation
+
+    def run_summary(self) -> dict[str, Any]:
+        return validation_summary(self.baseline, self.result)
 
     async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""

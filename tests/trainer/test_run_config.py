@@ -1,0 +1,99 @@
+"""The configuration of a run: which arguments of the parts it keeps, and what becomes of values that are not plain."""
+
+import enum
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.algorithm import Baseline, algo
+from agentlightning.algorithm.apo import APO
+from agentlightning.algorithm.grpo import GRPO, LearnerSettings
+from agentlightning.algorithm.sft import SFT
+from agentlightning.algorithm.verl import VERL
+from agentlightning.engine.lora import LoraOptions
+from agentlightning.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
+from agentlightning.tracer import OtelTracer
+from agentlightning.trainer.run_config import run_config, settings_of
+
+
+STRATEGIES = (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [GRPO, SFT, APO, VERL, Baseline, OtelTracer, TracerTraceToTriplet, *STRATEGIES],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_argument_of_a_part_is_kept(make: Callable[[], Any]) -> None:
+    part = make()
+
+    names = set(inspect.signature(type(part).__init__).parameters) - {"self", "async_openai_client"}
+
+    assert set(settings_of(part)) == names
+
+
+def test_grpo_keeps_what_its_model_and_learner_are_made_of() -> None:
+    settings = settings_of(GRPO("tiny", group_size=4, learning=LearnerSettings(learning_rate=0.5), lora=LoraOptions()))
+
+    assert (settings["model"], settings["group_size"]) == ("tiny", 4)
+    assert settings["learning"]["learning_rate"] == 0.5
+    assert settings["lora"]["rank"] == LoraOptions().rank
+
+
+def test_a_function_is_kept_by_its_path() -> None:
+    @algo
+    async def search() -> None: ...
+
+    assert settings_of(search)["algorithm_func"].endswith("search")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Account(BaseModel):
+    name: str = "me"
+    password: SecretStr = SecretStr("hunter2")
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (float("inf"), "inf"),
+        (Path("a/b"), "a/b"),
+        (Colour.RED, "red"),
+        (Account(), {"name": "me", "password": "pydantic.types.SecretStr"}),
+        ((1, {"two": [3]}), [1, {"two": [3]}]),
+        (b"bytes", "builtins.bytes"),
+        (Path, "pathlib.Path"),
+    ],
+    ids=["infinite", "path", "enum", "model", "nested", "bytes", "class"],
+)
+def test_a_value_becomes_plain(value: Any, kept: Any) -> None:
+    assert settings_of(Holder(value)) == {"value": kept}
+
+
+def test_a_value_that_holds_itself_ends() -> None:
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+
+    config = run_config({"algorithm": Holder(endless)}, {}, None)
+
+    assert "builtins.dict" in str(config)
+
+
+def test_a_long_list_is_cut() -> None:
+    kept = settings_of(Holder(list(range(1000))))["value"]
+
+    assert kept[:2] == [0, 1]
+    assert kept[-1] == "… 950 more"

@@ -20,8 +20,8 @@ LONG_STEP_SECONDS: Final = 60.0
 """After so long without a line, one comes though the step is not over."""
 MOST_FIGURES: Final = 4
 """How many metrics of a step are named in its line."""
-_MAIN_WORDS: Final = (("reward", "score", "accuracy"), ("loss",))
-"""What the metrics that matter have in their names, the most important first."""
+_MAIN_WORDS: Final = ("reward", "score", "accuracy")
+"""Names, or parts of names, of the metrics that matter most."""
 
 
 class LineView(View):
@@ -38,6 +38,8 @@ class LineView(View):
         self._written_seconds = 0.0
         self._written_finished = self._written_errors = 0
         """What the last line counted."""
+        self._step_finished = 0
+        """How many rollouts had finished when the last step was written."""
 
     def begin(self, run_id: str | None, address: str | None) -> None:
         run = "" if run_id is None else f"  run {run_id}"
@@ -67,15 +69,20 @@ class LineView(View):
     def _write_step(self, point: MetricPoint, figures: Figures) -> None:
         seconds, self._step_time = max(0.0, point.time - self._step_time), point.time
         self._has_steps = True
-        finished = figures.finished - self._written_finished
+        finished, self._step_finished = figures.finished - self._step_finished, figures.finished
         named = [f"{name} {value:.4g}" for name, value in main_figures(point.values).items()]
-        count = f"{finished} rollouts in " if finished else ""
+        count = f"{_counted(finished, 'rollout')} in " if finished else ""
         self._write_counted(figures, [f"step {point.step}", *named, f"{count}{seconds:.1f} s"])
 
     def _write_counted(self, figures: Figures, parts: list[str], last: list[str] | None = None) -> None:
         """A line at a moment; errors are named where there are new ones."""
         errors = figures.errors - self._written_errors
-        parts = [duration(figures.elapsed_seconds), *parts, *([f"{errors} errors"] if errors else []), *(last or [])]
+        parts = [
+            duration(figures.elapsed_seconds),
+            *parts,
+            *([_counted(errors, "error")] if errors else []),
+            *(last or []),
+        ]
         self._written_seconds = figures.elapsed_seconds
         self._written_finished, self._written_errors = figures.finished, figures.errors
         self._write("  ".join(parts))
@@ -87,13 +94,21 @@ class LineView(View):
 
 
 def main_figures(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that a line has room for: rewards first, then losses, then the others in their order."""
+    """The metrics that a line has room for, in this order: `reward/mean`, `learner/loss`, `best_score`, any other."""
 
     def rank(name: str) -> int:
-        words = [number for number, group in enumerate(_MAIN_WORDS) if any(word in name.lower() for word in group)]
-        return min(words, default=len(_MAIN_WORDS))
+        words = name.lower().split("/")
+        if not set(_MAIN_WORDS).isdisjoint(words):
+            return 0
+        if "loss" in words:
+            return 1
+        return 2 if any(main in words[-1] for main in _MAIN_WORDS) else 3
 
     return {name: values[name] for name in sorted(values, key=rank)[:MOST_FIGURES]}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _reward(figures: Figures) -> list[str]:

@@ -20,7 +20,6 @@ from agentlightning.execution import ClientServerExecutionStrategy, SharedMemory
 from agentlightning.tracer import OtelTracer
 from agentlightning.trainer.run_config import run_config, settings_of
 
-
 STRATEGIES = (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy)
 
 

@@ -203,6 +203,21 @@ def test_validation_before_and_after_counts_what_failed_as_the_worst(engine: Sha
     assert [len(examples) for examples in algorithm.examples] == [3, 3, 3]
 
 
+def test_the_run_keeps_validation_before_and_after_and_the_settings(engine: SharedEngine) -> None:
+    algorithm = grpo(steps=2, seed=11)
+    made = trainer(algorithm)
+    made.fit(Asking(every_second), TASKS, ["say 1", "say 2"])
+
+    (run,) = asyncio.run(made.store.query_runs())
+
+    assert algorithm.baseline is not None
+    assert algorithm.result is not None
+    assert run.summary["validation_before"]["mean"] == algorithm.baseline.mean
+    assert run.summary["validation_after"]["mean"] == algorithm.result.mean
+    assert (run.config["seed"], run.config["settings"]["algorithm"]["model"]) == (11, "tiny")
+    assert run.config["settings"]["algorithm"]["learning"]["clip_high"] == algorithm.learning.clip_high
+
+
 def test_agent_that_always_fails_is_told_before_training(engine: SharedEngine) -> None:
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         raise OSError("no disk")

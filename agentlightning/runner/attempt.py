@@ -228,7 +228,7 @@ class AttemptRun:
             )
             raise RolloutFailed(
                 f"{missing}, so rollout '{self.rollout.rollout_id}' cannot run; publish some with store.add_resources, "
-                "or give the Trainer initial_resources, which an algorithm of your own publishes itself."
+                "or give the Trainer initial_resources."
             )
         return update.resources
 

@@ -71,7 +71,7 @@ class LineView(View):
         self._has_steps = True
         finished, self._step_finished = figures.finished - self._step_finished, figures.finished
         named = [f"{name} {value:.4g}" for name, value in main_figures(point.values).items()]
-        count = f"{_counted(finished, 'rollout')} in " if finished else ""
+        count = f"{_counted(finished, 'rollout')} in " if finished > 0 else ""
         self._write_counted(figures, [f"step {point.step}", *named, f"{count}{seconds:.1f} s"])
 
     def _write_counted(self, figures: Figures, parts: list[str], last: list[str] | None = None) -> None:

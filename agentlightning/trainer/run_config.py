@@ -147,16 +147,17 @@ def _size(value: object) -> int:
     return len(json.dumps(value))
 
 
-def git_revision(folder: Path) -> dict[str, Any] | None:
-    """The revision that a folder is at, and whether tracked files differ from it; None without git or a repository."""
-    if not any((place / ".git").exists() for place in (folder, *folder.parents)):
-        return None
-    # Nothing that the repository configures is run, and nothing is written to it.
+def git_revision() -> dict[str, Any] | None:
+    """The revision of the working folder, and whether tracked files differ from it; None outside a repository."""
+    # A monitor of files that the repository configures is not started, and nothing is written to the repository.
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
+        folder = Path.cwd()
+        if not any((place / ".git").exists() for place in (folder, *folder.parents)):
+            return None
         answer = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+            command, env=environment, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None

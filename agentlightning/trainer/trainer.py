@@ -6,7 +6,6 @@ import pkgutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
@@ -51,7 +50,7 @@ class Trainer(TrainingControl):
         dev: Deprecated; call `dev`.
         n_runners: How many workers run the agent; one, if left out.
         max_rollouts: After how many rollouts each worker ends.
-        initial_resources: What the algorithm starts from, by name.
+        initial_resources: What the algorithm starts from, by name; published before it and the runners begin.
         tracer: Records what the agent does; an `OtelTracer` that instruments all libraries we know, if left out.
         adapter: Turns spans into the algorithm's data; a `TracerTraceToTriplet`, if left out. A dictionary without
             `type` holds arguments for that.
@@ -338,7 +337,7 @@ class Trainer(TrainingControl):
             "n_train": None if side.train_dataset is None else len(side.train_dataset),
             "n_val": None if side.val_dataset is None else len(side.val_dataset),
         }
-        config = run_config(parts, counts, await asyncio.to_thread(git_revision, Path.cwd()))
+        config = run_config(parts, counts, await asyncio.to_thread(git_revision))
         try:
             return (await store.start_run(self.name, config=config, metadata=PROMISE)).run_id
         except NotImplementedError:  # a store of the 0.2 release keeps no runs

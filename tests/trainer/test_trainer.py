@@ -235,7 +235,7 @@ def test_a_part_that_cannot_be_built_is_told(options: dict[str, Any], error: typ
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"progress": "jsn"}, "progress must be one of auto, rich, json, off; it is 'jsn'"),
+        ({"progress": "jsn"}, "progress must be one of auto, rich, plain, json, off; it is 'jsn'"),
         ({"n_runners": 0}, "n_runners must be at least 1; it is 0"),
         ({"llm_proxy": 7}, r"llm_proxy cannot be 7 \(int\)"),
     ],

@@ -784,3 +784,47 @@ def test_port_that_is_given_later_replaces_one_that_was_kept() -> None:
 
     assert kept != port
     assert outcomes(store) == [["succeeded"]]
+
+
+# ---------------------------------------------------------------------- the default port
+
+
+@pytest.fixture
+def default_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """One of this test's own."""
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port())
+    return module.DEFAULT_PORT
+
+
+def test_the_default_port_is_used_and_let_go(default_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    strategy, store = a_strategy(server_port=None), InMemoryLightningStore()
+
+    strategy.execute(enqueueing(1), working, store)
+    strategy.execute(enqueueing(1), working, store)
+
+    assert strategy.server_port == default_port
+    assert outcomes(store) == [["succeeded"]] * 2
+    assert can_be_taken(default_port)
+    assert "is taken" not in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"main_process": "runner"}, {"n_runners": 2}], ids=str)
+def test_runners_find_the_store_where_the_default_port_is_taken(default_port: int, options: dict[str, Any]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", default_port))
+        holder.listen()
+        strategy = a_strategy(server_port=None, **options)
+
+        strategy.execute(enqueueing(2), working, SqliteLightningStore())
+
+    assert strategy.server_port != default_port
+    assert can_be_taken(strategy.server_port)
+
+
+def test_a_failure_before_the_store_is_served_lets_the_default_port_go(default_port: int) -> None:
+    strategy = a_strategy(server_port=None, server_host="0.0.0.0")
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="lets other machines in"):
+            strategy.execute(doing_nothing, serving, InMemoryLightningStore())
+        assert strategy.server_port == default_port

@@ -168,7 +168,11 @@ class Algorithm(Component):
         thread = LoopThread("agl-algorithm")
         try:
             thread.run(self.before_runners())
-            result = self.run(train_dataset=train_dataset, val_dataset=val_dataset)
+            if self.is_async():
+                result = self.run(train_dataset=train_dataset, val_dataset=val_dataset)
+            else:
+                with self.blocking_store():
+                    result = self.run(train_dataset=train_dataset, val_dataset=val_dataset)
             if result is not None:
                 thread.run(self._await_until_stopped(result))
         finally:

@@ -24,6 +24,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Write the promises that a test proves into the report, where `scripts/claims.py` reads them."""
+    for item in items:
+        numbers = {number for mark in item.iter_markers("claim") for number in mark.args}
+        item.user_properties += [("claim", number) for number in sorted(numbers)]
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: the collector need not look at it whenever a test asks what is left in memory."""
     gc.collect()

@@ -67,7 +67,9 @@ def breaches_of(
 ) -> list[str]:
     """What is wrong: each as a sentence."""
     breaches = [f"Claim {number} is marked in a test and not in claims.toml." for number in proofs.keys() - claims]
-    breaches += [f"Claim {number} stands in unproven.toml and not in claims.toml." for number in unproven.keys() - claims]
+    breaches += [
+        f"Claim {number} stands in unproven.toml and not in claims.toml." for number in unproven.keys() - claims
+    ]
     if len(unproven) > MOST_UNPROVEN:
         breaches.append(f"{len(unproven)} claims are unproven; {MOST_UNPROVEN} is the ceiling.")
     for number in sorted(claims):
@@ -82,9 +84,7 @@ def breaches_of(
     return breaches
 
 
-def print_table(
-    claims: Mapping[int, str], unproven: Mapping[int, str], proofs: Mapping[int, Sequence[Proof]]
-) -> None:
+def print_table(claims: Mapping[int, str], unproven: Mapping[int, str], proofs: Mapping[int, Sequence[Proof]]) -> None:
     for number, text in sorted(claims.items()):
         print(f"{number:4} {text}")
         if number in unproven:
@@ -102,7 +102,9 @@ def run_tests(report: Path, options: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="Example: scripts/claims.py -- -n 4"
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Example: scripts/claims.py -- -n 4",
     )
     parser.add_argument("--report", type=Path, help="read the report of a run instead of running the tests")
     parser.add_argument("--quiet", action="store_true", help="print what is wrong, and no table")

@@ -108,14 +108,14 @@ class AgentLightningServer:
         if self._launcher is not None:
             raise RuntimeError(f"The server on {self.endpoint} is running already; stop it before starting it again.")
         arguments = PythonServerLauncherArgs(host=self.host, port=self.port, launch_mode="asyncio")
-        self._launcher = PythonServerLauncher(self._app, arguments)
+        self._launcher = launcher = PythonServerLauncher(self._app, arguments)
         self._stopped = asyncio.Event()
         try:
-            await self._launcher.start()
+            await launcher.start()
         except BaseException:
             self._launcher = None
             raise
-        self.port = self._launcher.port
+        self.port = launcher.port  # of this one: it may have been stopped meanwhile
         logger.info("Serving tasks on %s", self.endpoint)
 
     async def stop(self) -> None:

@@ -35,7 +35,15 @@ def test_a_module_of_the_notes_can_be_imported(module: str) -> None:
 @pytest.mark.claim(101)
 @pytest.mark.parametrize(
     "module",
-    ["emitter.message", "emitter.reward", "execution.events", "execution.base", "runner.base", "trainer.trainer", "algorithm.base"],
+    [
+        "emitter.message",
+        "emitter.reward",
+        "execution.events",
+        "execution.base",
+        "runner.base",
+        "trainer.trainer",
+        "algorithm.base",
+    ],
 )
 def test_a_module_of_the_loop_can_be_imported(module: str) -> None:
     assert importlib.import_module(f"agentlightning.{module}").__all__
@@ -277,7 +285,9 @@ def test_a_proxied_llm_is_bound_to_an_attempt() -> None:
 
     assert proxied._initialized
     assert type(bound) is LLM
-    assert bound.endpoint == proxied.get_base_url("ro-1", "at-1") == "http://localhost:8000/rollout/ro-1/attempt/at-1/v1"
+    assert (
+        bound.endpoint == proxied.get_base_url("ro-1", "at-1") == "http://localhost:8000/rollout/ro-1/attempt/at-1/v1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def done() -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=STRICT)
 
 
+@pytest.mark.claim(268, 509)
 def test_it_names_the_winner(done: "subprocess.CompletedProcess[str]") -> None:
     assert done.stdout.splitlines()[-1] == WINNER
     assert "0.00  What is {a} plus {b}?\n1.00  What is" in re.sub(r"client: .*\n", "", done.stdout)

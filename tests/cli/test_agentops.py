@@ -48,6 +48,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.claim(460)
 def test_it_serves_until_it_is_told_to_stop(foreground: tuple[subprocess.Popen[str], str], number: int) -> None:
     process, address = foreground
     assert ask(f"{address}/v3/auth/token", b"{}") == {"token": "dummy", "project_id": "dummy"}
@@ -58,6 +59,7 @@ def test_it_serves_until_it_is_told_to_stop(foreground: tuple[subprocess.Popen[s
     assert process.wait(10) == 0
 
 
+@pytest.mark.claim(461, 463)
 def test_a_daemon_serves_in_the_background_and_says_its_process_id() -> None:
     done = subprocess.run([*COMMAND, "--daemon"], capture_output=True, text=True, timeout=20, check=True)
     daemon = psutil.Process(int(done.stdout))

@@ -54,6 +54,7 @@ def get(url: str, **headers: str) -> Any:
         return json.loads(answer.read())
 
 
+@pytest.mark.claim(457, 459)
 async def test_store_is_served_until_sigterm_and_keeps_what_it_was_told(start: Start, tmp_path: Path) -> None:
     process, address = start("store", "--port", "0", "--backend", "sqlite", "--path", "runs.db")
     async with LightningStoreClient(address) as client:

@@ -90,6 +90,7 @@ def called(folder: Path) -> Any:
         ("--version", "--version"),
     ],
 )
+@pytest.mark.claim(455, 456)
 def test_vllm_gets_its_arguments_as_it_takes_them(installed: Path, given: str, taken: str) -> None:
     done = run(installed, *given.split())
 

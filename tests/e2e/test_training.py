@@ -247,6 +247,7 @@ def test_ctrl_c_stops_everything_in_the_stated_time(training: Training, options:
 
 
 @pytest.mark.slow
+@pytest.mark.claim(167)
 def test_ctrl_c_stops_threads_too(training: Training) -> None:
     training.start("--tasks", "40", "--seconds", "0.2", "--runners", "3", "--strategy", "shm", "--hang")
     until(lambda: len(training.begun()) >= 4)

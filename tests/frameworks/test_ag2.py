@@ -75,6 +75,7 @@ def called_by(trace: Trace) -> list[str]:
 # ---------------------------------------------------------------------- chats
 
 
+@pytest.mark.claim(376)
 def test_chat_is_a_tree_of_replies_with_their_calls_and_tools(stub_model: StubModel) -> None:
     stub_model.script = Script([ASK_WEATHER, ANSWER])
     user, assistant = pair(stub_model)

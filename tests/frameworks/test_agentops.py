@@ -76,6 +76,7 @@ def spans_of(tracer: AgentOpsTracer) -> list[Span]:
     ]
 
 
+@pytest.mark.claim(291)
 def test_decorators_give_spans_and_a_chat_is_one_with_token_ids(client: openai.OpenAI) -> None:
     @tool(name="lookup")
     def look_up(word: str) -> str:

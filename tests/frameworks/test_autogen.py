@@ -164,6 +164,7 @@ async def test_agents_made_during_the_trace_are_noted_and_make_no_call(client: C
 # ---------------------------------------------------------------------- teams
 
 
+@pytest.mark.claim(288, 337)
 async def test_team_gives_four_calls_of_its_two_agents(client: Client, stub_model: StubModel) -> None:
     stub_model.script = Script(["Draft.", "Shorter.", "Done.", "APPROVE"])
 
@@ -214,6 +215,7 @@ async def test_selector_makes_its_own_calls_under_the_name_of_the_manager(
     assert without_messages(trace.shape)[1] == [process_of(manager), ["openai.chat.completion"]]
 
 
+@pytest.mark.claim(335)
 async def test_swarm_notes_who_hands_over_to_whom(client: Client, stub_model: StubModel) -> None:
     stub_model.script = Script([Answer("", (ToolCall.of("transfer_to_bob"),)), "APPROVE"])
     alice, bob = AssistantAgent("alice", client, handoffs=["bob"]), AssistantAgent("bob", client)

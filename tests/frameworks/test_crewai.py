@@ -112,6 +112,7 @@ def check_token_ids(trace: Trace, stub_model: StubModel) -> None:
 # ---------------------------------------------------------------------- ways of running a crew
 
 
+@pytest.mark.claim(289, 341)
 def test_a_crew_gives_a_tree_of_tasks_agents_tools_and_calls(team: Team, stub_model: StubModel) -> None:
     trace = observed(team.crew().kickoff, inputs=INPUTS)
 
@@ -173,6 +174,7 @@ def test_tools_say_what_they_were_called_with_and_what_they_gave(team: Team) -> 
     assert used.attributes["tool.call.id"] == trace.model_calls[0].attributes["gen_ai.completion.0.tool_calls.0.id"]
 
 
+@pytest.mark.claim(340)
 def test_roles_written_in_yaml_are_stripped(team: Team) -> None:
     trace = observed(team.crew_of_one(weather, role="Forecaster of {city}\n").kickoff, inputs=INPUTS)
 
@@ -295,6 +297,7 @@ def test_a_tool_that_raises_is_a_span_with_its_error(team: Team, stub_model: Stu
     assert trace.result.raw == "I do not know."
 
 
+@pytest.mark.claim(343)
 def test_a_guardrail_that_refuses_makes_the_agent_try_again(team: Team, stub_model: StubModel) -> None:
     def is_good(output: Any) -> tuple[bool, Any]:
         return (True, output.raw) if output.raw == "good" else (False, "not good")

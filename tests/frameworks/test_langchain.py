@@ -68,6 +68,7 @@ async def read_all_async(model: Any, asked: Any) -> str:
 
 
 @pytest.mark.parametrize("how", [lambda model, asked: model.invoke(asked).content, read_all], ids=["invoke", "stream"])
+@pytest.mark.claim(287, 334)
 def test_model_call_has_a_step_above_it(stub_model: StubModel, how: Callable[..., str]) -> None:
     trace = observed(how, chat(stub_model), "Hello there")
 
@@ -126,6 +127,7 @@ async def test_asynchronous_conversations_that_begin_at_once_are_told_apart(stub
     assert_each_has_its_own(trace, ["one", "two"])
 
 
+@pytest.mark.claim(345)
 def test_streams_that_are_read_in_turns_are_told_apart(stub_model: StubModel) -> None:
     model = chat(stub_model)
 
@@ -300,6 +302,7 @@ def test_structured_output_is_one_call(stub_model: StubModel) -> None:
     assert trace.shape == ["RunnableSequence.chain", CALL]
 
 
+@pytest.mark.claim(345)
 async def test_branches_lie_beneath_their_chain(stub_model: StubModel) -> None:
     model = chat(stub_model) | StrOutputParser()
     both = RunnableParallel(left=model, right=model)

@@ -65,6 +65,7 @@ def test_react_agent_is_one_tree(stub_model: StubModel) -> None:
     assert (told["tool.name"], told["tool.parameters"], told["tool.result"]) == ("weather", "Oslo", "rain in Oslo")
 
 
+@pytest.mark.claim(375)
 def test_react_agent_may_be_run_in_the_oldest_way(stub_model: StubModel) -> None:
     trace = observed(react_agent(stub_model).run, "Oslo?")
 

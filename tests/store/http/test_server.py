@@ -298,6 +298,7 @@ async def test_file_that_turned_out_corrupt_takes_no_more_writes(tmp_path: Path,
     assert all(state.startswith("failed: ") for state in states)
 
 
+@pytest.mark.claim(508)
 async def test_metrics_can_be_parsed_and_count_what_happened(serve: Any, connect: Any) -> None:
     server = await serve()
     client = connect(server.endpoint)

@@ -423,7 +423,9 @@ def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
 
     assert response.status_code == 500
     assert "out of memory" in response.json()["error"]["message"]
-    assert streamed.status_code == 500 or "out of memory" in streamed.text
+    # A stream may have begun before the step failed; then its last event says so, and it never ends as a whole one.
+    assert "out of memory" in streamed.text
+    assert "[DONE]" not in streamed.text
     assert raw(served, messages=HELLO).status_code == 200
 
 

@@ -145,7 +145,15 @@ def test_a_runner_in_the_main_thread_leaves_the_algorithm_to_end_by_itself() -> 
 
 
 def test_a_runner_in_the_main_thread_ends_when_the_algorithm_is_done() -> None:
-    of_runner().execute(doing_nothing, serving, InMemoryLightningStore())
+    ended: list[bool] = []
+
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        await serving(store, worker_id, event)
+        ended.append(event.is_set())
+
+    of_runner().execute(doing_nothing, runner, InMemoryLightningStore())
+
+    assert ended == [True]
 
 
 @pytest.mark.parametrize("is_managed", [True, False])
@@ -341,4 +349,8 @@ def test_a_side_that_is_cancelled_from_within_is_no_failure() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         raise asyncio.CancelledError
 
-    of_algorithm()._run_runner(runner, InMemoryLightningStore(), 0, event, None)
+    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    of_algorithm()._run_runner(runner, InMemoryLightningStore(), 0, event, failures)
+
+    assert failures.empty()

@@ -87,6 +87,8 @@ def test_same_metric_may_be_registered_again(backend: MetricsBackend) -> None:
     backend.register_histogram("seconds")
 
     backend.inc_counter("calls", labels={"route": "/"})
+    with pytest.raises(ConfigurationError, match="already registered"):  # it is the first registration that holds
+        backend.register_counter("seconds", ("route",))
 
 
 def test_different_metric_of_the_same_name_is_rejected(backend: MetricsBackend) -> None:

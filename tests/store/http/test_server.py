@@ -71,8 +71,12 @@ async def test_stopping_what_does_not_run_does_nothing() -> None:
 
     await server.stop()
     await server.start()
+    assert (await fetched(f"{server.endpoint}/health")).status_code == 200
     await server.stop()
     await server.stop()
+
+    with pytest.raises(requests.ConnectionError):
+        await fetched(f"{server.endpoint}/health")
 
 
 async def test_server_binds_this_machine_only_by_default() -> None:

@@ -1,16 +1,16 @@
 """The promises of the design notes, and the tests that prove them: `make claims`.
 
-`tests/design_notes/claims.toml` has the promises by number; a test proves some of them by `@pytest.mark.claim(...)`. This
-runs the marked tests, or reads the report of a run (`--report FILE`, which pytest writes with `--junit-xml`), prints every
-promise with its tests and their result, and fails if a promise has no passing test. What cannot be proven yet stands in
-`unproven.toml` with its reason; there may be 40 of those at most.
+`tests/design_notes/claims.toml` has the promises by number; a test proves some of them by `@pytest.mark.claim(...)`.
+This runs the marked tests, or reads reports of runs (`--report FILE`, which pytest writes with `--junit-xml`), prints
+every promise with its tests and their result, and fails if a promise has no passing test. What cannot be proven yet
+stands in `unproven.toml` with its reason; there may be 40 of those at most.
 """
 
 import argparse
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,10 +49,10 @@ def read_unproven() -> dict[int, str]:
     return {int(number): reason for number, reason in reasons.items()}
 
 
-def read_proofs(report: Path) -> dict[int, list[Proof]]:
-    """The tests of a report by the claims they prove."""
+def read_proofs(reports: Sequence[Path]) -> dict[int, list[Proof]]:
+    """The tests of some reports by the claims they prove; one that was skipped everywhere proves nothing."""
     proofs: defaultdict[int, list[Proof]] = defaultdict(list)
-    for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 # pytest wrote it
+    for case in (case for report in reports for case in ET.parse(report).getroot().iter("testcase")):
         outcomes = {child.tag for child in case}
         result = "failed" if outcomes & {"failure", "error"} else "skipped" if "skipped" in outcomes else "passed"
         name = f"{case.get('classname', '')}::{case.get('name', '')}".removeprefix("tests.")
@@ -96,7 +96,7 @@ def print_table(claims: Mapping[int, str], unproven: Mapping[int, str], proofs: 
 def run_tests(report: Path, options: Sequence[str]) -> None:
     """Run the marked tests; whether they passed is in the report."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "claim", f"--junit-xml={report}", *options]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode not in (0, 1):  # noqa: S603 # our own interpreter
+    if subprocess.run(command, cwd=ROOT, check=False).returncode not in (0, 1):  # our own interpreter
         sys.exit("pytest could not run the tests.")
 
 
@@ -106,17 +106,17 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Example: scripts/claims.py -- -n 4",
     )
-    parser.add_argument("--report", type=Path, help="read the report of a run instead of running the tests")
+    parser.add_argument("--report", type=Path, nargs="+", help="read reports of runs instead of running the tests")
     parser.add_argument("--quiet", action="store_true", help="print what is wrong, and no table")
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     arguments = parser.parse_args()
     claims, unproven = read_claims(), read_unproven()
     with tempfile.TemporaryDirectory() as folder:
-        report = arguments.report
-        if report is None:
-            report = Path(folder) / "report.xml"
-            run_tests(report, arguments.options)
-        proofs = read_proofs(report)
+        reports = arguments.report
+        if reports is None:
+            reports = [Path(folder) / "report.xml"]
+            run_tests(reports[0], arguments.options)
+        proofs = read_proofs(reports)
     if not arguments.quiet:
         print_table(claims, unproven, proofs)
     breaches = breaches_of(claims, unproven, proofs)

@@ -1,8 +1,9 @@
 """How many of our files and functions one GRPO rollout passes, in all processes: `python scripts/walk_rollout.py`.
 
-A training of three steps runs on the tiny model, with two rollouts a step. What is called during the second step, in the
-algorithm's, the runner's and the model's process alike, is recorded by `sys.setprofile`: the first step warms up, the third
-keeps the shutdown out. Prints the files and functions by package, and with `--list` each file with its functions.
+A training of three steps runs on the tiny model, with two rollouts a step. What is called during the second step, in
+the algorithm's, the runner's and the model's process alike, is recorded by `sys.setprofile`: the first step warms up,
+the third keeps the shutdown out. Prints the files and functions by package, and with `--list` each file with its
+functions.
 """
 
 import argparse
@@ -95,7 +96,7 @@ def walk() -> Iterator[tuple[int, Path, str]]:
         (folder / "training.py").write_text(TRAINING.format(**values), encoding="utf-8")
         environment = {**os.environ, FOLDER_VARIABLE: name, "PYTHONPATH": os.pathsep.join([name, str(ROOT)])}
         command = [sys.executable, str(folder / "training.py")]
-        subprocess.run(command, env=environment, check=True, timeout=TIMEOUT_SECONDS)  # noqa: S603 # our own script
+        subprocess.run(command, env=environment, check=True, timeout=TIMEOUT_SECONDS)  # our own script
         for record in sorted(folder.glob("walk-*")):
             for line in record.read_text(encoding="utf-8").splitlines():
                 process, file, number, function = line.split("\t")
@@ -121,7 +122,7 @@ def main() -> int:
             for file in files:
                 print(f"    {file}: {', '.join(sorted(functions_by_file[file]))}")
     n_functions = sum(map(len, functions_by_file.values()))
-    print(f"One GRPO step passes {len(functions_by_file)} files and {n_functions} functions in {len(processes)} processes.")
+    print(f"One step passes {len(functions_by_file)} files and {n_functions} functions in {len(processes)} processes.")
     return 0
 
 

@@ -12,7 +12,34 @@ import agentlightning as agl
 from agentlightning.adapter import Transition, auto_adapter, detect_framework, read_jsonl, write_jsonl
 from agentlightning.adapter.frameworks import Framework
 from agentlightning.adapter.triplet import TraceToTripletBase
-from agentlightning.events import *
+from agentlightning.events import (
+    AgentEvent,
+    AgentReply,
+    BinaryReward,
+    CompleteEvent,
+    ConfigEvent,
+    DataEvent,
+    ErrorEvent,
+    MessageEvent,
+    NamedReward,
+    NumericReward,
+    ObjectEvent,
+    RewardEvent,
+    SequenceReward,
+    StartEvent,
+    StateEvent,
+    StreamOptions,
+    ToolCall,
+    UserMessage,
+    by_agent,
+    by_task,
+    events_of_spans,
+    mapped,
+    of_kind,
+    pipeline,
+    span_of,
+    stream_events,
+)
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.types import LLM, AgentMatcher, AgentRule, NamedResources, PromptTemplate, Rollout, Span
 from tests.stub_model.fixtures import stub_model as stub_model

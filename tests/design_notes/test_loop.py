@@ -517,7 +517,7 @@ def test_a_method_of_an_agent_is_called_in_its_mode(method: str, mode: Any) -> N
 def test_an_agent_of_a_model_is_a_function(prefix: str, signature: str) -> None:
     seen: dict[str, Any] = {}
     names: dict[str, Any] = {"seen": seen}
-    exec(f"{prefix}def agent{signature}:\n    seen.update(locals())\n    return 0.5", names)  # noqa: S102 # four signatures
+    exec(f"{prefix}def agent{signature}:\n    seen.update(locals())\n    return 0.5", names)  # four signatures
     agent = llm_rollout(names["agent"])
     proxied = ProxyLLM(endpoint="http://localhost:9/v1", model="m")
 
@@ -549,7 +549,7 @@ def test_a_proxied_model_is_handed_over_as_it_is_if_asked_for() -> None:
 def test_an_agent_of_a_prompt_is_a_function(prefix: str, signature: str) -> None:
     names: dict[str, Any] = {}
     text = f"{prefix}def agent{signature}:\n    return float(prompt_template.format(word=task) == 'Say hello')"
-    exec(text, names)  # noqa: S102 # four signatures
+    exec(text, names)  # four signatures
     agent = prompt_rollout(names["agent"])
 
     _, spans = _stepped(agent, "hello")

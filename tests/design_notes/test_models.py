@@ -10,7 +10,30 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import agentlightning as agl
 from agentlightning.adapter.triplet import Transition
-from agentlightning.types import *
+from agentlightning.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Dataset,
+    GenericResponse,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Resource,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutLegacy,
+    RolloutMode,
+    RolloutRawResult,
+    RolloutRawResultLegacy,
+    RolloutStatus,
+    Task,
+    TaskIfAny,
+    TaskInput,
+    Triplet,
+)
 
 MODULES = {
     1: "agentlightning.types.core",

@@ -12,7 +12,22 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning import *
+from agentlightning import (
+    LLM,
+    AgentLightningClient,
+    AgentLightningServer,
+    Baseline,
+    InMemoryLightningStore,
+    LitAgentRunner,
+    OtelTracer,
+    PromptTemplate,
+    ResourcesUpdate,
+    Rollout,
+    RolloutLegacy,
+    SqliteLightningStore,
+    Task,
+    Triplet,
+)
 from agentlightning.cli.agentops_server import DEFAULT_PORT as AGENTOPS_PORT
 from agentlightning.cli.store import DEFAULT_PORT as STORE_PORT
 from agentlightning.litagent.decorator import llm_rollout

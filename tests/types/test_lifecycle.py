@@ -1,5 +1,6 @@
 """The life cycle of components: its steps, and what becomes of it in copies and subclasses."""
 
+import concurrent.futures
 import copy
 import pickle
 import threading
@@ -197,3 +198,23 @@ def test_a_wait_may_be_limited() -> None:
 
 def test_a_state_is_shown_by_its_name() -> None:
     assert (str(LifecycleState.READY), f"{LifecycleState.READY}") == ("ready", "ready")
+
+
+def test_an_interrupt_while_waiting_stops_the_work_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, release = Component(), threading.Event()
+    part.start()
+    lifecycle_of(part).work_in_background(lambda: release.wait() and None)
+    really_wait, waits = concurrent.futures.wait, iter(["interrupted"])
+
+    def wait(*arguments: Any) -> Any:
+        if next(waits, None) is not None:
+            raise KeyboardInterrupt
+        assert part.state is LifecycleState.STOPPING
+        release.set()
+        return really_wait(*arguments)
+
+    monkeypatch.setattr(concurrent.futures, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        part.wait()
+
+    assert part.state is LifecycleState.STOPPED

@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import BaseModel
 
 __all__ = [
+    "AGL_EVENT_KIND",
     "AGL_ANNOTATION",
     "AGL_MESSAGE",
     "AGL_OBJECT",
@@ -46,6 +47,9 @@ AGL_REWARD: Final = "agentlightning.reward"
 
 AGL_VIRTUAL: Final = "agentlightning.virtual"
 """Span that nobody recorded, made up to hold others together."""
+
+AGL_EVENT_KIND: Final = "agentlightning.event.kind"
+"""Attribute that holds the kind of event a span was written as, such as `reward.binary`."""
 
 
 class LightningResourceAttributes(str, Enum):

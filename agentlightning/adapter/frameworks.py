@@ -13,6 +13,7 @@ from enum import Enum
 
 from agentlightning.adapter.proxied import PROXY_SPANS, TRACED_CALL_MATCH
 from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.semconv import AGL_EVENT_KIND
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.tracer import SpanLike
 
@@ -38,6 +39,7 @@ class Framework(str, Enum):
 
 _MARKS = {
     "crewai.": Framework.CREWAI,
+    "ag2.": Framework.AG2,
     "recipient_agent_type": Framework.AUTOGEN,
     "autogen.": Framework.AUTOGEN,
     "langchain.": Framework.LANGCHAIN,
@@ -75,6 +77,8 @@ def detect_framework(spans: Sequence[SpanLike] | None = None) -> Framework:
     marks: Counter[Framework] = Counter()
     has_agentops = False
     for span in spans:
+        if AGL_EVENT_KIND in (span.attributes or ()):
+            continue  # an event that was written by hand: its agent's name says nothing about a framework
         found = {_MARKS[mark.group()] for name in span.attributes or () if (mark := _MARK.match(name))}
         marks.update(found)
         has_agentops = has_agentops or "agentops.span.kind" in (span.attributes or ())

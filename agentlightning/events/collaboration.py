@@ -1,10 +1,11 @@
 """How agents worked together in one rollout: the tasks they were given, and to whom they handed over.
 
-Read from the spans of frameworks that divide work, such as CrewAI's tasks and the hand-overs of the OpenAI Agents SDK
-and AutoGen.
+Read from the spans of frameworks that divide work: CrewAI's tasks, the hand-overs of the OpenAI Agents SDK, the teams
+and messages of AutoGen, and the chats of ag2.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,11 @@ __all__ = ["Handover", "Subtask", "handovers", "progress_of", "subtasks"]
 
 _TASK = "crewai.task."
 _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
+_CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
+_MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
+_AGENT = "gen_ai.agent.name"
+_TEAM_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+"""What an AutoGen team appends to the names of its members, and of its manager."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,60 @@ def progress_of(tasks: Sequence[Subtask]) -> Progress:
 
 
 def handovers(spans: Sequence[Span]) -> list[Handover]:
-    """Who passed the work to whom, in order."""
-    return [
-        Handover(str(span.attributes[_FROM_AGENT]), _text(span, _TO_AGENT), span.start_time)
-        for span in _in_order(spans)
-        if _FROM_AGENT in span.attributes
-    ]
+    """Who passed the work to whom, in order: by a hand-over, by a message, or by taking turns in a team or chat."""
+    by_id = {span.span_id: span for span in spans}
+    found: list[Handover] = []
+    speakers: dict[str, str] = {}
+    """Who has the turn, by team or chat."""
+    announced: set[tuple[str, str | None]] = set()
+    """Hand-overs after which the turn has not changed yet."""
+    for span in _in_order(spans):
+        passed = _passed(span)
+        if passed is not None:
+            found.append(passed)
+        if passed is not None and _FROM_AGENT in span.attributes:
+            announced.add((passed.from_agent, passed.to_agent))
+        if _CHAT_RECIPIENT in span.attributes:
+            speakers[span.span_id] = str(span.attributes[_CHAT_RECIPIENT])
+        conversation = _conversation_of(span, by_id)
+        if conversation is None:
+            continue
+        speaker = str(span.attributes[_AGENT])
+        before = speakers.get(conversation, speaker)
+        if before != speaker and (before, speaker) not in announced:
+            found.append(Handover(before, speaker, span.start_time))
+        announced.discard((before, speaker))
+        speakers[conversation] = speaker
+    return found
+
+
+def _passed(span: Span) -> Handover | None:
+    """The hand-over that a span itself tells of."""
+    if _FROM_AGENT in span.attributes:
+        return Handover(str(span.attributes[_FROM_AGENT]), _text(span, _TO_AGENT), span.start_time)
+    if _CHAT_SENDER in span.attributes:
+        return Handover(str(span.attributes[_CHAT_SENDER]), _text(span, _CHAT_RECIPIENT), span.start_time)
+    sender, recipient = _text(span, _MESSAGE_SENDER), _text(span, _MESSAGE_RECIPIENT)
+    # Within a team every message goes to all members, and its manager gives the turn.
+    if sender is None or recipient is None or _TEAM_ID.search(sender) or _TEAM_ID.search(recipient):
+        return None
+    return Handover(sender, recipient, span.start_time)
+
+
+def _conversation_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
+    """The team or chat in which an agent takes its turn with this span; None if it does not."""
+    if _AGENT not in span.attributes:
+        return None
+    above = by_id.get(span.parent_id or "")
+    if above is not None and (team := _TEAM_ID.search(_text(above, _MESSAGE_RECIPIENT) or "")):
+        return team.group()
+    seen: set[str] = set()
+    while above is not None and above.span_id not in seen:
+        if _CHAT_RECIPIENT in above.attributes:
+            return above.span_id
+        seen.add(above.span_id)
+        above = by_id.get(above.parent_id or "")
+    return None
 
 
 def _in_order(spans: Sequence[Span]) -> list[Span]:

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-EVENT_KIND: Final = "agentlightning.event.kind"
+from agentlightning.semconv import AGL_EVENT_KIND
+
+EVENT_KIND: Final = AGL_EVENT_KIND
 """The event's `kind`; readers that do not know it see an ordinary message, object or reward."""
 MESSAGE_ROLE: Final = "agentlightning.message.role"
 MESSAGE_SENDER: Final = "agentlightning.message.sender"

@@ -25,6 +25,8 @@ from tests.adapter.spans import CHAT, span
         pytest.param({"recipient_agent_type": "a"}, Framework.AUTOGEN, id="autogen"),
         pytest.param({"langchain.chain.type": "a"}, Framework.LANGCHAIN, id="langchain"),
         pytest.param({"crewai.agent.role": "a", "crewai.task.id": "t"}, Framework.CREWAI, id="crewai"),
+        pytest.param({"ag2.chat.sender": "a", "ag2.chat.recipient": "b"}, Framework.AG2, id="ag2"),
+        pytest.param({"agentlightning.event.kind": "reward.binary", "agent.name": "a"}, Framework.OTHER, id="event"),
         pytest.param({"executor.id": "a"}, Framework.AGENT_FRAMEWORK, id="agent-framework"),
         pytest.param({"agentops.span.kind": "agent"}, Framework.AGENTOPS, id="agentops"),
         pytest.param({"agentops.span.kind": "agent", "executor.id": "a"}, Framework.AGENT_FRAMEWORK, id="both"),

@@ -61,6 +61,56 @@ def test_hand_overs_come_in_order() -> None:
     assert handovers(spans) == [Handover("Triage", "Clerk", 1.0), Handover("Clerk", None, 2.0)]
 
 
+TEAM = "011986d7-238a-457c-ad69-2483af045cf5"
+
+
+def turn(number: int, agent: str) -> list[Span]:
+    """The turn of an agent of an AutoGen team, as AutoGen and its instrumentation write it."""
+    manager, member = f"RoundRobinGroupChatManager_{TEAM}", f"{agent}_{TEAM}"
+    given = {"sender_agent_type": manager, "recipient_agent_type": member, "messaging.operation": "process"}
+    invoked = {"gen_ai.operation.name": "invoke_agent", "gen_ai.system": "autogen", "gen_ai.agent.name": agent}
+    told = {"sender_agent_type": member, "recipient_agent_type": manager, "messaging.operation": "process"}
+    return [
+        span(f"p{number}", at=number, attributes=given),
+        span(f"i{number}", f"p{number}", at=number + 0.1, attributes=invoked),
+        span(f"m{number}", at=number + 0.2, attributes=told),
+    ]
+
+
+def test_a_turn_in_an_autogen_team_is_a_hand_over_by_the_one_before() -> None:
+    spans = [*turn(1, "primary"), *turn(2, "critic"), *turn(3, "critic"), *turn(4, "primary")]
+
+    assert handovers(spans) == [Handover("primary", "critic", 2.1), Handover("critic", "primary", 4.1)]
+
+
+def test_a_turn_that_was_handed_over_is_told_once() -> None:
+    explicit = span("h", at=1.5, attributes={"handoff.from_agent": "primary", "handoff.to_agent": "critic"})
+
+    assert handovers([*turn(1, "primary"), explicit, *turn(2, "critic")]) == [Handover("primary", "critic", 1.5)]
+
+
+def test_a_message_between_agents_of_autogen_is_a_hand_over() -> None:
+    sent = {"sender_agent_type": "asker", "recipient_agent_type": "expert", "messaging.operation": "process"}
+
+    assert handovers([span("m", at=1, attributes=sent)]) == [Handover("asker", "expert", 1.0)]
+
+
+def test_a_chat_of_ag2_goes_to_and_fro() -> None:
+    between = {"ag2.chat.sender": "user", "ag2.chat.recipient": "assistant"}
+    spans = [
+        span("chat", at=1, attributes=between),
+        span("r1", "chat", at=2, attributes={"gen_ai.agent.name": "assistant"}),
+        span("r2", "chat", at=3, attributes={"gen_ai.agent.name": "user"}),
+        span("r3", "chat", at=4, attributes={"gen_ai.agent.name": "assistant"}),
+    ]
+
+    assert [(each.from_agent, each.to_agent) for each in handovers(spans)] == [
+        ("user", "assistant"),
+        ("assistant", "user"),
+        ("user", "assistant"),
+    ]
+
+
 def test_a_trace_that_divides_nothing_has_neither() -> None:
     assert subtasks([span("a", "a")]) == []
     assert handovers([]) == []

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
 from agentlightning.emitter.utils import get_tracer
-from agentlightning.semconv import AGL_REWARD, LightningSpanAttributes, RewardAttributes
+from agentlightning.semconv import AGL_EVENT_KIND, AGL_REWARD, LightningSpanAttributes, RewardAttributes
 from agentlightning.types import SpanLike
 from agentlightning.types.rewards import final_reward_of, is_reward_span, reward_value_of, rewards_of
 from agentlightning.utils.deprecation import deprecated
@@ -38,6 +38,8 @@ _SpanT = TypeVar("_SpanT", bound=SpanLike)
 
 _OLD_VALUE = "reward"
 _PRIMARY = "primary"
+_BINARY = "reward.binary"
+"""`kind` of the event that a truth value is."""
 _PREFIX = LightningSpanAttributes.REWARD.value
 _NAME, _VALUE = RewardAttributes.REWARD_NAME.value, RewardAttributes.REWARD_VALUE.value
 _FIRST_NAME, _FIRST_VALUE = f"{_PREFIX}.0.{_NAME}", f"{_PREFIX}.0.{_VALUE}"
@@ -52,7 +54,7 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> EmittedSpan:
-    """Record a reward: a number or truth value, several by name, or several in a row.
+    """Record a reward: a number, a truth value (read back as a `BinaryReward`), several by name, or several in a row.
 
     Of a mapping, `primary_key` names the one that counts. Of a sequence, whose items are named by their position, the
     last one counts, as if they had been emitted one after the other, unless `primary_key` gives another position.
@@ -69,6 +71,8 @@ def emit_reward(
         noted = _several(_named(reward, primary_key))
     if attributes:
         noted = {**user_attributes(attributes), **noted}
+    if isinstance(reward, bool):
+        noted.setdefault(AGL_EVENT_KIND, _BINARY)
     span = emit(AGL_REWARD, noted, get_tracer, propagate=propagate)
     if span is None:
         raise ValueError(

@@ -31,7 +31,7 @@ def span(name: str = "step", **attributes: Any) -> Span:
     return made
 
 
-@pytest.mark.parametrize(("value", "written"), [(0.5, 0.5), (1, 1.0), (True, 1.0), (False, 0.0), (-2, -2.0)])
+@pytest.mark.parametrize(("value", "written"), [(0.5, 0.5), (1, 1.0), (-2, -2.0)])
 def test_a_number_is_written_for_both_releases(trace: Recorder, value: Any, written: float) -> None:
     emitted = emit_reward(value)
 
@@ -45,6 +45,26 @@ def test_a_number_is_written_for_both_releases(trace: Recorder, value: Any, writ
     assert isinstance(recorded.attributes["reward"], float)
     assert isinstance(emitted, ReadableSpan)
     assert get_reward_value(emitted) == written
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_truth_value_is_a_number_and_says_that_it_is_binary(trace: Recorder, value: bool) -> None:
+    emitted = emit_reward(value)
+
+    (recorded,) = trace.spans()
+    assert recorded.attributes == {
+        "reward": float(value),
+        "agentlightning.reward.0.name": "primary",
+        "agentlightning.reward.0.value": float(value),
+        "agentlightning.event.kind": "reward.binary",
+    }
+    assert get_reward_value(emitted) == float(value)
+
+
+def test_a_kind_of_the_callers_own_is_kept(trace: Recorder) -> None:
+    emitted = emit_reward(True, attributes={"agentlightning.event.kind": "reward.numeric"})
+
+    assert (emitted.attributes or {})["agentlightning.event.kind"] == "reward.numeric"
 
 
 def test_of_several_rewards_the_primary_comes_first(trace: Recorder) -> None:

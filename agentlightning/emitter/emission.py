@@ -12,6 +12,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agentlightning.emitter.plain_values import plain_attributes
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.tracer.base import Tracer, get_active_tracer
 from agentlightning.tracer.conversion import events_behind
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 TracerSource = Callable[..., trace.Tracer]
 """`get_tracer`, as each emitter module imports it."""
+_PLAIN = frozenset({str, bool, int, float, list, tuple})
 _DEBUG = LightningEnvVar.AGL_EMITTER_DEBUG.value
 
 
@@ -60,6 +62,8 @@ def user_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
     if not attributes:
         return {}
     flat = flatten_attributes(attributes)
+    if not all(type(value) in _PLAIN for value in flat.values()):
+        flat = flatten_attributes(plain_attributes(attributes))
     check_attributes_sanity(flat)
     return flat
 

@@ -1,4 +1,4 @@
-"""Objects: any value that JSON can hold."""
+"""Objects: any value that JSON can hold, and those of common types that have one obvious form in JSON."""
 
 import base64
 import json
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
+from agentlightning.emitter.plain_values import plain_value
 from agentlightning.emitter.utils import get_tracer
 from agentlightning.errors import TracingError
 from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes
@@ -27,6 +28,8 @@ _LITERALS = {kind.__name__: kind for kind in (str, int, float, bool)}
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> EmittedSpan | None:
     """Record a value; one that JSON cannot hold is logged as an error and not recorded.
 
+    Pydantic models, dataclasses, times, sets, enums, paths and numpy's values are written as JSON has them.
+
     Args:
         attributes: More to note on the span.
         propagate: False makes the span without sending it anywhere.
@@ -42,7 +45,7 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propag
 def encode_object(object: Any) -> dict[str, Any]:
     """A value as attributes of both releases; RuntimeError if JSON cannot hold it.
 
-    Text, numbers and truth values are kept as they are, bytes in base64, everything else as JSON.
+    Text, numbers and truth values are kept as they are, bytes in base64, everything else as JSON (`plain_value`).
     """
     kind = type(object)
     if kind is bytes:
@@ -54,7 +57,7 @@ def encode_object(object: Any) -> dict[str, Any]:
 
 def _as_json(object: Any) -> str:
     try:
-        return json.dumps(object, allow_nan=False)
+        return json.dumps(object, allow_nan=False, default=plain_value)
     except (TypeError, ValueError) as error:
         raise TracingError(f"A {type(object).__name__} cannot be recorded: {error}.") from error
 

@@ -15,8 +15,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from agentlightning.emitter.plain_values import plain_attributes
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.tracer.base import Tracer, get_active_tracer
+from agentlightning.tracer.binding import Binding, current_binding, observations
 from agentlightning.tracer.conversion import events_behind
 from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.tracer.processor import binding_of_open
 from agentlightning.tracer.synthetic import readable_span
 from agentlightning.tracer.writing import core_fields_of
 from agentlightning.types import SpanCoreFields
@@ -35,9 +37,11 @@ _DEBUG = LightningEnvVar.AGL_EMITTER_DEBUG.value
 class EmittedSpan(ReadableSpan):
     """A finished span, as OpenTelemetry has it; `core_fields` is the same in our own terms."""
 
+    _binding: Binding | None = None
+
     @classmethod
-    def of(cls, span: ReadableSpan) -> "EmittedSpan":
-        return cls(
+    def of(cls, span: ReadableSpan, binding: Binding | None = None) -> "EmittedSpan":
+        emitted = cls(
             name=span.name,
             context=span.get_span_context(),
             parent=span.parent,
@@ -50,6 +54,27 @@ class EmittedSpan(ReadableSpan):
             end_time=span.end_time,
             instrumentation_scope=span.instrumentation_scope,
         )
+        emitted._binding = binding
+        return emitted
+
+    @property
+    def rollout_id(self) -> str | None:
+        """The rollout it belongs to; None outside of all."""
+        return None if self._binding is None else self._binding.rollout_id or None
+
+    @property
+    def attempt_id(self) -> str | None:
+        return None if self._binding is None else self._binding.attempt_id or None
+
+    @property
+    def sequence_id(self) -> int | None:
+        """Its number in the store; None as long as a store that is not in this process's memory has not given it."""
+        binding, context = self._binding, self.get_span_context()
+        if binding is None or binding.carrier is None or context is None:
+            return None
+        if context.span_id not in binding.recorder.numbers:
+            binding.carrier.number_waiting()
+        return binding.recorder.numbers.get(context.span_id)
 
     @property
     def core_fields(self) -> SpanCoreFields:
@@ -92,14 +117,17 @@ def emit(
     with tracer.start_span(name, attributes=attributes) as span:
         if exception is not None:
             span.record_exception(exception)
-    return EmittedSpan.of(span) if isinstance(span, ReadableSpan) else None
+        binding = binding_of_open(span) if isinstance(span, ReadableSpan) else None
+    return EmittedSpan.of(span, binding) if isinstance(span, ReadableSpan) else None
 
 
 def _create(tracer: Tracer, name: str, attributes: dict[str, Any]) -> EmittedSpan:
+    binding = current_binding() or observations().sole_binding()
     if isinstance(tracer, DummyTracer):
-        return EmittedSpan.of(tracer.create_readable_span(name, attributes))
+        return EmittedSpan.of(tracer.create_readable_span(name, attributes), binding)
     span = readable_span(tracer.create_span(name, attributes), kind=EmittedSpan)
     assert isinstance(span, EmittedSpan)
+    span._binding = binding
     return span
 
 

@@ -287,9 +287,9 @@ class LightningStore:
         metadata: dict[str, Any] | None | Unset = UNSET,
         output: Any | Unset = UNSET,
     ) -> Attempt:
-        """Add the last spans of an attempt, numbered here in their order, and write its status, as one step.
+        """Add the last spans of an attempt and write its status, as one step; its `output` becomes the rollout's.
 
-        The `output` of the latest attempt becomes that of the rollout."""
+        Spans are numbered here in their order, unless they have a number that this store has given out."""
         return await compound.finish(self, rollout_id, attempt_id, status, spans, metadata=metadata, output=output)
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim")

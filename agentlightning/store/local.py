@@ -33,7 +33,16 @@ from agentlightning.store.transaction import Answer, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["ANSWER_LIFETIME_SECONDS", "SCHEDULE", "Call", "LocalStore", "Subscription", "Watchdog", "execute"]
+__all__ = [
+    "ANSWER_LIFETIME_SECONDS",
+    "SCHEDULE",
+    "Call",
+    "LocalStore",
+    "Subscription",
+    "Watchdog",
+    "execute",
+    "local_store",
+]
 
 Clock = Callable[[], float]
 
@@ -195,6 +204,10 @@ class LocalStore(LightningStore):
         """Run a call that writes, and whose result must not be lost when the caller is cancelled."""
         return self._run_write(call)
 
+    def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int] | None:
+        """As `get_many_span_sequence_ids`, without an event loop; None where numbers must be waited for."""
+        return None
+
     def _newest_cursor(self) -> int:
         return self._board.cursor
 
@@ -342,6 +355,16 @@ class LocalStore(LightningStore):
     async def _latest_cursor(self) -> int:
         """The newest cursor there is, also if another process made it."""
         return self._newest_cursor()
+
+
+def local_store(store: LightningStore) -> LocalStore | None:
+    """The store of this process that a wrapper, or a server, stands before; None if it lives elsewhere."""
+    inner: object = store
+    while not isinstance(inner, LocalStore):
+        inner = getattr(inner, "store", None)
+        if inner is None:
+            return None
+    return inner
 
 
 class _Countdown:

@@ -168,6 +168,10 @@ class InMemoryLightningStore(LocalStore):
     async def _run_read(self, call: Call) -> Any:
         return self._run(call)
 
+    def number_at_once(self, rollout_ids: Sequence[str]) -> Sequence[int]:
+        with self._lock:
+            return [self._tx.take_sequence(rollout_id) for rollout_id in rollout_ids]
+
     def _run(self, call: Call) -> Any:
         with self._lock:
             if self._is_closed:

@@ -227,6 +227,11 @@ class MemoryTransaction(Transaction):
     def get_last_sequence(self, rollout_id: str) -> int:
         return self._sequences.get(rollout_id, 0)
 
+    def take_sequence(self, rollout_id: str) -> int:
+        """The next sequence id; not undone, so only between transactions."""
+        sequence_id = self._sequences[rollout_id] = self._sequences.get(rollout_id, 0) + 1
+        return sequence_id
+
     def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
         self._undo.append((self._sequences.__setitem__, (rollout_id, self._sequences.get(rollout_id, 0))))
         self._sequences[rollout_id] = sequence_id

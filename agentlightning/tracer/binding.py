@@ -61,6 +61,8 @@ class Recorder:
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         self.losses = Losses()
+        self.numbers: dict[int, int] = {}
+        """Sequence ids in the store by span id, as far as they are known."""
         self.is_given_up = False  # from the deadline of its last flush on
         self._spans: list[ReadableSpan] = []
 
@@ -76,6 +78,8 @@ class Carrier(Protocol):
     """What takes the spans of a bound trace to their store."""
 
     def put(self, binding: "Binding", span: "ReadableSpan") -> None: ...
+
+    def number_waiting(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,12 @@
 """Taking finished spans to the store, in batches, off the agent's thread.
 
-`put` leaves a span in a queue and returns; a loop in a thread of its own numbers and stores what has gathered, with two
-store operations a batch. The end of a short trace takes what is left of it to the store itself, which is quicker than
-to wake the loop and wait for it. While the store cannot be reached the batch waits and is tried again; what the store
-refuses is sought out, so that one bad span does not take others with it. `flush` waits until all that was put before
-has been settled, or gives up the rest of its trace at the deadline. A span that could not be brought to the store is
-counted on its trace, with the reason, and logged: none is dropped in silence.
+`put` leaves a span in a queue and returns; a loop in a thread of its own numbers and stores what has gathered within a
+moment: a store of this process has a span after 30 ms at most, a remote one after a tenth of a second. The end of a
+short trace takes what is left of it to the store itself, which is quicker than to wake the loop and wait for it. While
+the store cannot be reached the batch waits and is tried again; what the store refuses is sought out, so that one bad
+span does not take others with it. `flush` waits until all that was put before has been settled, or gives up the rest of
+its trace at the deadline. A span that could not be brought to the store is counted on its trace, with the reason, and
+logged: none is dropped in silence.
 
 The queue is bounded. An agent that finds it full waits for a moment, once; while the store makes no progress, further
 spans are lost at once instead of making the agent wait again.
@@ -30,9 +31,10 @@ from opentelemetry import context as otel_context
 
 from agentlightning.errors import NotAllowed, NotFound, StoreError, StoreUnavailable
 from agentlightning.store.base import LightningStore
+from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.conversion import SpanConverter
-from agentlightning.tracer.parcels import Parcel, store_parcels
+from agentlightning.tracer.parcels import Parcel, in_order, store_parcels
 from agentlightning.types import Span
 from agentlightning.utils.deadline import within
 from agentlightning.utils.loop_thread import LoopThread
@@ -55,6 +57,10 @@ MOST_SEARCHED: Final = 100
 """In a longer queue than this the end of a trace does not look for its spans."""
 IDLE_ROUNDS: Final = 10
 """Looks at an empty queue before the loop sleeps until it is woken."""
+LOCAL_LINGER_SECONDS: Final = 0.03
+"""`linger_seconds` before a store of this process, where a batch costs little."""
+BUSY_SPANS: Final = 100
+"""After a batch of so many spans, spans come so fast that larger batches save more than they delay."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class DeliveryLimits:
     """How long an agent waits for room in a full queue."""
     batch_spans: int = 500
     batch_bytes: int = 4 * 1024**2
-    linger_seconds: float = 0.2
-    """How long the first span of a batch waits for others; a flush does not wait."""
+    linger_seconds: float = 0.1
+    """How long the first span of a batch waits for others at most; a flush does not wait."""
 
 
 class Delivery:
@@ -84,6 +90,7 @@ class Delivery:
 
     def _start_afresh(self) -> None:
         """As new; also in a forked child, where the thread and what it had to deliver are the parent's."""
+        self._local = local_store(self.store)  # a server's store is not ours in a forked child
         self._starting = threading.RLock()  # protects `_thread`; a span may end while this very thread holds it
         self._thread: LoopThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,6 +105,7 @@ class Delivery:
         self._is_awake = True  # until the loop first finds nothing to do
         self._is_hurried = False  # somebody waits, or the queue is half full
         self._is_stalled = False
+        self._is_busy = False  # the last batch was a large one
         self._has_told_of_outage = False
 
     # ------------------------------------------------------------------ the agent's side
@@ -163,17 +171,20 @@ class Delivery:
         return True
 
     def withdraw(self, binding: Binding) -> list[Span] | None:
-        """What is left of a trace, for a caller who stores it himself, in the order the spans ended and unnumbered.
+        """What is left of a trace, for a caller who stores it himself, in the order the spans ended.
 
-        None if there is too much of it, or some of it is on its way already: then it must be flushed.
+        Spans have a number if the store has given it out, else 0 for the store to number them. None if there is too
+        much of it, or some of it is on its way already: then it must be flushed.
         """
         parcels = self._take_own(binding)
         if parcels is None:
             return None
+        self._number(parcels)
         converter, spans = self._converter(), []
-        for parcel in sorted(parcels, key=lambda parcel: parcel.span.end_time or 0):
+        for parcel in in_order(parcels):
+            number = parcel.sequence_id or UNNUMBERED
             try:
-                spans.append(converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, UNNUMBERED))
+                spans.append(converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, number))
             except (ValueError, TypeError) as error:
                 parcel.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
             parcel.is_settled = True
@@ -199,6 +210,20 @@ class Delivery:
             left = [parcel for parcel in parcels if not parcel.is_settled]
             self._queue.extendleft(reversed(left))
             self._queued_bytes += sum(parcel.weight for parcel in left)
+
+    def number_waiting(self) -> None:
+        """Give what waits its numbers, if the store gives numbers at once; elsewhere they come with the delivery."""
+        if self._local is not None:
+            with self._taking:
+                self._number([item for item in self._queue.copy() if isinstance(item, Parcel)])
+
+    def _number(self, parcels: Sequence[Parcel]) -> None:
+        """Number those that have none; a store that takes its time numbers them when they are stored."""
+        fresh = in_order(parcel for parcel in parcels if parcel.sequence_id is None)
+        if self._local is not None and fresh:
+            numbers = self._local.number_at_once([parcel.binding.rollout_id for parcel in fresh])
+            for parcel, sequence_id in zip(fresh, numbers or (), strict=False):
+                parcel.number(sequence_id)
 
     def _converter(self) -> SpanConverter:
         """One for each thread that stores spans."""
@@ -283,22 +308,22 @@ class Delivery:
             while True:
                 await self._gather()
                 parcels, markers = self._take()
+                self._is_busy = len(parcels) >= BUSY_SPANS
                 await self._deliver(parcels)
                 self._in_flight = ()
                 for marker in markers:
                     marker.set_result(None)
 
     async def _gather(self) -> None:
-        """Wait for the first span, and then a little for others, unless somebody cannot wait.
+        """Wait for spans, a little longer than for the first of them, unless somebody cannot wait.
 
         Falls asleep only after a quiet while: to wake us costs the agent more than to leave a span for the next look.
         """
         for _ in range(IDLE_ROUNDS):
             if self._is_hurried or len(self._queue) >= self._limits.batch_spans:
                 break
-            had_some = bool(self._queue)
-            await self._nap(self._limits.linger_seconds)
-            if had_some:
+            await self._nap(self._linger_seconds())
+            if self._queue:
                 break
         if not self._queue:
             self._queued_bytes = 0
@@ -308,6 +333,10 @@ class Delivery:
             self._is_awake = True
             self._arrived.clear()
         self._is_hurried = False
+
+    def _linger_seconds(self) -> float:
+        seconds = self._limits.linger_seconds
+        return seconds if self._local is None or self._is_busy else min(seconds, LOCAL_LINGER_SECONDS)
 
     async def _nap(self, seconds: float) -> None:
         """Sleep so long, or until woken."""
@@ -336,6 +365,7 @@ class Delivery:
                     markers.append(item)
                 self._queue.popleft()
             self._queued_bytes -= weight
+            self._number(parcels)
         return parcels, markers
 
     async def _deliver(self, parcels: Sequence[Parcel]) -> None:

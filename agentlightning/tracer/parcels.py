@@ -1,7 +1,7 @@
 """Parcels: finished spans on their way to the store, from OpenTelemetry's form to ours."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agentlightning.errors import InvalidValue
@@ -14,7 +14,7 @@ from agentlightning.types import Span
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["Parcel", "store_parcels"]
+__all__ = ["Parcel", "in_order", "store_parcels"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,13 @@ class Parcel:
         self.is_settled = False
         self.sequence_id: int | None = None
         self.stored_as: Span | None = None
+
+    def number(self, sequence_id: int) -> None:
+        """It has its number for good; its trace remembers it."""
+        self.sequence_id = sequence_id
+        context = self.span.get_span_context()
+        if context is not None:
+            self.binding.recorder.numbers[context.span_id] = sequence_id
 
     def lose(self, reason: str) -> None:
         """It will not reach the store; its trace remembers why. The first loss of a trace is logged."""
@@ -73,26 +80,30 @@ async def store_parcels(store: LightningStore, parcels: Sequence[Parcel], conver
     if not _has_batches(store):
         await _store_singly(store, parcels)
         return
-    fresh = sorted((parcel for parcel in parcels if parcel.sequence_id is None), key=_end_time)
+    fresh = in_order(parcel for parcel in parcels if parcel.sequence_id is None)
     if fresh:
         attempts = [(parcel.binding.rollout_id, parcel.binding.attempt_id) for parcel in fresh]
         for parcel, sequence_id in zip(fresh, await store.get_many_span_sequence_ids(attempts), strict=True):
-            parcel.sequence_id = sequence_id
-            _convert(parcel, sequence_id, converter)
+            parcel.number(sequence_id)
+    for parcel in parcels:
+        if parcel.stored_as is None and not parcel.is_settled:
+            _convert(parcel, converter)
     sound = [parcel for parcel in parcels if parcel.stored_as is not None]
     await store.add_many_spans([parcel.stored_as for parcel in sound if parcel.stored_as is not None])
     for parcel in sound:
         parcel.is_settled = True
 
 
-def _end_time(parcel: Parcel) -> int:
-    return parcel.span.end_time or 0
+def in_order(parcels: Iterable[Parcel]) -> list[Parcel]:
+    """Parcels by the time their spans ended."""
+    return sorted(parcels, key=lambda parcel: parcel.span.end_time or 0)
 
 
-def _convert(parcel: Parcel, sequence_id: int, converter: SpanConverter) -> None:
+def _convert(parcel: Parcel, converter: SpanConverter) -> None:
     binding = parcel.binding
+    assert parcel.sequence_id is not None
     try:
-        parcel.stored_as = converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, sequence_id)
+        parcel.stored_as = converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, parcel.sequence_id)
     except (ValueError, TypeError) as error:
         parcel.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
 
@@ -106,7 +117,7 @@ def _has_batches(store: LightningStore) -> bool:
 
 
 async def _store_singly(store: LightningStore, parcels: Sequence[Parcel]) -> None:
-    for parcel in sorted(parcels, key=_end_time):
+    for parcel in in_order(parcels):
         try:
             await store.add_otel_span(parcel.binding.rollout_id, parcel.binding.attempt_id, parcel.span)
         except InvalidValue as error:

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from agentlightning.errors import TracingError
 from agentlightning.tracer.binding import Binding, current_binding, is_unobserved, observations
 
-__all__ = ["RolloutSpanProcessor", "processor_on", "provider_of_this_process"]
+__all__ = ["RolloutSpanProcessor", "binding_of_open", "processor_on", "provider_of_this_process"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,10 @@ class RolloutSpanProcessor(SpanProcessor):
         binding.recorder.record(span)
         if binding.carrier is not None:
             binding.carrier.put(binding, span)
+
+    def binding_of(self, span_id: int) -> Binding | None:
+        """The binding of a span that has begun here and not ended."""
+        return self._binding_by_span.get(span_id)
 
     def _binding_of_parent(self, span: trace.Span) -> Binding | None:
         """That of an open parent: what a rollout asks of a loop or thread that another one started is still its own."""
@@ -120,3 +124,9 @@ def processor_on(provider: TracerProvider) -> RolloutSpanProcessor:
             processor = vars(provider)[_KEPT_AS] = RolloutSpanProcessor()
             provider.add_span_processor(processor)
     return processor
+
+
+def binding_of_open(span: trace.Span) -> Binding | None:
+    """The binding of a span that has not ended; None if it belongs to no trace of ours, or its provider is another."""
+    processor: RolloutSpanProcessor | None = getattr(trace.get_tracer_provider(), _KEPT_AS, None)
+    return None if processor is None else processor.binding_of(span.get_span_context().span_id)

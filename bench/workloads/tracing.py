@@ -24,9 +24,9 @@ from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteL
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.delivery import Delivery, deliveries
 
-BURST = 200
-"""Spans that are timed at a stretch; fewer than would make the delivery begin meanwhile."""
-EMIT_ROUNDS = 40
+BURST = 50
+"""Spans that are timed at a stretch; so few that the delivery seldom begins meanwhile."""
+EMIT_ROUNDS = 160
 TICK_SECONDS = 0.01
 WINDOW_SECONDS = 0.5
 LLM_CALL = {"gen_ai.request.model": "m", "gen_ai.prompt": "What is 2+2? " * 20, "tokens": json.dumps(list(range(200)))}

@@ -101,6 +101,73 @@ async def test_a_span_that_ended_earlier_gets_the_smaller_number(
     assert await line.stored() == [span.name for span in spans]
 
 
+async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_nap(lines: list[Line]) -> None:
+    naps: list[float] = []
+    naps_before_storing: list[int] = []
+    store = TroubledStore(lambda spans: naps_before_storing.append(len(naps)))
+    line = await open_line(lines, store, DeliveryLimits())
+    nap = line.delivery._nap
+
+    async def nap_while_a_span_comes(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            line.put("one")
+        else:
+            await nap(seconds)
+
+    line.delivery._nap = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
+    line.delivery.start()
+    while not naps_before_storing:
+        await asyncio.sleep(0.01)
+
+    assert naps_before_storing == [1]
+    assert naps[0] <= 0.03
+
+
+async def test_a_remote_store_gets_larger_batches(store: InMemoryLightningStore) -> None:
+    class Remote(LightningStore):
+        """A store that does not live in this process."""
+
+    near, far = Delivery(store), Delivery(Remote())
+
+    assert (near._linger_seconds(), far._linger_seconds()) == (0.03, 0.1)
+
+
+async def test_numbers_asked_for_early_keep_the_order_in_which_the_spans_ended(
+    lines: list[Line], store: InMemoryLightningStore
+) -> None:
+    line = await open_line(lines, store)
+    line.delivery.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
+    spans = [finished(f"step {number}") for number in range(4)]
+
+    for span in (spans[1], spans[0]):
+        line.delivery.put(line.binding, span)
+    line.delivery.number_waiting()
+    for span in (spans[3], spans[2]):
+        line.delivery.put(line.binding, span)
+    await line.flush()
+
+    assert await line.stored() == [span.name for span in spans]
+    contexts = [span.get_span_context() for span in spans]
+    assert [line.binding.recorder.numbers[context.span_id] for context in contexts if context] == [1, 2, 3, 4]
+
+
+async def test_spans_that_are_withdrawn_keep_the_numbers_they_were_given(
+    lines: list[Line], store: InMemoryLightningStore
+) -> None:
+    line = await open_line(lines, store)
+    line.delivery.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
+    ids = (line.binding.rollout_id, line.binding.attempt_id)
+    await store.get_next_span_sequence_id(*ids)
+    line.put("one", "two")
+    line.delivery.number_waiting()
+
+    spans = line.delivery.withdraw(line.binding)
+    await store.finish_attempt(*ids, "succeeded", spans=spans or ())
+
+    assert [(span.name, span.sequence_id) for span in await store.query_spans(ids[0])] == [("one", 2), ("two", 3)]
+
+
 async def test_spans_wait_for_a_store_that_is_down(lines: list[Line]) -> None:
     outage = Outage()
     line = await open_line(lines, TroubledStore(outage))

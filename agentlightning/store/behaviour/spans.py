@@ -89,13 +89,24 @@ def finish_attempt(
         if not tx.has_span(attempt, span.span_id):
             fresh.setdefault(span.span_id, span)
     if fresh:
-        first = tx.get_last_sequence(rollout_id) + 1
-        _keep(tx, now, attempt, [replaced(span, sequence_id=first + n) for n, span in enumerate(fresh.values())])
+        _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
     if not isinstance(output, Unset) and attempt.sequence_id == len(tx.get_attempts(rollout_id)):
         tx.put_rollout(replaced(rollout, output=detached_value(output)))
         rollout = known_rollout(tx, rollout_id)
     return change_attempt(tx, now, rollout, attempt, changes)
+
+
+def _numbered(spans: Sequence[Span], last: int) -> list[Span]:
+    """Spans with a number each: the one they have if it was given out already, else the next one."""
+    numbered = []
+    following = last
+    for span in spans:
+        if not 0 < span.sequence_id <= last:
+            following += 1
+            span = replaced(span, sequence_id=following)
+        numbered.append(span)
+    return numbered
 
 
 def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) -> Attempt:

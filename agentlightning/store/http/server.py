@@ -245,4 +245,4 @@ def _become_client(server_reference: "weakref.ref[LightningStoreServer]") -> Non
     if server is not None and server._launcher is not None:
         server._address = server.endpoint
         server._launcher = None
-        server._target = LightningStoreClient(server._address, token=server._token)
+        server.store = server._target = LightningStoreClient(server._address, token=server._token)

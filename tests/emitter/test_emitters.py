@@ -109,7 +109,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
         ({"colour": Colour.RED}, {"colour": "red"}),
         (timedelta(minutes=1), 60.0),
         (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
-        ([np.float32(0.5), np.int64(3), np.bool_(True), np.array([1, 2])], [0.5, 3, True, [1, 2]]),
+        ([np.float32(0.5), np.int64(3), np.bool_(1), np.array([1, 2])], [0.5, 3, True, [1, 2]]),
         ({"deep": [Point(1, NOON)]}, {"deep": [{"x": 1, "at": "2026-01-02T12:00:00+00:00"}]}),
     ],
     ids=["model", "dataclass", "times", "set", "enum", "duration", "uuid", "numpy", "nested"],

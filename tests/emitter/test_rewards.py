@@ -62,7 +62,7 @@ def test_a_truth_value_is_a_number_and_says_that_it_is_binary(trace: Recorder, v
 
 
 def test_a_kind_of_the_callers_own_is_kept(trace: Recorder) -> None:
-    emitted = emit_reward(True, attributes={"agentlightning.event.kind": "reward.numeric"})
+    emitted = emit_reward(reward=True, attributes={"agentlightning.event.kind": "reward.numeric"})
 
     assert (emitted.attributes or {})["agentlightning.event.kind"] == "reward.numeric"
 

@@ -1,0 +1,168 @@
+"""What an agent says is in the store at once, as what it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import agentlightning as agl
+from agentlightning.adapter import Framework, detect_framework
+from agentlightning.emitter import get_object_value
+from agentlightning.events import BinaryReward, SequenceReward, events_of_spans, span_of
+from agentlightning.types import AttemptedRollout
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Running:
+    """An attempt whose trace is open."""
+
+    store: agl.InMemoryLightningStore
+    rollout: AttemptedRollout
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    with agl.OtelTracer(instrument=False).lifespan() as tracer:
+        async with tracer.trace_context(store=store, **ids):
+            yield Running(store, rollout)
+
+
+async def test_a_reward_is_in_the_store_while_its_agent_still_runs(running: Running) -> None:
+    changes: Any = running.store.subscribe(["span"])
+
+    agl.emit_reward(0.5)
+
+    async with aclosing(changes):
+        notice = await asyncio.wait_for(changes.__anext__(), PATIENCE_SECONDS)
+    assert notice.name == "agentlightning.reward"
+    rollout = await running.store.get_rollout_by_id(running.rollout.rollout_id)
+    assert rollout is not None
+    assert rollout.status == "running"
+
+
+async def test_an_emitted_span_knows_its_rollout_its_attempt_and_its_number(running: Running) -> None:
+    first, second = agl.emit_message("hello"), agl.emit_reward(1.0)
+
+    assert first is not None
+    for span in (first, second):
+        assert (span.rollout_id, span.attempt_id) == (
+            running.rollout.rollout_id,
+            running.rollout.attempt.attempt_id,
+        )
+    assert (first.sequence_id, second.sequence_id) == (1, 2)
+
+
+async def test_the_number_of_an_emitted_span_is_that_of_the_store() -> None:
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+
+    with agl.OtelTracer(instrument=False).lifespan() as tracer:
+        async with tracer.trace_context(store=store, **ids):
+            agl.emit_message("hello")
+            emitted = agl.emit_reward(1.0)
+            number = emitted.sequence_id
+
+    stored = await store.query_spans(rollout.rollout_id)
+    assert [(span.name, span.sequence_id) for span in stored] == [
+        ("agentlightning.message", 1),
+        ("agentlightning.reward", number),
+    ]
+
+
+def test_a_span_that_is_emitted_outside_of_all_rollouts_names_none() -> None:
+    span = agl.emit_reward(1.0, propagate=False)
+
+    assert (span.rollout_id, span.attempt_id, span.sequence_id) == (None, None, None)
+
+
+async def traced(*rewards: Any) -> list[agl.Span]:
+    """The spans of an agent that emits these rewards."""
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    with agl.OtelTracer(instrument=False).lifespan() as tracer:
+        async with tracer.trace_context(store=store, **ids):
+            for reward in rewards:
+                agl.emit_reward(reward)
+    return list(await store.query_spans(rollout.rollout_id))
+
+
+async def test_a_truth_value_is_a_binary_reward() -> None:
+    spans = await traced(True, False)  # noqa: FBT003 # the reward itself
+
+    events = events_of_spans(spans)
+
+    assert [(type(event), event.value) for event in events if isinstance(event, BinaryReward)] == [
+        (BinaryReward, 1.0),
+        (BinaryReward, 0.0),
+    ]
+    assert agl.find_final_reward(spans) == 0.0
+
+
+async def test_rewards_in_a_row_are_a_sequence() -> None:
+    (event,) = events_of_spans(await traced([0.25, 1.0]))
+
+    assert isinstance(event, SequenceReward)
+    assert event.value == 1.0
+
+
+class Mood(Enum):
+    GOOD = "good"
+
+
+class Answer(BaseModel):
+    text: str
+    at: datetime
+
+
+@dataclass
+class Place:
+    path: Path
+    moods: set[Mood]
+
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (Answer(text="42", at=NOON), {"text": "42", "at": "2026-01-02T12:00:00Z"}),
+        (Place(Path("a/b"), {Mood.GOOD}), {"path": "a/b", "moods": ["good"]}),
+    ],
+    ids=["model", "dataclass"],
+)
+async def test_a_model_or_a_dataclass_can_be_emitted_as_it_is(running: Running, value: Any, read: Any) -> None:
+    span = agl.emit_object(value)
+
+    assert span is not None
+    assert get_object_value(span) == read
+
+
+async def test_a_time_or_a_path_can_be_an_annotation(running: Running) -> None:
+    span = agl.emit_annotation({"at": NOON, "path": Path("a/b"), "answer": Answer(text="42", at=NOON)})
+
+    assert span is not None
+    assert dict(span.attributes or {}) == {
+        "at": "2026-01-02T12:00:00+00:00",
+        "path": "a/b",
+        "answer.text": "42",
+        "answer.at": "2026-01-02T12:00:00Z",
+    }
+
+
+def test_an_event_of_ones_own_does_not_look_like_a_framework() -> None:
+    assert detect_framework([span_of(BinaryReward(value=1.0, agent="judge"))]) is Framework.OTHER

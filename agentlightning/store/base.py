@@ -45,16 +45,8 @@ from agentlightning.types import (
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = [
-    "UNSET",
-    "LightningStore",
-    "LightningStoreCapabilities",
-    "LightningStoreStatistics",
-    "Unset",
-    "is_finished",
-    "is_queuing",
-    "is_running",
-]
+__all__ = ["UNSET", "LightningStore", "LightningStoreCapabilities", "LightningStoreStatistics", "Unset"]
+__all__ += ["is_finished", "is_queuing", "is_running"]
 
 
 class LightningStore:
@@ -363,6 +355,15 @@ class LightningStore:
         Unknown ids give an empty answer; spans that were dropped to save memory raise `SpansEvicted`.
         """
         raise NotImplementedError
+
+    @operation("POST", "/spans/open", status=201)
+    async def add_open_spans(self, spans: Sequence[Span]) -> None:
+        """Tell of spans that have begun: outlines, kept apart from all others until they end or their attempt does."""
+
+    @operation("POST", "/spans/open/search", mutates=False)
+    async def query_open_spans(self, rollout_id: str) -> Sequence[Span]:
+        """Spans of a rollout's latest attempt that have begun and not ended, without `end_time`, as they began."""
+        return []
 
     # ------------------------------------------------------------------ resources
 

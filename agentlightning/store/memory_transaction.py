@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import setitem
 from typing import Any, TypeVar
 
+from agentlightning.store.lifecycle import WORKING_STATUSES
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Answer, Record, Transaction
@@ -37,7 +38,17 @@ RECORD_KEYS: dict[type, str] = {ResourcesUpdate: "resources_id", Worker: "worker
 class Entry:
     """A rollout with everything that hangs on it."""
 
-    __slots__ = ("attempts", "bytes", "is_evicted", "number", "rollout", "rollout_bytes", "span_ids", "spans")
+    __slots__ = (
+        "attempts",
+        "bytes",
+        "is_evicted",
+        "number",
+        "open_spans",
+        "rollout",
+        "rollout_bytes",
+        "span_ids",
+        "spans",
+    )
 
     def __init__(self, rollout: Rollout, number: int) -> None:
         self.rollout = rollout
@@ -47,6 +58,8 @@ class Entry:
         self.spans: list[Span] = []
         self.span_ids: set[str] = set()
         """Attempt id and span id, joined, of every span ever kept."""
+        self.open_spans: Sequence[Span] = ()
+        """Spans that had begun and not ended when they were put."""
         self.bytes = 0
         """What the spans take."""
         self.rollout_bytes = 0
@@ -155,8 +168,11 @@ class MemoryTransaction(Transaction):
         return () if entry is None else entry.attempts
 
     def put_attempt(self, attempt: Attempt) -> None:
-        attempts = self.entries[attempt.rollout_id].attempts
+        entry = self.entries[attempt.rollout_id]
+        attempts = entry.attempts
         index = attempt.sequence_id - 1
+        if entry.open_spans and attempt.status not in WORKING_STATUSES:
+            self.put_open_spans(attempt.rollout_id, ())
         if index == len(attempts):
             attempts.append(attempt)
             self._undo.append((attempts.pop, ()))
@@ -211,6 +227,15 @@ class MemoryTransaction(Transaction):
         if attempt is not None:
             spans = [span for span in spans if span.attempt_id == attempt.attempt_id]
         return choose(spans, selection)
+
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        entry = self.entries[rollout_id]
+        self._undo.append((setattr, (entry, "open_spans", entry.open_spans)))
+        entry.open_spans = tuple(spans)
+
+    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
+        entry = self.entries.get(rollout_id)
+        return () if entry is None else entry.open_spans
 
     def are_spans_evicted(self, rollout_id: str) -> bool:
         entry = self.entries.get(rollout_id)

@@ -88,6 +88,14 @@ class Transaction(ABC):
         """Spans of a rollout, or of one attempt, in the order of their insertion unless sorted."""
 
     @abstractmethod
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        """Replace what is kept of the open spans of a rollout, which may be dropped once its latest attempt is over."""
+
+    @abstractmethod
+    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
+        """What was put last; some of it may have ended since."""
+
+    @abstractmethod
     def are_spans_evicted(self, rollout_id: str) -> bool: ...
 
     @abstractmethod

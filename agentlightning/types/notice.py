@@ -20,8 +20,8 @@ class Notice(NamedTuple):
     """Rollout of a `rollout` or `span` notice."""
     attempt_id: str | None = None
     status: str | None = None
-    """New status of the rollout, run or worker."""
+    """New status of the rollout, run or worker; `open` of a span that has begun and not ended."""
     name: str | None = None
     """Span name, resources id, run id or worker id, by kind."""
     number: int | None = None
-    """Sequence id of the span, version of the resources, or step of the metrics."""
+    """Sequence id of the span if it has ended, version of the resources, or step of the metrics."""

@@ -186,7 +186,7 @@ async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path
     connection.close()
     content = path.read_bytes()
 
-    with pytest.raises(IncompatibleStore, match="schema version 99, this release knows 2: open it with the release"):
+    with pytest.raises(IncompatibleStore, match="schema version 99, this release knows 3: open it with the release"):
         SqliteLightningStore(path)
 
     assert path.read_bytes() == content

@@ -76,6 +76,8 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "get_next_span_sequence_id": Permission(runner=True, attempt=_named_owner),
     "get_many_span_sequence_ids": Permission(runner=True, attempt=_named_owners),
     "query_spans": _RUNNER,
+    "add_open_spans": Permission(runner=True, attempt=_owners_of_spans),
+    "query_open_spans": _RUNNER,
     "add_resources": _ADMIN_ONLY,
     "update_resources": _ADMIN_ONLY,
     "get_latest_resources": _RUNNER,

@@ -70,7 +70,7 @@ class Entry:
 
 
 class RolloutTables:
-    """The tables rollouts, inputs, attempts, spans and sequences."""
+    """The tables rollouts, inputs, attempts, spans, open_spans and sequences."""
 
     def __init__(self, session: Session, *, max_span_bytes: int) -> None:
         self._session = session
@@ -88,6 +88,7 @@ class RolloutTables:
         self._inputs: dict[int, bytes] = {}
         self._attempts: dict[tuple[int, int], Row] = {}
         self._spans: list[Row] = []
+        self._open_spans: dict[int, bytes] = {}
         self._last_span: tuple[int, int] | None = None  # its number, and the bytes of all spans
         self._sequences: dict[str, int] = {}
 
@@ -112,10 +113,12 @@ class RolloutTables:
             write(_PUT_ATTEMPT, self._attempts.values())
         if self._spans:
             write(_INSERT_SPAN, self._spans)
+        if self._open_spans:
+            write("INSERT OR REPLACE INTO open_spans VALUES (?, ?)", self._open_spans.items())
         if self._sequences:
             write("INSERT OR REPLACE INTO sequences VALUES (?, ?)", self._sequences.items())
         self._new, self._changed, self._inputs, self._attempts = {}, {}, {}, {}
-        self._spans, self._sequences = [], {}
+        self._spans, self._open_spans, self._sequences = [], {}, {}
 
     # ------------------------------------------------------------------ rollouts
 
@@ -337,6 +340,21 @@ class RolloutTables:
             total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
         items = [Span.model_validate_json(body) for (body,) in rows]
         return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
+
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        number = self.known(rollout_id).number
+        self._session.hold_back(self._restore_open_spans, number, self._open_spans.get(number))
+        self._open_spans[number] = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in spans])
+
+    def _restore_open_spans(self, number: int, body: bytes | None) -> None:
+        self._open_spans.pop(number, None)
+        if body is not None:
+            self._open_spans[number] = body
+
+    def open_spans_of(self, rollout_id: str) -> list[Span]:
+        entry = self.find(rollout_id)
+        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = ?", (entry.number if entry else 0,))
+        return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
 
     def last_sequence(self, rollout_id: str) -> int:
         held = self._sequences.get(rollout_id)

@@ -141,6 +141,12 @@ class SqliteTransaction(Transaction):
     def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
         return self._rollouts.select_spans(rollout_id, attempt, selection)
 
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        self._rollouts.put_open_spans(rollout_id, spans)
+
+    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
+        return self._rollouts.open_spans_of(rollout_id)
+
     def are_spans_evicted(self, rollout_id: str) -> bool:
         return False
 

@@ -42,6 +42,9 @@ CHECKPOINT_BYTES = 8 * 1024 * 1024
 """The log is moved into the file when it has grown by this much."""
 LONGEST_LOG_BYTES = 12 * 1024 * 1024
 """When it has grown by this much, event loops leave their batches to the writer's thread, behind the checkpoint."""
+_PRUNE_OPEN_SPANS = (
+    "DELETE FROM open_spans WHERE rollout NOT IN (SELECT number FROM rollouts WHERE status IN ('preparing', 'running'))"
+)
 EXIT_SECONDS = 10.0
 """How long a program that ends waits for the last commits and the last checkpoint."""
 
@@ -290,6 +293,7 @@ class Writer:
         self._commits += 1
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
             session.write("DELETE FROM notices WHERE last_cursor < ?", [(self._tx.cursor - DEFAULT_CAPACITY,)])
+            session.write(_PRUNE_OPEN_SPANS, [()])
         self._connection.execute("COMMIT")
         self._watch_log()
         return self._tx.end_batch()

@@ -20,6 +20,7 @@ from agentlightning.utils.once import once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import Span as LiveSpan
 
     from agentlightning.tracer.base import Tracer
 
@@ -76,6 +77,8 @@ class Recorder:
 
 class Carrier(Protocol):
     """What takes the spans of a bound trace to their store."""
+
+    def begin(self, binding: "Binding", span: "LiveSpan") -> None: ...
 
     def put(self, binding: "Binding", span: "ReadableSpan") -> None: ...
 

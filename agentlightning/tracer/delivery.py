@@ -34,6 +34,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.conversion import SpanConverter
+from agentlightning.tracer.open_spans import OpenSpans
 from agentlightning.tracer.parcels import Parcel, in_order, store_parcels
 from agentlightning.types import Span
 from agentlightning.utils.deadline import within
@@ -42,6 +43,7 @@ from agentlightning.utils.once import once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import Span as LiveSpan
 
 __all__ = ["Deliveries", "Delivery", "DeliveryLimits", "deliveries"]
 
@@ -98,6 +100,7 @@ class Delivery:
         self._taking = threading.Lock()  # protects the queue's head and `_in_flight` from two who take at once
         self._carried: list[Parcel] = []  # by those who end their trace
         self._converters = threading.local()
+        self._open_spans = OpenSpans()
         self._queue: deque[Parcel | Future[None]] = deque()
         self._queued_bytes = 0  # an estimate; put right whenever the queue is empty
         self._room = threading.Condition()  # notified when a batch has left the queue
@@ -109,6 +112,14 @@ class Delivery:
         self._has_told_of_outage = False
 
     # ------------------------------------------------------------------ the agent's side
+
+    def begin(self, binding: Binding, span: "LiveSpan") -> None:
+        """Note that a span has begun; the store is told if it is open for a while."""
+        self._open_spans.begun.append((binding, span))
+        if not self._is_awake:
+            self._wake()
+        elif self._thread is None and not self._is_closed:
+            self.start()
 
     def put(self, binding: Binding, span: "ReadableSpan") -> None:
         """Accept a finished span; returns at once unless the queue is full, and never raises."""
@@ -313,6 +324,8 @@ class Delivery:
                 self._in_flight = ()
                 for marker in markers:
                     marker.set_result(None)
+                if self._open_spans.has_some:
+                    await self._open_spans.look(self.store, self._loop.time(), self._linger_seconds())
 
     async def _gather(self) -> None:
         """Wait for spans, a little longer than for the first of them, unless somebody cannot wait.
@@ -323,12 +336,12 @@ class Delivery:
             if self._is_hurried or len(self._queue) >= self._limits.batch_spans:
                 break
             await self._nap(self._linger_seconds())
-            if self._queue:
+            if self._queue or self._open_spans.has_some:
                 break
-        if not self._queue:
+        if not self._queue and not self._open_spans.has_some:
             self._queued_bytes = 0
             self._is_awake = False
-            if not self._queue:
+            if not self._queue and not self._open_spans.has_some:
                 await self._arrived.wait()
             self._is_awake = True
             self._arrived.clear()

@@ -14,6 +14,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.environment_variables import OTEL_ATTRIBUTE_COUNT_LIMIT, OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as LiveSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from agentlightning.errors import TracingError
@@ -43,6 +44,8 @@ class RolloutSpanProcessor(SpanProcessor):
             if binding is None:
                 return
         self._binding_by_span[span.get_span_context().span_id] = binding
+        if binding.carrier is not None and isinstance(span, LiveSpan):
+            binding.carrier.begin(binding, span)
         if len(self._binding_by_span) > MOST_OPEN_SPANS:
             self._forget_oldest()
 

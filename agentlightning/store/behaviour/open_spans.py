@@ -67,7 +67,9 @@ def _outline(span: Span) -> Span:
         name=span.name[:MOST_LETTERS],
         start_time=span.start_time,
         status=TraceStatus(status_code="UNSET"),
-        **ids,
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_id,
     )
 
 

@@ -15,7 +15,9 @@ from agentlightning.types.tracer import Span
 
 __all__ = ["Handover", "Subtask", "handovers", "progress_of", "subtasks"]
 
+SubtaskStatus = Literal["planned", "open", "completed", "failed"]
 _TASK = "crewai.task."
+_CREW_TASKS = "crewai.crew.tasks"
 _FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
 _CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
 _MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
@@ -32,7 +34,7 @@ class Subtask:
     name: str
     agent: str | None
     """The role it was given to."""
-    status: Literal["open", "completed", "failed"]
+    status: "SubtaskStatus"
     description: str = ""
     output: str | None = None
     rewards: RewardSummary = field(default_factory=RewardSummary)
@@ -50,18 +52,24 @@ class Handover:
 
 
 def subtasks(spans: Sequence[Span]) -> list[Subtask]:
-    """The pieces of work of a trace, in the order they began."""
+    """The pieces of work of a trace, in the order they began, and behind them those that a crew has not begun yet.
+
+    A task that runs, and the crew it belongs to, are among `store.query_open_spans`: give those too.
+    """
     children: dict[str | None, list[Span]] = {}
     for span in spans:
         children.setdefault(span.parent_id, []).append(span)
     tasks = [span for span in _in_order(spans) if f"{_TASK}description" in span.attributes]
-    return [_subtask(span, children) for span in tasks]
+    crews = [span for span in _in_order(spans) if _CREW_TASKS in span.attributes and span.end_time is None]
+    planned = [task for crew in crews for task in _planned(crew, children)]
+    return [_subtask(span, children) for span in tasks] + planned
 
 
 def progress_of(tasks: Sequence[Subtask]) -> Progress:
     """How far a crew is."""
-    statuses = [task.status for task in tasks]
-    return Progress(len(tasks), statuses.count("completed"), statuses.count("failed"))
+    count = [task.status for task in tasks].count
+    planned = count("planned")
+    return Progress(len(tasks) - planned, count("completed"), count("failed"), planned)
 
 
 def handovers(spans: Sequence[Span]) -> list[Handover]:
@@ -139,7 +147,15 @@ def _subtask(span: Span, children: dict[str | None, list[Span]]) -> Subtask:
     )
 
 
-def _status(span: Span) -> Literal["open", "completed", "failed"]:
+def _planned(crew: Span, children: dict[str | None, list[Span]]) -> list[Subtask]:
+    """Tasks that a running crew has not begun; of those it says only how many there are."""
+    begun = sum(f"{_TASK}description" in span.attributes for span in children.get(crew.span_id, ()))
+    total = crew.attributes[_CREW_TASKS]
+    numbers = range(begun + 1, (total if isinstance(total, int) else 0) + 1)
+    return [Subtask(f"{crew.span_id}.{number}", f"task {number}", None, "planned") for number in numbers]
+
+
+def _status(span: Span) -> SubtaskStatus:
     if span.status.status_code == "ERROR":
         return "failed"
     return "open" if span.end_time is None else "completed"

@@ -7,20 +7,24 @@
 A follower reads spans, a buffer cuts batches, and up to `consumers` batches are handled at a time. Results come in the
 order of their batches. Every span is handed out once; within a rollout, in the order of its arrival in the store. What
 was handed out is counted in `positions`, with which a later stream goes on.
+
+A step that takes a while is told of when it begins: its `StartEvent` comes then, and everything else it says when it
+ends. If its attempt is over before that, it ends with an `ErrorEvent`. A stream that goes on at a position begins with
+the steps that are open then.
 """
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, overload
 
 from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError, SpansEvicted
 from agentlightning.events.batching import STREAM_MODES, Batch, EventBuffer, Parcel, StreamMode, StreamOptions
-from agentlightning.events.event import AgentEvent, ErrorEvent
+from agentlightning.events.event import AgentEvent, ErrorEvent, StartEvent
 from agentlightning.events.follower import Arrival, SpanFollower
 from agentlightning.events.pipeline import Step, pipeline
 from agentlightning.events.reading import AgentNames, events_of
@@ -115,7 +119,20 @@ def _events_of(arrival: Arrival, names: OrderedDict[str, AgentNames]) -> Iterabl
     if len(names) > MOST_NAMED_ROLLOUTS:
         names.popitem(last=False)
     known.add(span)
-    return events_of(span, agent=known.of(span))
+    events = events_of(span, agent=known.of(span))
+    starts = [event for event in events if isinstance(event, StartEvent)]
+    if arrival.state == "open":
+        return starts
+    if arrival.state == "unfinished":
+        return [_unfinished(start) for start in starts]
+    return [event for event in events if not (arrival.was_open and event in starts)]
+
+
+def _unfinished(start: StartEvent) -> ErrorEvent:
+    """The end of a step that never came to one."""
+    source = {field.name: getattr(start, field.name) for field in fields(start)}
+    message = f"'{start.span_name}' had not ended when its attempt was over."
+    return ErrorEvent(**{**source, "time": None, "message": message})
 
 
 # ---------------------------------------------------------------------- handling

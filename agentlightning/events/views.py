@@ -35,6 +35,13 @@ class Progress:
     completed: int = 0
     failed: int = 0
     """Errors, also those that were reported in the middle of work."""
+    planned: int = 0
+    """Work that is known to come and has not begun."""
+
+    @property
+    def total(self) -> int:
+        """All work, begun or not."""
+        return self.started + self.planned
 
     @property
     def open(self) -> int:
@@ -43,8 +50,8 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """The part of the work that has ended; 0 before any began."""
-        return 1.0 - self.open / self.started if self.started else 0.0
+        """The part of all work that has ended; 0 before any began."""
+        return 1.0 - (self.open + self.planned) / self.total if self.started else 0.0
 
 
 @dataclass(frozen=True)

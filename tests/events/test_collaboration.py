@@ -52,6 +52,23 @@ def test_tasks_of_a_crew_tell_their_role_status_and_rewards() -> None:
     assert progress_of([look, write, check]).open == 1
 
 
+def crew(tasks: int, end: float | None = None) -> Span:
+    return span("crew", attributes={"crewai.crew.tasks": tasks}, end=end)
+
+
+def test_progress_counts_the_tasks_a_running_crew_has_not_begun() -> None:
+    between = progress_of(subtasks([crew(2), task("look", "Looker", at=1)]))
+    second = progress_of(subtasks([crew(2), task("look", "Looker", at=1), task("write", "Writer", at=2, end=None)]))
+
+    assert (between.completed, between.total, between.open, between.fraction) == (1, 2, 0, 0.5)
+    assert (second.completed, second.total, second.open, second.fraction) == (1, 2, 1, 0.5)
+    assert progress_of(subtasks([crew(2)])).fraction == 0.0
+
+
+def test_a_crew_that_has_ended_plans_nothing_more() -> None:
+    assert [each.status for each in subtasks([crew(3, end=9.0), task("look", "Looker", failed=True)])] == ["failed"]
+
+
 def test_hand_overs_come_in_order() -> None:
     spans = [
         span("b", at=2, attributes={"handoff.from_agent": "Clerk"}),

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, InvalidQuery
 from agentlightning.events import (
     AgentReply,
     Batch,
+    CompleteEvent,
     ErrorEvent,
     EventStream,
+    Progress,
     RewardEvent,
+    StartEvent,
     StreamMode,
     StreamOptions,
+    by_task,
     current_positions,
     of_kind,
     stream_events,
@@ -29,7 +33,7 @@ from agentlightning.store import (
     SqliteLightningStore,
 )
 from agentlightning.store.notices import NoticeBoard
-from agentlightning.types import Notice, Span
+from agentlightning.types import AttemptedRollout, Notice, RolloutConfig, Span
 from tests.events.conftest import finish, message_span, say
 
 SOON_SECONDS = 20.0
@@ -67,6 +71,67 @@ async def test_stream_of_named_rollouts_ends_with_them(store: LightningStore, mo
 
     assert sorted(texts_of(*got)) == ["a", "b", "c"]
     assert stream.positions == {first.rollout_id: 2, second.rollout_id: 1}
+
+
+def step(rollout: AttemptedRollout, span_id: str, end_time: float | None = None, **changes: Any) -> Span:
+    """A piece of work; open without an end time."""
+    fields: dict[str, Any] = {"name": span_id, "span_id": span_id, "start_time": 1.0, "end_time": end_time}
+    owner = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    return Span.from_attributes(**{"attributes": {}, **fields, **owner, **changes})
+
+
+async def test_a_step_is_told_when_it_begins_and_when_it_ends_and_never_twice(store: LightningStore) -> None:
+    rollout = await store.start_rollout("task")
+    async with stream_events(store, options=only(rollout.rollout_id)) as stream:
+        waiting = asyncio.create_task(soon(stream))
+        await store.add_open_spans([step(rollout, "work", attributes={"agent.name": "critic"})])
+        (begun,) = await waiting
+        await store.add_many_spans([step(rollout, "work", 2.0, sequence_id=1, attributes={"agent.name": "critic"})])
+        await finish(store, rollout)
+        later = [event async for batch in stream for event in batch]
+
+    assert (type(begun), begun.span_id, begun.time, begun.agent) == (StartEvent, "work", 1.0, "critic")
+    assert [(type(event), event.span_id, event.time) for event in later] == [(CompleteEvent, "work", 2.0)]
+    assert by_task([begun])[rollout.rollout_id].progress == Progress(started=1)
+    assert by_task([begun, *later])[rollout.rollout_id].progress == Progress(started=1, completed=1)
+
+
+async def test_a_step_that_its_attempt_left_unfinished_ends_as_an_error(store: LightningStore) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    rollout = await store.start_rollout("task", config=config)
+    async with stream_events(store, options=only(rollout.rollout_id)) as stream:
+        waiting = asyncio.create_task(soon(stream))
+        await store.add_open_spans([step(rollout, "work")])
+        (begun,) = await waiting
+        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="unresponsive")
+        (ended,) = await soon(stream)
+
+    assert isinstance(ended, ErrorEvent)
+    assert (ended.span_id, ended.message) == ("work", "'work' had not ended when its attempt was over.")
+    assert by_task([begun, ended])[rollout.rollout_id].progress.open == 0
+
+
+async def test_a_stream_that_begins_late_is_told_what_is_open(store: LightningStore) -> None:
+    rollout = await store.start_rollout("task")
+    await store.add_open_spans([step(rollout, "work")])
+
+    async with stream_events(store) as stream:
+        (begun,) = await soon(stream)
+
+    assert isinstance(begun, StartEvent)
+
+
+async def test_a_store_that_knows_no_open_spans_is_followed_all_the_same() -> None:
+    class EarlierRelease(InMemoryLightningStore):
+        async def query_open_spans(self, rollout_id: str) -> list[Span]:
+            raise InvalidQuery("There is no store operation 'query_open_spans'.")
+
+    store = EarlierRelease()
+    rollout = await store.start_rollout("task")
+    await say(store, rollout, "hello")
+
+    async with stream_events(store) as stream:
+        assert texts_of(await soon(stream)) == ["hello"]
 
 
 async def test_stream_follows_rollouts_that_are_yet_to_come(store: LightningStore) -> None:

@@ -15,8 +15,24 @@ from pydantic import BaseModel
 import agentlightning as agl
 from agentlightning.adapter import Framework, detect_framework
 from agentlightning.emitter import get_object_value
-from agentlightning.events import BinaryReward, SequenceReward, events_of_spans, span_of
+from agentlightning.events import (
+    BinaryReward,
+    CompleteEvent,
+    ErrorEvent,
+    Progress,
+    SequenceReward,
+    StartEvent,
+    StreamOptions,
+    by_task,
+    events_of_spans,
+    of_kind,
+    progress_of,
+    span_of,
+    stream_events,
+    subtasks,
+)
 from agentlightning.types import AttemptedRollout
+from agentlightning.utils.otel import get_tracer
 
 PATIENCE_SECONDS = 60.0
 
@@ -50,6 +66,58 @@ async def test_a_reward_is_in_the_store_while_its_agent_still_runs(running: Runn
     rollout = await running.store.get_rollout_by_id(running.rollout.rollout_id)
     assert rollout is not None
     assert rollout.status == "running"
+
+
+async def test_a_step_that_takes_a_while_is_seen_when_it_begins(running: Running) -> None:
+    async with stream_events(running.store, transform=of_kind("state")) as stream:
+        with agl.operation(name="search"):
+            (begun,) = await asyncio.wait_for(anext(stream), PATIENCE_SECONDS)
+            progress = by_task([begun])[running.rollout.rollout_id].progress
+        (ended,) = await asyncio.wait_for(anext(stream), PATIENCE_SECONDS)
+
+    assert (type(begun), progress.open, progress.fraction) == (StartEvent, 1, 0.0)
+    assert (type(ended), ended.span_id) == (CompleteEvent, begun.span_id)
+    assert begun.time is not None
+    assert ended.time is not None
+    assert begun.time < ended.time
+
+
+async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(running: Running) -> None:
+    otel = get_tracer()
+    rollout_id = running.rollout.rollout_id
+
+    async def progress() -> Progress:
+        spans = [*await running.store.query_spans(rollout_id), *await running.store.query_open_spans(rollout_id)]
+        return progress_of(subtasks(spans))
+
+    async def reached(completed: int, open_tasks: int) -> Progress:
+        while (now := await progress()) and (now.completed, now.open) != (completed, open_tasks):
+            await asyncio.sleep(0.01)
+        return now
+
+    with otel.start_as_current_span("crew", attributes={"crewai.crew.tasks": 2}):
+        with otel.start_as_current_span("look.task", attributes={"crewai.task.description": "look"}):
+            first = await asyncio.wait_for(reached(0, 1), PATIENCE_SECONDS)
+        with otel.start_as_current_span("write.task", attributes={"crewai.task.description": "write"}):
+            second = await asyncio.wait_for(reached(1, 1), PATIENCE_SECONDS)
+
+    assert (first.started, first.total, first.fraction) == (1, 2, 0.0)
+    assert (second.started, second.total, second.fraction) == (2, 2, 0.5)
+
+
+async def test_a_step_of_an_agent_that_was_killed_does_not_stay_open(running: Running) -> None:
+    rollout = running.rollout
+    options = StreamOptions(rollout_ids=[rollout.rollout_id])
+
+    async with stream_events(running.store, options=options) as stream:
+        with agl.operation(name="search"):
+            events = list(await asyncio.wait_for(anext(stream), PATIENCE_SECONDS))
+            await running.store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
+            events += [event async for batch in stream for event in batch]
+
+    assert [type(event) for event in events] == [StartEvent, ErrorEvent]
+    assert list(await running.store.query_open_spans(rollout.rollout_id)) == []
+    assert by_task(events)[rollout.rollout_id].progress.open == 0
 
 
 async def test_an_emitted_span_knows_its_rollout_its_attempt_and_its_number(running: Running) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.adapter import Framework, detect_framework
+from agentlightning.events import handovers
 from agentlightning.instrumentation.ag2 import AG2Patch
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.observing import Trace, observed, observed_async
@@ -86,6 +88,17 @@ def test_chat_is_a_tree_of_replies_with_their_calls_and_tools(stub_model: StubMo
     assert trace.result.summary == "It rains. "
     assert called_by(trace) == ["assistant", "assistant"]
     assert trace.named("user.chat").attributes == {"ag2.chat.sender": "user", "ag2.chat.recipient": "assistant"}
+
+
+def test_a_chat_tells_who_spoke_to_whom_and_by_which_framework(stub_model: StubModel) -> None:
+    stub_model.script = Script([ASK_WEATHER, ANSWER])
+    user, assistant = pair(stub_model)
+
+    trace = observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
+
+    between = [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)]
+    assert between == [("user", "assistant"), ("assistant", "user")] * 2
+    assert detect_framework(trace.spans) is Framework.AG2
 
 
 def test_calls_carry_the_token_ids_of_the_model(stub_model: StubModel) -> None:

@@ -19,6 +19,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient as Client
 from opentelemetry import trace as otel_trace
 
 from agentlightning.adapter import Framework, TraceToMessages, detect_framework
+from agentlightning.events import handovers
 from agentlightning.instrumentation.autogen import AutoGenPatch
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.autogen_teams import (
@@ -232,6 +233,16 @@ async def test_swarm_notes_who_hands_over_to_whom(client: Client, stub_model: St
     between = {"handoff.from_agent": "alice", "handoff.to_agent": "bob"}
     assert trace.named("alice.handoff").attributes == between
     assert called_by(trace) == ["alice", "bob"]
+    assert [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)] == [("alice", "bob")]
+
+
+async def test_turns_of_a_team_tell_who_spoke_to_whom(client: Client, stub_model: StubModel) -> None:
+    stub_model.script = Script(["draft", "no", "again", "APPROVE"])
+
+    trace = await observed_async(pair(client).run, task="Write.")
+
+    between = [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)]
+    assert between == [("primary", "critic"), ("critic", "primary"), ("primary", "critic")]
 
 
 async def test_agent_as_a_tool_works_beneath_the_tool(client: Client, stub_model: StubModel) -> None:

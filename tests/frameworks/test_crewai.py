@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,9 @@ with warnings.catch_warnings():
     from crewai.flow.flow import listen, start
     from crewai.tools import tool
 
+from agentlightning.events import Progress, progress_of, subtasks
 from agentlightning.instrumentation.crewai import CrewAIPatch
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.observing import Trace, observed, observed_async
@@ -162,6 +165,33 @@ def test_tasks_say_what_they_are_and_what_came_out(team: Team) -> None:
     assert (task["crewai.task.expected_output"], task["crewai.task.output"]) == ("the weather", "It is sunny.")
     assert task["crewai.task.agent_role"] == "Forecaster"
     assert trace.named("write.task").attributes["crewai.task.context"] == "It is sunny."
+
+
+async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(team: Team, stub_model: StubModel) -> None:
+    answers, has_been_seen = iter(FORECAST), threading.Event()
+
+    def answer(_request: Request) -> Turn:
+        turn = next(answers)
+        if turn == FORECAST[-1]:
+            has_been_seen.wait(60)
+        return turn
+
+    stub_model.script = Script(answer)
+    store = InMemoryLightningStore()
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    progress = Progress()
+    with OtelTracer().lifespan() as tracer:
+        async with tracer.trace_context(store=store, **ids):
+            running = asyncio.create_task(team.crew().kickoff_async(inputs=INPUTS))
+            while (progress.completed, progress.open) != (1, 1) and not running.done():
+                await asyncio.sleep(0.02)
+                spans = await store.query_spans(rollout.rollout_id), await store.query_open_spans(rollout.rollout_id)
+                progress = progress_of(subtasks([*spans[0], *spans[1]]))
+            has_been_seen.set()
+            await running
+
+    assert (progress.completed, progress.open, progress.total, progress.fraction) == (1, 1, 2, 0.5)
 
 
 def test_tools_say_what_they_were_called_with_and_what_they_gave(team: Team) -> None:

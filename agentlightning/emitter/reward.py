@@ -79,6 +79,8 @@ def emit_reward(
             f"The reward {reward!r} was not recorded, because the tracer provider does not record spans; "
             "look at its sampler, and whether OTEL_SDK_DISABLED is set."
         )
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("Rollout %s is rewarded with %s.", span.rollout_id, noted[_OLD_VALUE])
     return span
 
 

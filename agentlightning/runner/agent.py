@@ -239,8 +239,10 @@ class LitAgentRunner(Runner[T_task]):
             await crew.change(EVENT_SECONDS)
 
     async def _run_attempt(self, claim: Claim, place: Place) -> Claim | None:
-        around = self._surroundings()
-        attempt = AttemptRun(around, claim.rollout, around.known.of(claim), place, claim)
+        around, rollout = self._surroundings(), claim.rollout
+        number = rollout.attempt.sequence_id
+        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, around.worker_id)
+        attempt = AttemptRun(around, rollout, around.known.of(claim), place, claim)
         await attempt.run()
         return attempt.following
 

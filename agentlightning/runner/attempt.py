@@ -201,6 +201,9 @@ class AttemptRun:
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
         """What the agent returned; rewards, or what it raised, are recorded in the trace."""
         await self._tell_hooks("on_trace_start", tracer=self.around.tracer)
+        logger.debug(
+            "Rollout %s: the agent starts with %s.", self.rollout.rollout_id, list(resources) or "no resources"
+        )
         try:
             result = await self._call_agent(resources)
         except asyncio.CancelledError:
@@ -296,6 +299,7 @@ class AttemptRun:
         try:
             finishing = self._finish(status, is_claiming=is_claiming)
             await (finishing if patience is None else asyncio.wait_for(finishing, patience))
+            logger.debug("Rollout %s is finished: %s.", self.rollout.rollout_id, status)
         except Exception:  # the store's own time limits will settle the attempt
             logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
 

@@ -1,6 +1,7 @@
 """What an agent says is in the store at once, as what it is."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -234,3 +235,25 @@ async def test_a_time_or_a_path_can_be_an_annotation(running: Running) -> None:
 
 def test_an_event_of_ones_own_does_not_look_like_a_framework() -> None:
     assert detect_framework([span_of(BinaryReward(value=1.0, agent="judge"))]) is Framework.OTHER
+
+
+@agl.rollout
+def rewarded_agent(task: str, prompt_template: agl.PromptTemplate) -> float:
+    return 0.5
+
+
+@agl.algo
+async def one_round(*, store: agl.LightningStore) -> None:
+    await store.add_resources({"prompt": agl.PromptTemplate(template="{question}", engine="f-string")})
+    rollout = await store.enqueue_rollout("task", mode="train")
+    await store.wait_for_rollouts([rollout.rollout_id])
+
+
+def test_debug_shows_what_happens_in_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "agentlightning")
+
+    agl.Trainer(algorithm=one_round, n_runners=1, strategy="shm", progress="off").fit(rewarded_agent)
+
+    words = ["published", "enqueued", "claimed", "the agent starts", "rewarded with 0.5", "finished: succeeded"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [word for message in messages for word in words if word in message] == words

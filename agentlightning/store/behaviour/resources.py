@@ -1,5 +1,7 @@
 """What the store does with resources."""
 
+import logging
+
 from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import InvalidValue
@@ -8,6 +10,8 @@ from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
 from agentlightning.types import NamedResources, PaginatedResult, ResourcesUpdate, SortOrder
 from agentlightning.utils.id import resources_id as new_resources_id
+
+logger = logging.getLogger(__name__)
 
 RESOURCES_FIELDS = frozenset(ResourcesUpdate.model_fields) - {"resources"}
 """Fields a query may filter and sort by."""
@@ -41,6 +45,7 @@ def _publish(
     tx.put_record(update)
     tx.put_setting(LATEST_RESOURCES, resources_id)
     tx.note("resources", name=resources_id, number=update.version)
+    logger.debug("Resources %s, version %d, are published: %s.", resources_id, update.version, list(update.resources))
     return update
 
 

@@ -1,5 +1,6 @@
 """What the store does with rollouts and the queue."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -34,6 +35,8 @@ from agentlightning.types import (
 )
 from agentlightning.utils.id import attempt_id as new_attempt_id
 from agentlightning.utils.id import rollout_id as new_rollout_id
+
+logger = logging.getLogger(__name__)
 
 LATEST_RESOURCES = "latest_resources_id"
 """The setting that names the resources published last."""
@@ -170,6 +173,7 @@ def enqueue_rollout(
             return existing
     rollout = _new_rollout(tx, now, "queuing", rollout_id, input, mode, resources_id, config, metadata)
     tx.push(rollout_id)
+    logger.debug("Rollout %s is enqueued (%s).", rollout_id, mode or "no mode")
     return rollout
 
 

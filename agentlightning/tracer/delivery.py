@@ -101,6 +101,7 @@ class Delivery:
         self._carried: list[Parcel] = []  # by those who end their trace
         self._converters = threading.local()
         self._open_spans = OpenSpans()
+        self._begun = self._open_spans.begun  # looked up for every span
         self._queue: deque[Parcel | Future[None]] = deque()
         self._queued_bytes = 0  # an estimate; put right whenever the queue is empty
         self._room = threading.Condition()  # notified when a batch has left the queue
@@ -115,7 +116,7 @@ class Delivery:
 
     def begin(self, binding: Binding, span: "LiveSpan") -> None:
         """Note that a span has begun; the store is told if it is open for a while."""
-        self._open_spans.begun.append((binding, span))
+        self._begun.append((binding, span))
         if not self._is_awake:
             self._wake()
         elif self._thread is None and not self._is_closed:

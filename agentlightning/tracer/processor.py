@@ -44,8 +44,9 @@ class RolloutSpanProcessor(SpanProcessor):
             if binding is None:
                 return
         self._binding_by_span[span.get_span_context().span_id] = binding
-        if binding.carrier is not None and isinstance(span, LiveSpan):
-            binding.carrier.begin(binding, span)
+        carrier = binding.carrier
+        if carrier is not None and isinstance(span, LiveSpan):
+            carrier.begin(binding, span)
         if len(self._binding_by_span) > MOST_OPEN_SPANS:
             self._forget_oldest()
 

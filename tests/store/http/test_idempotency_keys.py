@@ -58,6 +58,7 @@ def arguments_for(operation: str, rollout: Any, span: dict[str, Any]) -> dict[st
         "finish_and_claim": {**owner, "status": "succeeded", "spans": [span], "worker_id": "w"},
         "add_span": {"span": span},
         "add_many_spans": {"spans": [span]},
+        "add_open_spans": {"spans": [span]},
         "get_next_span_sequence_id": owner,
         "get_many_span_sequence_ids": {"rollout_attempt_ids": [list(owner.values())] * 2},
         "add_resources": {"resources": resources},

@@ -40,6 +40,7 @@ def span_of(owner: tuple[str, str]) -> Span:
 CALLS_ABOUT: dict[str, Callable[..., dict[str, Any]]] = {
     "add_span": lambda *owners: {"span": span_of(owners[-1])},
     "add_many_spans": lambda *owners: {"spans": [span_of(owner) for owner in owners]},
+    "add_open_spans": lambda *owners: {"spans": [span_of(owner) for owner in owners]},
     "get_next_span_sequence_id": lambda *owners: {"rollout_id": owners[-1][0], "attempt_id": owners[-1][1]},
     "get_many_span_sequence_ids": lambda *owners: {"rollout_attempt_ids": list(owners)},
 }

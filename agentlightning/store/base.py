@@ -496,6 +496,5 @@ class LightningStore:
     ) -> AsyncIterator[Notice]:
         """Changes as they are committed, for ever: `async for notice in store.subscribe(["rollout"])`.
 
-        Only changes made after the call are told, or those behind the cursor `after`. Close the iterator to stop.
-        """
+        Only changes made after the call are told, or those behind the cursor `after`. Close the iterator to stop."""
         raise NotImplementedError

@@ -265,7 +265,9 @@ class Console:
             await asyncio.sleep(SETTLE_SECONDS)
             if self._progress.notices == known:
                 break
-        await self._read_metrics(view)
+        self._has_metrics = self._run_id is not None  # whether or not a notice has come through
+        for _ in range(2):  # the next page, and the last
+            await self._read_metrics(view)
         with suppress(asyncio.TimeoutError):  # what could not be read makes the figures estimates
             await asyncio.wait_for(self._read(view, UNREAD_ROLLOUTS, LAST_READ_SECONDS), LAST_READ_SECONDS)
 

@@ -18,11 +18,11 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.trainer import console as console_module
 from agentlightning.trainer.bottom_rows import BottomRows
-from agentlightning.trainer.console import SAMPLES_PER_REFRESH, Console, ProgressMode, resolved_mode
+from agentlightning.trainer.console import POINTS_PER_REFRESH, SAMPLES_PER_REFRESH, Console, ProgressMode, resolved_mode
 from agentlightning.trainer.progress import UNREAD_ROLLOUTS, Failure, Figures, Sample
 from agentlightning.trainer.terminal_view import TerminalView, sparkline
 from agentlightning.trainer.views import JsonView, View, look_command
-from agentlightning.types import AttemptedRollout, Notice, NoticeKind, RolloutConfig, Span
+from agentlightning.types import AttemptedRollout, MetricPoint, Notice, NoticeKind, RolloutConfig, Span
 
 PATIENCE_SECONDS = 20.0
 
@@ -34,6 +34,7 @@ class Recorder(View):
         self.shown: list[Figures] = []
         self.samples: list[Sample] = []
         self.failures: list[Failure] = []
+        self.steps: list[int] = []
         self.is_closed = False
         self.end: Figures | None = None
         self._is_changed = asyncio.Event()
@@ -47,6 +48,9 @@ class Recorder(View):
 
     def tell_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
+
+    def tell_metrics(self, point: MetricPoint) -> None:
+        self.steps.append(point.step)
 
     def close(self) -> None:
         self.is_closed = True
@@ -255,6 +259,32 @@ async def test_the_summary_is_complete_however_short_the_training() -> None:
         "is_estimate": False,
     }
     assert [failure.message for failure in view.failures] == ["ValueError: no answer"]
+
+
+async def test_metrics_of_the_run_are_shown_and_of_no_other() -> None:
+    store, view = InMemoryLightningStore(), Recorder()
+    run, other = await store.start_run(), await store.start_run()
+
+    async with Console("off", store, name="nightly", address=None, run_id=run.run_id, view=view) as console:
+        for step in range(3):
+            await store.add_metrics(run.run_id, step, {"reward": 1.0})
+            await store.add_metrics(other.run_id, step + 10, {"reward": 1.0})
+        await console.summary()
+
+    assert view.steps == [0, 1, 2]
+
+
+async def test_of_more_metrics_than_are_read_the_last_ones_are_shown() -> None:
+    store, view = InMemoryLightningStore(), Recorder()
+    run = await store.start_run()
+
+    async with Console("off", store, name="nightly", address=None, run_id=run.run_id, view=view) as console:
+        for step in range(200):
+            await store.add_metrics(run.run_id, step, {"reward": 1.0})
+        await console.summary()
+
+    assert view.steps[-POINTS_PER_REFRESH:] == list(range(200 - POINTS_PER_REFRESH, 200))
+    assert len(view.steps) < 200
 
 
 async def test_a_failed_attempt_is_told_though_it_is_tried_again(quick: None) -> None:

@@ -294,7 +294,8 @@ def _check_number(number: float, where: str) -> None:
 def weigh_rollout(rollout: Rollout) -> int:
     """Estimate the bytes that a rollout takes in memory, its input, metadata and output included."""
     try:
-        return _BYTES_OF_A_ROLLOUT + sum(map(weigh_value, (rollout.input, rollout.metadata, rollout.output)))
+        size = _BYTES_OF_A_ROLLOUT + weigh_value(rollout.input) + weigh_value(rollout.metadata)
+        return size if rollout.output is None else size + weigh_value(rollout.output)
     except RecursionError:  # an object of the user's that contains itself; a memory store keeps any object
         return _BYTES_OF_A_ROLLOUT
 

@@ -115,12 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         raise ConfigurationError(f"The folder '{folder}' cannot be made: {error.strerror}.") from error
     began = time.monotonic()
-    algorithm = _trained(arguments, folder)
+    try:
+        algorithm = _trained(arguments, folder)
+    finally:
+        if arguments.folder is None and not any(folder.iterdir()):  # it failed before it began
+            folder.rmdir()
     if algorithm.result is None:  # Ctrl-C ends a training, and not with an error
-        way_on = f"go on with: agl demo --folder {folder} --resume"
-        if not is_checkpoints(folder / CHECKPOINTS):
-            way_on = f"there is no checkpoint yet, so begin again with: agl demo --folder {folder}"
-        Console(stderr=True).print(f"Stopped; {way_on}", markup=False, highlight=False, soft_wrap=True)
+        stopped = f"Stopped; {_way_on(folder, is_temporary=arguments.folder is None)}"
+        Console(stderr=True).print(stopped, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if arguments.folder is None:  # nobody will resume from there, and the trained model is written
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -130,6 +132,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         left = _left(folder, is_temporary=arguments.folder is None)
         console.print(left, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _way_on(folder: Path, *, is_temporary: bool) -> str:
+    """How to continue a training that was stopped; a temporary folder without a checkpoint is of no use and goes."""
+    if is_checkpoints(folder / CHECKPOINTS):
+        return f"go on with: agl demo --folder {folder} --resume"
+    if is_temporary:
+        shutil.rmtree(folder, ignore_errors=True)
+    again = "agl demo" if is_temporary else f"agl demo --folder {folder}"
+    return f"there is no checkpoint yet, so begin again with: {again}"
 
 
 def _trained(arguments: argparse.Namespace, folder: Path) -> Any:

@@ -1,11 +1,14 @@
 """The demo refuses what it cannot do in one sentence, and says what it leaves."""
 
+import argparse
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from agentlightning.cli import main
+from agentlightning.cli import demo, main
 from agentlightning.cli.demo import _left, _parser
+from agentlightning.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -71,3 +74,41 @@ def test_the_demo_does_not_offer_to_remove_what_it_did_not_write(tmp_path: Path)
     left = _left(tmp_path, is_temporary=False)
 
     assert left == f"Left: 2 MB in {tmp_path}; remove it with: rm -r {tmp_path}/checkpoints {tmp_path}/model"
+
+
+class Stopped:
+    """A training that Ctrl-C ended before its first step."""
+
+    result = None
+
+
+def test_a_demo_that_was_stopped_early_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop_at_once(arguments: argparse.Namespace, folder: Path) -> type[Stopped]:
+        (folder / "runs.db").touch()
+        return Stopped
+
+    pytest.importorskip("torch", reason="the demo trains a model")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(demo, "_trained", stop_at_once)
+
+    assert main(["demo"]) == 130
+
+    assert capsys.readouterr().err == "Stopped; there is no checkpoint yet, so begin again with: agl demo\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_that_cannot_begin_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: argparse.Namespace, folder: Path) -> None:
+        raise ConfigurationError("The example is not here.")
+
+    pytest.importorskip("torch", reason="the demo trains a model")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(demo, "_trained", fail)
+
+    assert main(["demo"]) == 1
+
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
 from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
+from agentlightning.instrumentation.dialects.fields import plain_text
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import (
@@ -102,7 +103,10 @@ class _BaseClientPatch(Patch):
         router = current_router()
         target = None if router is None else self._target(router, client, path, body.get("model"))
         if target is not None:
-            attributes |= {"server.address": target.base_url, "agentlightning.requested_model": str(body.get("model"))}
+            attributes |= {
+                "server.address": target.base_url,
+                "agentlightning.requested_model": plain_text(body.get("model")),
+            }
             options = self._redirected(client, options, target)
             body = _body_of(options)
         if not self._records or is_suppressed():

@@ -13,6 +13,7 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentGenerationError, AgentToolCallError
 
+from agentlightning.adapter import TraceToMessages
 from agentlightning.instrumentation import instrument_all, uninstrument_all
 from agentlightning.instrumentation.smolagents import SmolagentsPatch
 from tests.frameworks.fresh_process import told_by
@@ -129,6 +130,16 @@ def test_run_of_a_coding_agent_is_one_tree(
     trace = observed(way, agent)
 
     assert_is_forecast(trace, stub_model, LOOKING, ANSWERING)
+
+
+@pytest.mark.parametrize(("script", "kind"), [(calling, Company.caller), (coding, Company.coder)])
+def test_run_is_read_as_messages(stub_model: StubModel, company: Company, script: Any, kind: Any) -> None:
+    stub_model.script = Script(script)
+
+    conversations = TraceToMessages().adapt(observed(run, kind(company)).spans)
+
+    assert [conversation["messages"][0]["role"] for conversation in conversations] == ["system", "system"]
+    assert [conversation["messages"][-1]["role"] for conversation in conversations] == ["assistant", "assistant"]
 
 
 def test_tool_says_what_it_was_asked_and_answered(company: Company) -> None:

@@ -341,6 +341,43 @@ def test_any_value_is_text(value: Any) -> None:
     assert isinstance(as_json(value), str)
 
 
+class Name(str, Enum):
+    """Texts of an SDK that are members of an enum."""
+
+    USER = "user"
+    LENGTH = "length"
+    MODEL = "gpt"
+    TOOL = "weather"
+
+
+ENUM_REQUESTS: dict[str, tuple[Dialect, dict[str, Any]]] = {
+    "chat": (chat.DIALECT, {"messages": [{"role": Name.USER, "content": "hi"}]}),
+    "chat in parts": (chat.DIALECT, {"messages": [{"role": Name.USER, "content": [{"type": "text", "text": "hi"}]}]}),
+    "responses": (responses.DIALECT, {"input": [{"role": Name.USER, "content": "hi"}]}),
+    "messages": (anthropic_dialect.DIALECT, {"messages": [{"role": Name.USER, "content": "hi"}]}),
+}
+
+
+@pytest.mark.parametrize(("dialect", "body"), ENUM_REQUESTS.values(), ids=ENUM_REQUESTS)
+def test_a_member_of_an_enum_is_written_as_its_value(dialect: Dialect, body: dict[str, Any]) -> None:
+    attributes = dialect.request_attributes({"model": Name.MODEL, "stop": [Name.LENGTH], **body})
+
+    told = {name: attributes[f"gen_ai.{name}"] for name in ("prompt.0.role", "request.model", "request.stop")}
+    assert told == {"prompt.0.role": "user", "request.model": "gpt", "request.stop": ["length"]}
+    assert type(told["prompt.0.role"]) is type(told["request.model"]) is str
+
+
+def test_an_answer_with_members_of_an_enum_is_written_as_their_values() -> None:
+    function = {"name": Name.TOOL, "arguments": "{}"}
+    message = {"role": Name.USER, "content": None, "tool_calls": [{"id": "c", "function": function}]}
+    choice = {"finish_reason": Name.LENGTH, "message": message}
+
+    attributes = chat.DIALECT.response_attributes({"choices": [choice]})
+
+    told = [attributes[f"gen_ai.completion.0.{name}"] for name in ("role", "finish_reason", "tool_calls.0.name")]
+    assert told == ["user", "length", "weather"]
+
+
 class Colour(Enum):
     RED = "red"
 

@@ -8,7 +8,7 @@ from agentlightning.instrumentation.dialects.fields import Attributes, Dialect, 
 
 __all__ = ["DIALECT"]
 
-_Entry = tuple[str, Any, str | None, list[tuple[Any, Any, Any]]]
+_Entry = tuple[Any, Any, str | None, list[tuple[Any, Any, Any]]]
 """Role, content, the call it answers, and the tools it calls."""
 
 
@@ -30,7 +30,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
 
 def _entries(message: Any) -> Iterator[_Entry]:
     """One message, or several: the results of tools are messages of their own in a chat."""
-    role, content = str(field(message, "role") or "user"), field(message, "content")
+    role, content = field(message, "role") or "user", field(message, "content")
     if not isinstance(content, (list, tuple)):
         yield role, content, None, []
         return
@@ -63,7 +63,7 @@ def response_attributes(response: Any) -> Attributes:
     fields.write_message(attributes, prefix, role="assistant", content="".join(texts) or None)
     fields.write_tool_calls(attributes, prefix, _calls(content))
     if field(response, "stop_reason"):
-        attributes[f"{prefix}.finish_reason"] = str(field(response, "stop_reason"))
+        attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(response, "stop_reason"))
     thinking = _texts(content, "thinking")
     if thinking:
         attributes[f"{prefix}.reasoning"] = "".join(thinking)

@@ -25,13 +25,13 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
 def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
     content = field(message, "content")
     if type(message) is dict and type(content) is str and message.keys() == _PLAIN_MESSAGE:  # as most
-        attributes[f"{prefix}.role"] = message["role"]
+        attributes[f"{prefix}.role"] = fields.plain_text(message["role"])
         attributes[f"{prefix}.content"] = content
         return
     fields.write_message(
         attributes,
         prefix,
-        role=str(field(message, "role") or "assistant"),
+        role=field(message, "role") or "assistant",
         content=content,
         tool_call_id=field(message, "tool_call_id"),
     )
@@ -77,7 +77,7 @@ def response_attributes(response: Any) -> Attributes:
             ("reasoning", told("reasoning_content") or told("reasoning")),
         ):
             if value:
-                attributes[f"{prefix}.{name}"] = str(value)
+                attributes[f"{prefix}.{name}"] = fields.plain_text(value)
         if number:  # those of the first choice have names of their own
             ids = fields.response_ids(response, choice, number)
             fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)

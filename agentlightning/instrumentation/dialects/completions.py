@@ -32,7 +32,7 @@ def response_attributes(response: Any) -> Attributes:
         prefix = f"{fields.COMPLETION}.{number}"
         fields.write_message(attributes, prefix, role="assistant", content=field(choice, "text"))
         if field(choice, "finish_reason"):
-            attributes[f"{prefix}.finish_reason"] = str(field(choice, "finish_reason"))
+            attributes[f"{prefix}.finish_reason"] = fields.plain_text(field(choice, "finish_reason"))
         ids = fields.response_ids(response, choice, number)
         if number:
             fields.write_token_ids(attributes, f"{prefix}.token_ids", ids)

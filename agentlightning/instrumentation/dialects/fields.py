@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, Protocol
 
 import orjson
@@ -19,6 +20,7 @@ __all__ = [
     "opened",
     "reader",
     "keep_known",
+    "plain_text",
     "response_ids",
     "text_of",
     "write_logprobs",
@@ -116,6 +118,11 @@ def items(things: Any) -> Iterable[Any]:
     return things if isinstance(things, (list, tuple)) else ()
 
 
+def plain_text(value: Any) -> str:
+    """A value as text; of a member of an enum, as JSON has it, its value: `str` would give the member's name."""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
 def text_of(content: Any, text_types: tuple[str, ...] = ("text", "input_text", "output_text")) -> str | None:
     """Content of a message as text: that of its parts where all are text, the parts as JSON otherwise."""
     if content is None or isinstance(content, str):
@@ -134,19 +141,21 @@ def write_request(attributes: Attributes, body: Mapping[str, Any], *, system: st
     for name, value in body.items():
         if name not in _SETTINGS:
             continue
+        if isinstance(value, Enum):
+            value = value.value
         if isinstance(value, (str, int, float, bool)):
             attributes[f"gen_ai.request.{name}"] = value
         elif isinstance(value, (list, tuple)):
-            attributes[f"gen_ai.request.{name}"] = [str(part) for part in value]
+            attributes[f"gen_ai.request.{name}"] = [plain_text(part) for part in value]
     if body.get("stream"):
         attributes["gen_ai.request.streaming"] = True
 
 
 def write_message(
-    attributes: Attributes, prefix: str, *, role: str, content: Any = None, tool_call_id: str | None = None
+    attributes: Attributes, prefix: str, *, role: Any, content: Any = None, tool_call_id: str | None = None
 ) -> None:
     """One message; its content may be text, parts, or missing."""
-    attributes[f"{prefix}.role"] = role
+    attributes[f"{prefix}.role"] = plain_text(role)
     text = text_of(content) if content is not None else None
     if text is not None:
         attributes[f"{prefix}.content"] = text
@@ -158,9 +167,9 @@ def write_tool_calls(attributes: Attributes, prefix: str, calls: Iterable[tuple[
     """Calls of tools, each an id, a name and arguments."""
     for number, (call_id, name, arguments) in enumerate(calls):
         here = f"{prefix}.tool_calls.{number}"
-        attributes[f"{here}.id"] = str(call_id or "")
+        attributes[f"{here}.id"] = plain_text(call_id or "")
         attributes[f"{here}.type"] = "function"
-        attributes[f"{here}.name"] = str(name or "")
+        attributes[f"{here}.name"] = plain_text(name or "")
         attributes[f"{here}.arguments"] = as_json({} if arguments is None else arguments)
 
 
@@ -168,8 +177,8 @@ def write_tools(attributes: Attributes, tools: Iterable[tuple[Any, Any, Any]]) -
     """Definitions of tools, each a name, a description and a schema."""
     for number, (name, description, schema) in enumerate(tools):
         here = f"gen_ai.request.functions.{number}"
-        attributes[f"{here}.name"] = str(name or "")
-        attributes[f"{here}.description"] = str(description or "")
+        attributes[f"{here}.name"] = plain_text(name or "")
+        attributes[f"{here}.description"] = plain_text(description or "")
         attributes[f"{here}.parameters"] = as_json(schema or {})
 
 

@@ -52,9 +52,9 @@ def _write_message(attributes: Attributes, prefix: str, message: Any) -> None:
 
 
 def _role_of(message: Any) -> str:
-    kind = str(field(message, "type")).removesuffix("MessageChunk").lower()
+    kind = fields.plain_text(field(message, "type")).removesuffix("MessageChunk").lower()
     if kind == "chat":
-        kind = str(field(message, "role"))
+        kind = fields.plain_text(field(message, "role"))
     role = _ROLES.get(kind, kind)
     if role == "system":
         role = (field(message, "additional_kwargs") or {}).get("__openai_role__", role)
@@ -88,7 +88,7 @@ def response_attributes(result: Any) -> Attributes:
         told = {**(field(generation, "generation_info") or {}), **(field(message, "response_metadata") or {})}
         reason = next((told[name] for name in _FINISH_REASON if told.get(name)), None)
         if reason is not None:
-            attributes[f"{prefix}.finish_reason"] = str(reason)
+            attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
         if number == 0:
             output = {**output, **told}
             _write_identity(attributes, output, message)

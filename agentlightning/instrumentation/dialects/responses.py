@@ -38,7 +38,7 @@ def _write_item(attributes: Attributes, prefix: str, item: Any) -> None:
     else:
         content = field(item, "content") if kind in (None, "message") else item
         role = field(item, "role")
-        fields.write_message(attributes, prefix, role=str(role or "assistant"), content=_plain(content))
+        fields.write_message(attributes, prefix, role=role or "assistant", content=_plain(content))
 
 
 def _plain(content: Any) -> Any:
@@ -71,7 +71,7 @@ def response_attributes(response: Any) -> Attributes:
     fields.write_tool_calls(attributes, prefix, calls)
     reason = field(field(response, "incomplete_details"), "reason") or field(response, "status")
     if reason:
-        attributes[f"{prefix}.finish_reason"] = str(reason)
+        attributes[f"{prefix}.finish_reason"] = fields.plain_text(reason)
     refusals = [field(part, "refusal") for part in parts if field(part, "type") == "refusal"]
     if refusals:
         attributes[f"{prefix}.refusal"] = "".join(str(refusal) for refusal in refusals)

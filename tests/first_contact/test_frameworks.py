@@ -9,7 +9,9 @@ import openai
 import pytest
 
 import agentlightning as agl
-from agentlightning.litagent import FunctionalLitAgent
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.errors import TrainingError
+from agentlightning.litagent import FunctionalLitAgent, not_redirected
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
@@ -67,3 +69,42 @@ def test_roles_that_are_members_of_an_enum_are_read_as_messages(trained: StubMod
     (conversation,) = agl.TraceToMessages().adapt(spans_of(agent, trained))
 
     assert [message["role"] for message in conversation["messages"]] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
+def test_an_agent_that_uses_the_responses_api_can_be_trained(
+    trained: StubModel, original: StubModel, is_streaming: bool
+) -> None:
+    def agent(task: str) -> float:
+        ask: Any = {"model": "gpt-4.1-nano", "input": task, "instructions": "Be brief."}
+        with client_of(original) as client:
+            if is_streaming:
+                with client.responses.stream(**ask) as stream:
+                    reply = stream.get_final_response()
+            else:
+                reply = client.responses.create(**ask)
+        return float(reply.output_text == f"I heard: {task}")
+
+    (triplet,) = agl.TracerTraceToTriplet().adapt(spans_of(agent, trained))
+
+    assert triplet.prompt["token_ids"] == list(trained.requests[0].prompt_token_ids)
+    assert (len(triplet.response["token_ids"]), triplet.reward) == (len(triplet.response["logprobs"]), 1.0)
+    assert original.requests == []
+
+
+def test_a_training_whose_calls_bring_no_token_ids_stops_at_its_first_step(original: StubModel) -> None:
+    asked: list[str] = []
+
+    def agent(task: str) -> float:
+        asked.append(task)
+        with not_redirected(), client_of(original) as client:
+            client.responses.create(model="gpt-4.1-nano", input=task)
+        return float(len(asked) % 2)
+
+    algorithm = GRPO(model="tiny", group_size=2, tasks_per_step=1, steps=9)
+    trainer = agl.Trainer(algorithm=algorithm, strategy="shm", progress="off")
+
+    with pytest.raises(TrainingError, match=r"None of the 2 model calls brought the token ids .* 'openai.responses'"):
+        trainer.fit(FunctionalLitAgent(agent), ["Hello"])
+
+    assert asked == ["Hello", "Hello"]

@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.llm_proxy.proxied import MODEL, Proxied
+from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
@@ -155,11 +155,11 @@ class OpenAIOtherSuite:
 
         assert "".join(chunk.choices[0].text for chunk in chunks) == "one two"
 
-    def test_response_and_the_next(self, door: Proxied, stub_model: StubModel) -> None:
-        client = door.openai()
-
-        first = client.responses.create(model=MODEL, input="Hello there", instructions="Be brief.")
-        second = client.responses.create(model=MODEL, input="More", previous_response_id=first.id)
+    def test_response_and_the_next(self, stub_model: StubModel) -> None:
+        with proxied(entry(stub_model.url, "responses")) as door:
+            client = door.openai()
+            first = client.responses.create(model=MODEL, input="Hello there", instructions="Be brief.")
+            second = client.responses.create(model=MODEL, input="More", previous_response_id=first.id)
 
         assert (first.output_text, first.status, second.output_text) == ("Hello there", "completed", "More")
         assert [message.text for message in stub_model.requests[1].messages] == ["Hello there", "Hello there", "More"]

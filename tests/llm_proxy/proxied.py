@@ -97,11 +97,22 @@ class Proxied:
         return call
 
 
-def entry(url: str, dialect: str | None = None, *, model: str = MODEL, **params: Any) -> Any:
-    """One entry of a model list: a server that speaks all of OpenAI's dialects, or one dialect alone."""
+def entry(
+    url: str,
+    dialect: str | None = None,
+    *,
+    model: str = MODEL,
+    model_of: str = f"hosted_vllm/{MODEL}",
+    **params: Any,
+) -> Any:
+    """One entry of a model list: a server as its provider speaks, by default vLLM, or one that has one dialect alone.
+
+    Args:
+        model_of: The provider, and the name of the model there.
+    """
     if dialect == "messages":
         return {"model_name": model, "litellm_params": {"model": f"anthropic/{MODEL}", "api_base": url, **params}}
-    listed = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{url}/v1", **params}
+    listed = {"model": model_of, "api_base": f"{url}/v1", **params}
     info: Mapping[str, Any] = {} if dialect is None else {"dialects": [dialect]}
     return {"model_name": model, "litellm_params": listed, "model_info": info}
 

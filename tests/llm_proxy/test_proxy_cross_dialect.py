@@ -131,6 +131,35 @@ def _first_text(door: Proxied, client: str) -> str:
         return next(event.delta for event in events if event.type == "response.output_text.delta")
 
 
+@pytest.mark.parametrize("provider", ["hosted_vllm", "vllm", "agl"])
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
+def test_response_of_a_server_that_is_trained_is_a_chat_with_tokens(
+    stub_model: StubModel, provider: str, is_streaming: bool
+) -> None:
+    stub_model.script = Script([Answer("I look.", (WEATHER,))])
+    with proxied(entry(stub_model.url, model_of=f"{provider}/{MODEL}")) as door:
+        speaker = SPEAKERS["responses"](door, is_streaming=is_streaming)
+        speaker.user("Weather?")
+        said = speaker.turn()
+        call = door.only_call()
+
+    assert [name for _, name, _ in said.calls] == ["weather"]
+    assert [request.dialect for request in stub_model.requests] == ["chat"]
+    assert call.get(f"{HERE}.token_ids") == "given"
+    assert json.loads(call.get("prompt_token_ids")) == list(stub_model.requests[0].prompt_token_ids)
+    assert len(json.loads(call.get("logprobs.content"))) == len(json.loads(call.get("response_token_ids")))
+
+
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+def test_response_that_goes_on_from_a_stored_one_is_refused_with_the_way_out(stub_model: StubModel, field: str) -> None:
+    told: Any = {field: "stored_1"}
+    with proxied(entry(stub_model.url)) as door:
+        with pytest.raises(openai.BadRequestError, match=f"'{field}' .* send the earlier items in 'input'"):
+            door.openai().responses.create(model=MODEL, input="Hi", **told)
+
+        assert stub_model.requests == []
+
+
 def test_what_the_backend_cannot_be_told_is_refused(stub_model: StubModel) -> None:
     with proxied(entry(stub_model.url, "messages")) as door:
         client = door.openai()

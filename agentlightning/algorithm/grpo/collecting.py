@@ -6,22 +6,24 @@ All through the store: whoever runs the agents is none of an algorithm's busines
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.adapter.trajectory import Trajectory
+from agentlightning.adapter.calls import response_id_of
+from agentlightning.adapter.trajectory import DroppedCall, DropReason, Trajectory
 from agentlightning.algorithm.grpo.advantages import is_finite
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
-from agentlightning.errors import StoreError
-from agentlightning.llm_proxy.spans import RAW_SPAN
+from agentlightning.errors import StoreError, TrainingError
+from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus, Span
 from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["Collector", "FinishedRollout", "Sent", "outcomes_of", "spans_of_model"]
+__all__ = ["Collector", "FinishedRollout", "Sent", "check_token_ids", "outcomes_of", "spans_of_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,10 @@ _READ_AT_ONCE: Final = 8
 _UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
 _REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
 """What a call says of the model it asked for: the proxy's word first, for a backend may know it by another name."""
+
+_WITHOUT_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS)
+_SOURCES_NAMED: Final = 3
+"""Sources of calls without token ids that an error names."""
 
 
 @dataclass
@@ -177,6 +183,40 @@ async def outcomes_of(
             )
         )
     return outcomes
+
+
+def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[RolloutOutcome]) -> None:
+    """Raise TrainingError if model calls were recorded and none of them brought token ids; its message says whose."""
+    trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
+    dropped = {(one.rollout_id, call.span_id) for one in trajectories for call in one.dropped if _lacks_ids(call)}
+    if not dropped or any(one.sequences for one in trajectories):
+        return
+    spans = [span for one in finished for span in one.spans]
+    proxied = {response_id_of(span.attributes): span for span in spans if span.name == CALL_SPAN}
+    calls = [span for span in spans if (span.rollout_id, span.span_id) in dropped]
+    sources = Counter(_source_of(proxied.get(response_id_of(call.attributes) or "", call)) for call in calls)
+    told = "; ".join(f"{count} {source}" for source, count in sources.most_common(_SOURCES_NAMED))
+    raise TrainingError(
+        f"None of the {len(dropped)} model calls brought the token ids that training needs ({told}); serve the model "
+        "with a backend that returns them, such as 'hosted_vllm/...' or 'agl/...' in the proxy's model list, call it "
+        "with chat completions, and keep it out of redirect_exclude."
+    )
+
+
+def _lacks_ids(call: DroppedCall) -> bool:
+    return call.reason in _WITHOUT_IDS
+
+
+def _source_of(span: Span) -> str:
+    """The kind of a call and who answered it, as the proxy recorded it or else as the agent's tracer did."""
+    attributes = span.attributes
+    if span.name == CALL_SPAN:
+        dialect, backend = (
+            attributes.get("agentlightning.proxy.dialect"),
+            attributes.get("agentlightning.proxy.backend"),
+        )
+        return f"in the {dialect} dialect by backend '{backend}'"
+    return f"'{span.name}' by '{attributes.get('server.address', 'an unknown server')}'"
 
 
 def _error_of(rollout: Rollout) -> str | None:

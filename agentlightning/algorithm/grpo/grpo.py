@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
+from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.curriculum import Curriculum
 from agentlightning.algorithm.grpo.policy import Policy, training_sampling, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
@@ -446,6 +446,8 @@ class GRPO(Algorithm):
         model = policy.name if len(self.policies) > 1 else None
         counts_failed = self.sampling.failed != "skip"
         outcomes = await outcomes_of(finished, self._adapter_of_calls, model=model, with_failed=counts_failed)
+        if policy.version == 0:  # later steps have had token ids already
+            check_token_ids(finished, outcomes)
         return batch_of(outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids)
 
     # ------------------------------------------------------------------ validation

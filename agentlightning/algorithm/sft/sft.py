@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, outcomes_of
+from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.policy import Policy, training_sampling
 from agentlightning.algorithm.grpo.scoring import score_of
@@ -259,6 +259,7 @@ class SFT(Algorithm):
         finished = await _awaited(collector, sent) if sent.group_of else []
         by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
         outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
+        check_token_ids(by_task, outcomes)
         model = self.model
         return examples_of(outcomes, acceptance, max_length=model.max_length, vocab_size=model.vocab_size)
 

@@ -34,6 +34,9 @@ ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
 ANTHROPIC_VERSION: Final = "2023-06-01"
 AZURE_API_VERSION: Final = "2024-10-21"
 _OPENAI_DIALECTS: Final[tuple[DialectName, ...]] = ("chat", "completions", "responses", "embeddings")
+_WITH_TOKEN_IDS: Final[tuple[DialectName, ...]] = ("chat", "completions", "embeddings")
+"""Of servers that are trained. Their token ids and log-probabilities come with chats alone, so responses are translated
+into those, also where the server has an endpoint for them."""
 _OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
 """Prefixes of servers that speak as OpenAI does, wherever they are."""
 _LIBRARY_PREFIXES: Final = frozenset(
@@ -66,7 +69,7 @@ class _Provider:
 
 
 _VLLM: Final = _Provider(
-    _OPENAI_DIALECTS,
+    _WITH_TOKEN_IDS,
     ("HOSTED_VLLM_API_KEY",),
     ("HOSTED_VLLM_API_BASE",),
     gives_token_ids=True,
@@ -81,7 +84,7 @@ _PROVIDERS: Final[Mapping[Provider, _Provider]] = {
     ),
     "hosted_vllm": _VLLM,
     "vllm": _VLLM,
-    "agl": _Provider(_OPENAI_DIALECTS, gives_token_ids=True, gives_logprobs=True),
+    "agl": _Provider(_WITH_TOKEN_IDS, gives_token_ids=True, gives_logprobs=True),
     "anthropic": _Provider(
         ("messages",), ("ANTHROPIC_API_KEY",), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), ANTHROPIC_URL
     ),

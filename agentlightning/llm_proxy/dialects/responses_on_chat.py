@@ -72,6 +72,8 @@ _SAID: Final = frozenset(
 )
 _MEANINGLESS: Final[Mapping[str, tuple[Any, ...]]] = {"background": (False,), "top_logprobs": (0,)}
 """Values that say what is so anyway."""
+_STORED: Final = ("previous_response_id", "conversation")
+"""What names earlier items that a server has kept; a chat server keeps none."""
 _SAME: Final = ("model", "temperature", "top_p")
 _HARMLESS_INCLUSIONS: Final = frozenset({"reasoning.encrypted_content"})
 
@@ -81,6 +83,10 @@ def _unsayable(field: str) -> UntranslatableRequest:
 
 
 def _request(body: Mapping[str, Any]) -> JsonObject:
+    for name in _STORED:
+        if body.get(name) is not None:
+            instead = "leave it out and send the earlier items in 'input'"
+            raise unsayable(name, client="responses", backend="chat", instead=instead)
     meant = {name: value for name, value in body.items() if value not in _MEANINGLESS.get(name, ())}
     refuse_others(meant, _SAID | _DROPPED, client="responses", backend="chat")
     for inclusion in body.get("include") or ():

@@ -174,10 +174,12 @@ def refuse_others(body: Mapping[str, Any], known: Iterable[str], *, client: Dial
             raise unsayable(name, client=client, backend=backend)
 
 
-def unsayable(field: str, *, client: DialectName, backend: DialectName) -> UntranslatableRequest:
-    """The error for a field, named with its place."""
+def unsayable(
+    field: str, *, client: DialectName, backend: DialectName, instead: str = "leave it out"
+) -> UntranslatableRequest:
+    """The error for a field, named with its place, and what a client does instead."""
     told = f"'{field}' of a {client} request cannot be said to a backend that speaks {backend}"
-    return UntranslatableRequest(field, f"{told}; leave it out, or use a backend that speaks {client}.")
+    return UntranslatableRequest(field, f"{told}; {instead}, or use a backend that speaks {client}.")
 
 
 def data_event(content: Mapping[str, Any]) -> ServerSentEvent:

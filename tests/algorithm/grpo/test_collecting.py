@@ -5,11 +5,19 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TraceToTrajectory
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, outcomes_of, spans_of_model
-from agentlightning.errors import SpansEvicted
-from agentlightning.llm_proxy.spans import RAW_SPAN
+from agentlightning.algorithm.grpo.collecting import (
+    Collector,
+    FinishedRollout,
+    check_token_ids,
+    outcomes_of,
+    spans_of_model,
+)
+from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.errors import SpansEvicted, TrainingError
+from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, Span
+from tests.adapter.spans import CHAT, span
 from tests.conftest import MakeSpan
 
 
@@ -120,6 +128,52 @@ async def test_what_a_killed_run_left_is_found_by_its_resources(make_span: MakeS
     statuses = {rollout.rollout_id: rollout.status for rollout in await store.query_rollouts()}
     assert [statuses[one] for one in left.group_of] == ["cancelled", "cancelled"]
     assert [statuses[one] for one in theirs.group_of] == ["queuing"]
+
+
+PROXIED = {
+    "agentlightning.proxy.dialect": "responses",
+    "agentlightning.proxy.backend": "m#0 at http://model/v1",
+    "gen_ai.response.id": "r1",
+}
+IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
+
+
+async def outcomes(*calls: tuple[str, dict[str, Any]]) -> tuple[list[FinishedRollout], list[RolloutOutcome]]:
+    """A rollout with these calls, by name and attributes, each a second after the one before."""
+    rollout = Rollout(rollout_id="ro-1", input=1, start_time=0.0, status="succeeded")
+    spans = [
+        span(f"call-{number}", name=name, start=float(number), end=number + 0.5, attributes=attributes)
+        for number, (name, attributes) in enumerate(calls)
+    ]
+    finished = [FinishedRollout(rollout, "group", spans, 1.0)]
+    return finished, await outcomes_of(finished, TraceToTrajectory())
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([(CHAT, {"server.address": "http://gpt"})], r"1 model calls .*\(1 'openai.chat.completion' by 'http://gpt'\)"),
+        ([(CALL_SPAN, PROXIED)], r"\(1 in the responses dialect by backend 'm#0 at http://model/v1'\)"),
+        (
+            [("openai.responses", {"gen_ai.response.id": "r1"}), (CALL_SPAN, PROXIED)],
+            r"1 model calls .*\(1 in the resp",
+        ),
+        ([(CHAT, {**IDS, "prompt_token_ids": []})], "None of the 1 model calls"),
+    ],
+    ids=["tracer", "proxy", "both", "no prompt"],
+)
+async def test_calls_without_token_ids_are_an_error_that_names_who_answered(calls: Any, told: str) -> None:
+    with pytest.raises(TrainingError, match=told):
+        check_token_ids(*await outcomes(*calls))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [[], [(CHAT, IDS)], [(CHAT, IDS), (CHAT, {"gen_ai.response.id": "judge"})]],
+    ids=["no calls", "with ids", "one of two with ids"],
+)
+async def test_some_token_ids_are_enough(calls: Any) -> None:
+    check_token_ids(*await outcomes(("step", {}), *calls))
 
 
 async def test_calls_of_other_models_are_left_out_with_what_belongs_to_them(make_span: MakeSpan) -> None:

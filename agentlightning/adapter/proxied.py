@@ -25,8 +25,8 @@ from agentlightning.types.tracer import Span
 __all__ = ["ANY_CALL_MATCH", "PROXY_SPANS", "TRACED_CALL_MATCH", "ProxiedCalls", "call_test", "has_tokens"]
 
 PROXY_SPANS: Final = frozenset({PROXY_REQUEST, RAW_REQUEST})
-TRACED_CALL_MATCH = r"openai\.(chat\.completion|completion|responses)|anthropic\.messages"
-"""Names of all model calls that a tracer records."""
+TRACED_CALL_MATCH = r"openai\.(chat\.completion|completion|responses)|anthropic\.messages(?!\.(batches|count_tokens))"
+"""Names of all model calls that a tracer records; Anthropic's SDK writes spans of other requests by itself."""
 ANY_CALL_MATCH = TRACED_CALL_MATCH + f"|{PROXY_REQUEST}|{RAW_REQUEST}"
 """Names of model calls as tracers and the LLM proxy write them."""
 _CHAT_CALL: Final = "openai.chat.completion"

@@ -225,6 +225,10 @@ class EngineApp:
             return self._model(unquote(path.removeprefix("/models/")))
         if path == "/agl/status" and is_get:
             return 200, orjson.dumps(self.status())
+        if path == "/tokenize":
+            _demand_post(method, path)
+            asked = read_chat(await _body(receive, headers), self.codec, self.engine.max_length)
+            return 200, orjson.dumps({"count": len(asked.prompts[0]), "tokens": asked.prompts[0]})
         if path == WEIGHTS_PATH:
             _demand_post(method, path)
             return 200, await self._take_weights(await _body(receive, headers))

@@ -9,7 +9,7 @@ would come too late, and on other threads.
 Whatever the provider, a chat is one span `openai.chat.completion`, with the provider as `gen_ai.system`. A call that a
 layer below has recorded, an SDK or the HTTP handlers, is not recorded again.
 
-What leaves through the handlers in a dialect we know goes where the router of its context says, as calls of SDKs do.
+Where a router says where calls go, they go there, whatever the provider: see `litellm_redirect`.
 
 `instrument_litellm` is for the spans that LiteLLM itself exports: it adds token ids to them.
 """
@@ -18,41 +18,53 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import sys
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from types import CellType, ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import orjson
 from opentelemetry.trace import SpanKind
 
 from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Assembler, Dialect, dialect_of
 from agentlightning.instrumentation.dialects.fields import field, items
 from agentlightning.instrumentation.guard import guarded
+from agentlightning.instrumentation.litellm_redirect import (
+    CHAT_PATH,
+    EMBEDDINGS_PATH,
+    Post,
+    redirected_arguments,
+    redirected_post,
+    refuse_redirect,
+)
 from agentlightning.instrumentation.model_calls import IS_CUT, TIME_TO_FIRST_TOKEN, WATCH, CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.redirect import (
-    ModelRequest,
-    Target,
-    current_router,
-    is_secret,
-    parent_header,
-    rewritten,
-    target_of,
-)
+from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.spans import Step, is_suppressed
 
 __all__ = ["LiteLLMPatch", "instrument_litellm", "uninstrument_litellm"]
 
-_CHAT: Final = OPENAI_DIALECTS["/chat/completions"]
+_CHAT: Final = OPENAI_DIALECTS[CHAT_PATH]
 _FUNCTIONS: Final = (
-    ("litellm.main", "completion", _CHAT),
-    ("litellm.main", "embedding", OPENAI_DIALECTS["/embeddings"]),
-    ("litellm.responses.main", "responses", OPENAI_DIALECTS["/responses"]),
+    ("litellm.main", "completion", CHAT_PATH),
+    ("litellm.main", "embedding", EMBEDDINGS_PATH),
+    ("litellm.responses.main", "responses", "/responses"),
 )
 """Through which all calls go, also those of asynchronous functions and of routers, and what they speak."""
+_OTHER_FUNCTIONS: Final = (
+    ("litellm.main", "speech"),
+    ("litellm.main", "transcription"),
+    ("litellm.images.main", "image_generation"),
+    ("litellm.images.main", "image_edit"),
+    ("litellm.images.main", "image_variation"),
+    ("litellm.rerank_api.main", "rerank"),
+    ("litellm.videos.main", "video_generation"),
+    ("litellm.google_genai.main", "generate_content"),
+    ("litellm.google_genai.main", "generate_content_stream"),
+)
+"""Which also carry what a user wrote; not every release has them all."""
 _SENT_DIALECTS: Final = OPENAI_DIALECTS | {
     path: dataclasses.replace(dialect, span_name=_CHAT.span_name) for path, dialect in ANTHROPIC_DIALECTS.items()
 }
@@ -77,6 +89,13 @@ class LiteLLMPatch(Patch):
 
     def change(self, module: ModuleType) -> None:
         handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        for name, function, path in _FUNCTIONS:
+            called = functools.partial(_called, path, records=self._records)
+            self._replace_within(getattr(importlib.import_module(name), function), called)
+        for name, function in _OTHER_FUNCTIONS:
+            decorated = getattr(sys.modules.get(name), function, None)
+            if decorated is not None:
+                self._replace_within(decorated, _called_other)
         if not self._records:
             self.replace(handlers.HTTPHandler, "post", _post_redirected)
             self.replace(handlers.AsyncHTTPHandler, "post", _post_redirected_async)
@@ -85,18 +104,16 @@ class LiteLLMPatch(Patch):
         self.replace(handlers.AsyncHTTPHandler, "post", _post_async)
         self.replace(module.CustomStreamWrapper, "__next__", _next_chunk)
         self.replace(module.CustomStreamWrapper, "__anext__", _next_chunk_async)
-        for name, function, dialect in _FUNCTIONS:
-            self._replace_within(getattr(importlib.import_module(name), function), dialect)
 
-    def _replace_within(self, decorated: Any, dialect: Dialect) -> None:
-        """Have the function that a decorator of LiteLLM's holds on to called by us."""
+    def _replace_within(self, decorated: Any, called: Callable[..., Any]) -> None:
+        """Have the function that a decorator of LiteLLM's holds on to called by us, with its arguments by name."""
         cell = _cell_of(decorated, "original_function")
         original = cell.cell_contents
         names = tuple(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            return _watched(original, _Asked(dialect, {**dict(zip(names, args, strict=False)), **kwargs}), args, kwargs)
+            return called(original, {**dict(zip(names, args, strict=False)), **kwargs})
 
         def undo() -> None:
             if cell.cell_contents is replaced:
@@ -112,6 +129,19 @@ def _cell_of(function: Any, name: str) -> CellType:
     return found
 
 
+def _called(path: str, original: Callable[..., Any], arguments: dict[str, Any], *, records: bool) -> Any:
+    """A call in one of OpenAI's dialects, recorded and sent where it is to go."""
+    sent = redirected_arguments(path, arguments) or arguments
+    if not records or is_suppressed():
+        return original(**sent)
+    return _watched(original, _Asked(OPENAI_DIALECTS[path], arguments), sent)
+
+
+def _called_other(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    refuse_redirect(arguments)
+    return original(**arguments)
+
+
 def _provider(logging: Any) -> str:
     """Who is asked, as LiteLLM's own record of the call has it."""
     details = field(logging, "model_call_details")
@@ -122,7 +152,7 @@ def _provider(logging: Any) -> str:
 
 
 def _post(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _sent(post)
     if call is None:
         return original(handler, post.url, *post.args, **post.kwargs)
@@ -136,7 +166,7 @@ def _post(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kw
 
 
 async def _post_async(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
     call = _sent(post)
     if call is None:
         return await original(handler, post.url, *post.args, **post.kwargs)
@@ -150,36 +180,18 @@ async def _post_async(original: Callable[..., Any], handler: Any, url: str, *arg
 
 
 def _post_redirected(original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
     return original(handler, post.url, *post.args, **post.kwargs)
 
 
 async def _post_redirected_async(
     original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any
 ) -> Any:
-    post = _redirected(original, handler, _Post(str(url), args, kwargs))
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
     return await original(handler, post.url, *post.args, **post.kwargs)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Post:
-    """What a handler is asked to send."""
-
-    url: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    requested_model: str | None = None
-    """What was asked for, if it goes elsewhere."""
-
-    def body(self) -> Any:
-        """As JSON; None if it is something else."""
-        body = self.kwargs.get("json") or self.kwargs.get("data") or (self.args[0] if self.args else None)
-        if isinstance(body, (str, bytes)):
-            body = orjson.loads(body)
-        return body if isinstance(body, Mapping) else None
-
-
-def _sent(post: _Post) -> ModelCall | None:
+def _sent(post: Post) -> ModelCall | None:
     """A call that is about to be sent; None if it is none, or none in a dialect we know."""
     dialect = dialect_of(post.url, _SENT_DIALECTS)
     if dialect is None or is_suppressed():
@@ -199,41 +211,6 @@ def _sent(post: _Post) -> ModelCall | None:
                 post.kwargs["headers"] |= parent_header(call.step.span)
             return call
     return None
-
-
-def _redirected(original: Callable[..., Any], handler: Any, post: _Post) -> _Post:
-    """What is sent instead where a router wants a call elsewhere; what the router raises reaches the caller."""
-    router = current_router()
-    sdk: Literal["openai", "anthropic"] = "openai" if dialect_of(post.url, OPENAI_DIALECTS) is not None else "anthropic"
-    dialects = OPENAI_DIALECTS if sdk == "openai" else ANTHROPIC_DIALECTS
-    if router is None or dialect_of(post.url, dialects) is None:
-        return post
-    body, address = post.body(), post.url.partition("?")[0].rstrip("/")
-    if body is None:
-        return post
-    path = next(ending for ending in dialects if address.endswith(ending))
-    target = target_of(router, ModelRequest(sdk, handler, path, body.get("model"), post.url))
-    if target is None:
-        return post
-    named = dict(zip(tuple(inspect.signature(original).parameters)[2:], post.args, strict=False)) if post.args else {}
-    kwargs = {**named, **post.kwargs, "data": orjson.dumps(rewritten(body, target)).decode(), "json": None}
-    if target.api_key is not None:
-        kwargs["params"] = _without_secrets(kwargs.get("params")) or None
-    kwargs["headers"] = _headers(kwargs.get("headers"), target)
-    return _Post(target.base_url.rstrip("/") + path, (), kwargs, str(body.get("model")))
-
-
-def _headers(given: Any, target: Target) -> dict[str, Any]:
-    """Of a request whose body is JSON text."""
-    kept = {name: value for name, value in (given or {}).items() if name.lower() != "content-type"}
-    if target.api_key is not None:
-        keys = {"Authorization": f"Bearer {target.api_key}", "X-Api-Key": target.api_key}
-        kept = {**_without_secrets(kept), **keys}
-    return {**kept, "Content-Type": "application/json", **target.headers}
-
-
-def _without_secrets(values: Any) -> dict[str, Any]:
-    return {name: value for name, value in (values or {}).items() if not is_secret(name)}
 
 
 def _follow(call: ModelCall, response: Any) -> None:
@@ -319,12 +296,10 @@ class _Translated:
         self._step.end(error=error)
 
 
-def _watched(original: Callable[..., Any], asked: _Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if is_suppressed():
-        return original(*args, **kwargs)
+def _watched(original: Callable[..., Any], asked: _Asked, arguments: dict[str, Any]) -> Any:
     with _Watch(asked) as watch:
         try:
-            result = original(*args, **kwargs)
+            result = original(**arguments)
         except BaseException as error:
             _record(watch, asked, error=error)
             raise

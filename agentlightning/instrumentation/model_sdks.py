@@ -15,7 +15,13 @@ from pydantic import BaseModel
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
 from agentlightning.instrumentation.bodies import read_along, read_whole
-from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
+from agentlightning.instrumentation.dialects import (
+    ANTHROPIC_DIALECTS,
+    COUNT_TOKENS_PATH,
+    OPENAI_DIALECTS,
+    Dialect,
+    dialect_of,
+)
 from agentlightning.instrumentation.dialects.fields import plain_text
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
@@ -97,7 +103,7 @@ class _BaseClientPatch(Patch):
         path = str(options.url)
         dialect = dialect_of(path, self.dialects)
         if dialect is None:
-            return options, None
+            return self._unrecorded(client, options), None
         body = _body_of(options)
         attributes: dict[str, Any] = {"server.address": self._address_of(client)}
         router = current_router()
@@ -114,13 +120,29 @@ class _BaseClientPatch(Patch):
         if is_recorded_by_agentops(dialect.span_name):
             CallWatch.notice()
             return options, None
-        if vars(options).get("span_name"):  # newer SDKs would write a span of their own, which says less
-            options = _copy_of(options)
-            options.span_name = None
+        options = self._without_own_span(options)
         call = ModelCall(dialect, body, attributes=attributes)
         if target is not None:
             options.headers |= parent_header(call.step.span)  # a copy, which nobody has seen yet
         return options, call
+
+    def _unrecorded(self, client: Any, options: Any) -> Any:
+        """The options of a request that is no model call; one that has tokens counted goes where the call would."""
+        path, router = str(options.url), current_router()
+        if not _ending(path).endswith(COUNT_TOKENS_PATH):
+            return options
+        target = None if router is None else self._target(router, client, path, _body_of(options).get("model"))
+        if target is not None:
+            options = self._redirected(client, options, target)
+        return self._without_own_span(options) if self._records else options
+
+    @staticmethod
+    def _without_own_span(options: Any) -> Any:
+        """Newer SDKs would write a span of their own, which says less and looks like a model call."""
+        if vars(options).get("span_name"):
+            options = _copy_of(options)
+            options.span_name = None
+        return options
 
     def _address_of(self, client: Any) -> str:
         """Where the client sends its calls; kept for the last one, because an agent rarely has more than one."""
@@ -137,8 +159,8 @@ class _BaseClientPatch(Patch):
     def _redirected(self, client: Any, options: Any, target: Target) -> Any:
         options, path = _copy_of(options), str(options.url)
         if "://" in path:  # a program may give a whole address
-            address = path.partition("?")[0].rstrip("/")
-            path = next(ending for ending in self.dialects if address.endswith(ending))
+            address = _ending(path)
+            path = next(ending for ending in (*self.dialects, COUNT_TOKENS_PATH) if address.endswith(ending))
         options.url = target.base_url.rstrip("/") + "/" + path.lstrip("/")
         if isinstance(options.json_data, Mapping):
             options.json_data = rewritten(options.json_data, target)
@@ -208,6 +230,11 @@ class AnthropicPatch(_BaseClientPatch):
             raise ConfigurationError(_SIGNS.format(client=type(client).__name__, instead="anthropic.Anthropic"))
         # Both, because a client that has a token sends that where there is no such header yet.
         return {"X-Api-Key": api_key, "Authorization": f"Bearer {api_key}"}
+
+
+def _ending(path: str) -> str:
+    """A path, or an address, without its query."""
+    return path.partition("?")[0].rstrip("/")
 
 
 def _omit_of(client: Any) -> Any:

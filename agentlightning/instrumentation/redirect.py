@@ -60,6 +60,8 @@ class ModelRequest:
     model: str | None
     url: str = ""
     """Where the call would go."""
+    provider: str | None = None
+    """Who serves the model, where its name stands in front of the model's: `gemini/gemini-2.0-flash`."""
 
 
 @dataclass(frozen=True)

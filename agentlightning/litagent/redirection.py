@@ -6,7 +6,8 @@ attempt, with its model and its sampling parameters. A plain `LLM` takes such ca
 `redirect=False` keeps a `ProxyLLM` from it.
 
 Of several, a call goes to the one whose model it asks for; otherwise to `main_llm`; otherwise it is left alone, with a
-warning. An embedding is sent to a model of exactly that name or nowhere, because no other can stand in for it.
+warning. An embedding is sent to a model of exactly that name, because no other can stand in for it; otherwise it is
+left alone, with a warning.
 
 Where the resources are scoped, a call that is made inside the span of an agent called `critic` is one of `critic`, and
 goes to the models of that scope. So each member of a team may have its own, whatever framework runs the team.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from agentlightning.instrumentation.dialects import COUNT_TOKENS_PATH
 from agentlightning.instrumentation.litellm import LiteLLMPatch
 from agentlightning.instrumentation.model_sdks import AnthropicPatch, OpenAIPatch
 from agentlightning.instrumentation.redirect import (
@@ -121,8 +123,12 @@ class _Place:
         is_below = request.url.startswith(self.root + "/")
         return is_below and (isinstance(self.llm, ProxyLLM) or request.model == self.llm.model)
 
-    def excludes(self, model: str | None) -> bool:
-        return model is not None and any(fnmatchcase(model, pattern) for pattern in self.llm.redirect_exclude)
+    def excludes(self, request: ModelRequest) -> bool:
+        """By the name of its model, alone or behind that of its provider."""
+        if request.model is None:
+            return False
+        names = (request.model, f"{request.provider}/{request.model}")[: 1 if request.provider is None else 2]
+        return any(fnmatchcase(name, pattern) for pattern in self.llm.redirect_exclude for name in names)
 
     def target(self, request: ModelRequest) -> Target:
         return Target(
@@ -165,18 +171,23 @@ class _Redirection:
         if any(place.has(request) for place in self._known):
             return None
         place = self._place_for(request)
-        return None if place is None or place.excludes(request.model) else place.target(request)
+        return None if place is None or place.excludes(request) else place.target(request)
 
     def _place_for(self, request: ModelRequest) -> _Place | None:
         same = {name: place for name, place in self._taking.items() if place.llm.model == request.model}
         if same:
             return same.get(MAIN_LLM) or next(iter(same.values()))
-        if _is_embedding(request.path) or not self._taking:
+        if not self._taking:
+            return None
+        is_excluded = any(place.excludes(request) for place in self._taking.values())
+        if _is_embedding(request.path):
+            if not is_excluded and request.provider is None:
+                _warn_of_embedding(request.model)
             return None
         if len(self._taking) == 1:
             return next(iter(self._taking.values()))
         main = self._taking.get(MAIN_LLM)
-        if main is None and not any(place.excludes(request.model) for place in self._taking.values()):
+        if main is None and not is_excluded:
             _warn_of_several(tuple(self._taking), request.model)
         return main
 
@@ -204,15 +215,25 @@ def _warn_of_several(names: tuple[str, ...], model: str | None) -> None:
     )
 
 
+@functools.lru_cache(maxsize=_WARNINGS_KEPT)
+def _warn_of_embedding(model: str | None) -> None:
+    logger.warning(
+        "An embedding of the model '%s' is not redirected, because none of the resources has this model; if it is to "
+        "go where its client sends it, give the LLM redirect_exclude=['%s'].",
+        model,
+        model,
+    )
+
+
 def _is_embedding(path: str) -> bool:
     return _bare(path).endswith("/embeddings")
 
 
 def _parameters(sampling: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Sampling parameters as the API at the end of this path calls them."""
-    if not sampling or _is_embedding(path):
-        return {}
     path = _bare(path)
+    if not sampling or _is_embedding(path) or path.endswith(COUNT_TOKENS_PATH):
+        return {}
     renamed = next((names for ending, names in _RENAMED_PARAMETERS.items() if path.endswith(ending)), None)
     if renamed is None:
         limits = dict.fromkeys(_LIMITS) if any(name in sampling for name in _LIMITS) else {}

@@ -70,6 +70,15 @@ def until(is_so: Callable[[], bool]) -> None:
 # ---------------------------------------------------------------------- answers
 
 
+def test_tokens_of_a_chat_are_counted_without_an_answer(served: Served, client: openai.OpenAI) -> None:
+    counted = raw(served, "/tokenize", messages=HELLO, tools=[CALCULATOR])
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, tools=[CALCULATOR])
+
+    assert answer.usage is not None
+    assert counted.json()["count"] == len(counted.json()["tokens"]) == answer.usage.prompt_tokens
+    assert raw(served, "/tokenize", messages="no").status_code == 400
+
+
 def test_an_answer_has_text_tokens_logprobs_and_the_version_of_the_weights(
     served: Served, client: openai.OpenAI
 ) -> None:

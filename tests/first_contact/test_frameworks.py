@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -90,6 +91,21 @@ def test_an_agent_that_uses_the_responses_api_can_be_trained(
     assert triplet.prompt["token_ids"] == list(trained.requests[0].prompt_token_ids)
     assert (len(triplet.response["token_ids"]), triplet.reward) == (len(triplet.response["logprobs"]), 1.0)
     assert original.requests == []
+
+
+def test_tokens_are_counted_by_the_proxy_and_not_at_the_original_address(
+    trained: StubModel, original: StubModel
+) -> None:
+    def agent(task: str) -> float:
+        messages: Any = [{"role": "user", "content": task}]
+        with anthropic.Anthropic(base_url=original.url, api_key="sk-mine", max_retries=0) as client:
+            return float(client.messages.count_tokens(model="claude-sonnet-4-5", messages=messages).input_tokens)
+
+    spans = spans_of(agent, trained, sampling_parameters={"temperature": 0.5})
+
+    assert (agl.find_final_reward(spans) or 0) > 0
+    assert [span.name for span in spans if "gen_ai" in str(span.attributes)] == []
+    assert original.requests == trained.requests == []
 
 
 def test_a_training_whose_calls_bring_no_token_ids_stops_at_its_first_step(original: StubModel) -> None:

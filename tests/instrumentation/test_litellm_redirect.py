@@ -1,5 +1,6 @@
 """LiteLLM as a library: calls of its own HTTP handlers go where the router says, as those of the SDKs do."""
 
+import asyncio
 import gc
 import os
 import warnings
@@ -11,8 +12,11 @@ import pytest
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM downloads its prices when it is imported
 litellm = pytest.importorskip("litellm")
 
+import agentlightning as agl  # noqa: E402
 from agentlightning.instrumentation.litellm import LiteLLMPatch  # noqa: E402
+from agentlightning.instrumentation.model_sdks import OpenAIPatch  # noqa: E402
 from agentlightning.instrumentation.redirect import ModelRequest, Target, redirected  # noqa: E402
+from agentlightning.litagent import FunctionalLitAgent  # noqa: E402
 from tests.instrumentation.observing import observed, observed_async  # noqa: E402
 from tests.stub_model.server import StubModel, running  # noqa: E402
 
@@ -95,6 +99,161 @@ async def test_an_asynchronous_call_goes_there_too(stub_model: StubModel, elsewh
 
     check(stub_model, elsewhere, trace)
     assert trace.result == "Hello there"
+
+
+OTHERS = {
+    "gemini": {"model": "gemini/gemini-2.0-flash", "api_key": SECRET},
+    "ollama": {"model": "ollama/llama3", "keep_alive": "5m", "num_ctx": 4096},
+    "ollama_chat": {"model": "ollama_chat/llama3"},
+    "bedrock": {"model": "bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", "aws_secret_access_key": SECRET},
+    "vertex": {"model": "vertex_ai/gemini-2.0-flash", "vertex_project": "p", "vertex_credentials": SECRET},
+    "cohere": {"model": "cohere_chat/command-r", "api_key": SECRET},
+    "groq": {"model": "groq/llama-3.1-8b", "api_key": SECRET},
+    "by keyword": {"model": "gemini-2.0-flash", "custom_llm_provider": "gemini", "api_key": SECRET},
+}
+"""Providers that LiteLLM speaks to in shapes of their own, with arguments that are for them alone."""
+
+
+def telling(options: dict[str, Any], original: StubModel) -> dict[str, Any]:
+    address = {} if "vertex" in options["model"] else {"api_base": original.url}
+    asked = {**options, **address, "messages": HELLO, "max_tokens": 20, "reasoning_effort": "low"}
+    return {**asked, "extra_headers": {"X-Api-Token": SECRET, "X-Trace": "t"}}
+
+
+def check_other(original: StubModel, elsewhere: StubModel, trace: Any) -> None:
+    """It was one chat of OpenAI's shape, and nothing of the provider went along."""
+    assert trace.error is None, trace.error
+    assert trace.result == "Hello there"
+    assert original.requests == []
+    [request] = elsewhere.requests
+    assert (request.dialect, request.body["model"], request.body["temperature"]) == ("chat", "mine", 0.25)
+    assert SECRET not in str(request)
+    assert not {"keep_alive", "num_ctx", "vertex_project", "vertex_credentials"} & request.body.keys()
+    assert request.headers["x-trace"] == "t"
+    [span] = trace.model_calls
+    assert request.headers["traceparent"].startswith(f"00-{span.trace_id}-{span.span_id}-0")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_a_chat_of_any_provider_goes_there_as_one_of_openai(
+    stub_model: StubModel, elsewhere: StubModel, options: dict[str, Any], stream: bool
+) -> None:
+    def run() -> str:
+        with redirected(to(elsewhere)):
+            answer = litellm.completion(**telling(options, stub_model), stream=stream)
+            return _text(answer) if not stream else "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+    check_other(stub_model, elsewhere, observed(run))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_asynchronous_chat_of_any_provider_goes_there_too(
+    stub_model: StubModel, elsewhere: StubModel, stream: bool
+) -> None:
+    async def run() -> str:
+        with redirected(to(elsewhere)):
+            answer = await litellm.acompletion(**telling(OTHERS["gemini"], stub_model), stream=stream)
+            if stream:
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+            return _text(answer)
+
+    check_other(stub_model, elsewhere, await observed_async(run))
+
+
+async def test_chats_of_a_router_go_there_too(stub_model: StubModel, elsewhere: StubModel) -> None:
+    params = {"model": "gemini/gemini-2.0-flash", "api_key": SECRET, "api_base": stub_model.url}
+    params |= {"extra_headers": {"X-Trace": "t"}}
+    router = litellm.Router([{"model_name": "mine-too", "litellm_params": params}], num_retries=0)
+
+    async def run() -> str:
+        with redirected(to(elsewhere)):
+            return _text(await router.acompletion("mine-too", HELLO))
+
+    check_other(stub_model, elsewhere, await observed_async(run))
+
+
+def test_a_text_completion_and_a_response_of_any_provider_go_there_too(
+    stub_model: StubModel, elsewhere: StubModel
+) -> None:
+    asked: Any = {"model": "gemini/gemini-2.0-flash", "api_key": SECRET, "api_base": stub_model.url}
+    with LiteLLMPatch(), OpenAIPatch(), redirected(to(elsewhere)):
+        completed = litellm.text_completion(prompt="Hello there", **asked)
+        responded = litellm.responses(input="Hello there", **asked)
+
+    assert completed.choices[0].text == "Hello there"
+    assert responded.output[0].content[0].text == "Hello there"
+    assert [request.dialect for request in elsewhere.requests] == ["chat", "chat"]
+    assert stub_model.requests == []
+
+
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **asked: litellm.embedding(model="gemini/text-embedding-004", input=["Hello"], **asked),
+        lambda **asked: litellm.embedding(model="openai/text-embedding-3-small", input=["Hello"], **asked),
+        lambda **asked: litellm.image_generation(model="openai/dall-e-3", prompt="Hello", **asked),
+        lambda **asked: litellm.speech(model="openai/tts-1", input="Hello", voice="alloy", **asked),
+        lambda **asked: litellm.rerank(model="cohere/rerank-v3", query="Hello", documents=["a"], **asked),
+    ],
+    ids=["embedding", "openai embedding", "image", "speech", "rerank"],
+)
+def test_what_is_no_chat_is_not_sent_past_the_router(
+    stub_model: StubModel, elsewhere: StubModel, call: Any, records: bool
+) -> None:
+    def chats_only(request: ModelRequest) -> Target | None:
+        return None if request.path == "/embeddings" else to(elsewhere)(request)
+
+    with (
+        LiteLLMPatch(records=records),
+        OpenAIPatch(records=records),
+        redirected(chats_only),
+        pytest.raises(Exception, match=r"no chat .* redirect_exclude=\['\w+/.+'\]"),
+    ):
+        call(api_key=SECRET, api_base=stub_model.url)
+
+    assert stub_model.requests == elsewhere.requests == []
+
+
+def test_an_embedding_goes_where_the_router_has_a_place_for_it(stub_model: StubModel, elsewhere: StubModel) -> None:
+    asked: Any = {"model": "gemini/text-embedding-004", "api_key": SECRET, "api_base": stub_model.url}
+    with LiteLLMPatch(), OpenAIPatch(), redirected(to(elsewhere)):
+        litellm.embedding(input=["Hello"], **asked)
+
+    assert [request.dialect for request in elsewhere.requests] == ["embeddings"]
+    assert stub_model.requests == []
+
+
+@pytest.mark.parametrize("exclude", [[], ["gemini/*"], ["gemini-2.0-*"]], ids=["all", "provider", "model"])
+def test_an_agent_that_asks_gemini_is_answered_by_the_model_of_its_rollout_unless_excluded(
+    stub_model: StubModel, elsewhere: StubModel, exclude: list[str]
+) -> None:
+    def agent(task: str) -> float:
+        answer = litellm.completion(
+            model="gemini/gemini-2.0-flash", messages=HELLO, api_key=SECRET, api_base=stub_model.url
+        )
+        return float(_text(answer) == task)
+
+    runner = agl.LitAgentRunner[Any](agl.OtelTracer())
+    llm = agl.LLM(endpoint=elsewhere.openai_url, model="mine", api_key="theirs", redirect=True)
+    llm.redirect_exclude = exclude
+    with runner.run_context(agent=FunctionalLitAgent(agent), store=agl.InMemoryLightningStore()):
+        rollout = asyncio.run(runner.step("Hello there", resources={"main_llm": llm}))
+
+    assert [request.body["model"] for request in elsewhere.requests] == ([] if exclude else ["mine"])
+    assert rollout.status == ("failed" if exclude else "succeeded")  # nobody speaks Gemini's dialect there
+
+
+def test_what_litellm_makes_up_itself_is_left_alone(elsewhere: StubModel) -> None:
+    with LiteLLMPatch(), OpenAIPatch(), redirected(to(elsewhere)):
+        answer = litellm.completion(model="gemini/gemini-2.0-flash", messages=HELLO, mock_response="made up")
+
+    assert (_text(answer), elsewhere.requests) == ("made up", [])
+
+
+def _text(answer: Any) -> str:
+    return str(answer.choices[0].message.content)
 
 
 def test_what_a_router_lets_go_is_sent_as_it_was(stub_model: StubModel, elsewhere: StubModel) -> None:

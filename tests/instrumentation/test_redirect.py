@@ -99,6 +99,33 @@ def test_a_call_goes_where_the_router_says(client: openai.OpenAI, elsewhere: Stu
     assert span.attributes["agentlightning.requested_model"] in ("stub-model", "other")
 
 
+COUNTS: dict[str, Any] = {
+    "plain": lambda client: client.messages.count_tokens(model="stub-model", messages=CHAT["messages"]),
+    "beta": lambda client: client.beta.messages.count_tokens(model="stub-model", messages=CHAT["messages"]),
+    "whole address": lambda client: client.post(
+        f"{NOWHERE}/v1/messages/count_tokens", body={**CHAT}, cast_to=anthropic.types.MessageTokensCount
+    ),
+}
+
+
+@pytest.mark.parametrize("call", COUNTS.values(), ids=COUNTS)
+def test_tokens_are_counted_where_the_call_would_go_and_nothing_is_recorded(elsewhere: StubModel, call: Any) -> None:
+    def run() -> Any:
+        with (
+            redirected(to(elsewhere, model="mine")),
+            anthropic.Anthropic(base_url=NOWHERE, api_key="sk-mine", max_retries=0) as client,
+        ):
+            return call(client).input_tokens
+
+    trace = observed(run)
+
+    assert (trace.error, trace.spans) == (None, [])
+    [request] = elsewhere.requests
+    assert trace.result == len(request.prompt_token_ids)
+    assert (request.path, request.body["model"]) == ("/v1/messages/count_tokens", "mine")
+    assert "sk-mine" not in str(request)
+
+
 def test_the_router_is_told_what_is_asked(client: openai.OpenAI, elsewhere: StubModel) -> None:
     seen: list[ModelRequest] = []
 

@@ -20,7 +20,7 @@ from agentlightning.litagent import (
     not_redirected,
 )
 from agentlightning.litagent.calling import call_agent, method_of
-from agentlightning.litagent.redirection import _warn_of_several, redirecting, router_for
+from agentlightning.litagent.redirection import _warn_of_embedding, _warn_of_several, redirecting, router_for
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -209,6 +209,38 @@ def test_a_call_that_goes_where_the_resources_say_is_left_alone(url: str, model:
     resources: NamedResources = {"llm": proxied(), "judge": plain("judge")}
 
     assert (target(resources, asked(model, url=url)) is not None) is is_taken
+
+
+def test_a_count_of_tokens_has_no_sampling_parameters() -> None:
+    resources: NamedResources = {"llm": proxied(sampling_parameters={"temperature": 0.5, "max_tokens": 9})}
+
+    found = target(resources, asked("claude", sdk="anthropic", path="/v1/messages/count_tokens"))
+
+    assert found is not None
+    assert (found.model, found.parameters) == ("mine", {})
+
+
+@pytest.mark.parametrize(
+    ("exclude", "is_excluded"),
+    [(["gemini/*"], True), (["gemini-2.0-flash"], True), (["gemini/gemini-2.0-flash"], True), (["openai/*"], False)],
+    ids=lambda value: str(value),
+)
+def test_a_model_is_excluded_by_its_name_alone_or_behind_its_provider(exclude: list[str], is_excluded: bool) -> None:
+    found = target({"llm": proxied(redirect_exclude=exclude)}, asked("gemini-2.0-flash", provider="gemini"))
+
+    assert (found is None) is is_excluded
+
+
+@pytest.mark.parametrize(("exclude", "count"), [([], 1), (["text-*"], 0)], ids=["told", "excluded"])
+def test_an_embedding_that_is_left_alone_is_told_once_unless_excluded(
+    caplog: pytest.LogCaptureFixture, exclude: list[str], count: int
+) -> None:
+    _warn_of_embedding.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            target({"llm": proxied(redirect_exclude=exclude)}, asked("text-embedding", path="/embeddings"))
+
+    assert caplog.text.count("redirect_exclude=['text-embedding']") == count
 
 
 @pytest.mark.parametrize(("model", "expected"), [("text-embedding", None), ("mine", "mine")])

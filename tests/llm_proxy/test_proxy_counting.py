@@ -1,4 +1,6 @@
-"""Counting tokens before a request is made: by backends that speak Anthropic's messages, and by nobody else."""
+"""Counting tokens before a request is made: by the backend where it can, and else by the length of the text."""
+
+from typing import Any
 
 import anthropic
 import orjson
@@ -25,10 +27,42 @@ def test_backend_that_speaks_messages_counts_and_nothing_is_recorded() -> None:
         assert door.spans() == []
 
 
-def test_other_backends_cannot_count() -> None:
-    with rough(whole(b"{}")) as server, proxied(entry(server.url)) as door:
-        with pytest.raises(anthropic.NotFoundError, match="no backend of it speaks Anthropic's messages"):
-            count(door)
+@pytest.mark.parametrize("provider", ["hosted_vllm", "vllm", "agl"])
+def test_backend_with_a_tokenizer_counts_the_chat(provider: str) -> None:
+    told = whole(b'{"count": 21, "max_model_len": 99, "tokens": [1]}')
+    with rough(told) as server, proxied(entry(server.url, model_of=f"{provider}/{MODEL}")) as door:
+        assert count(door) == 21
+
+        (asked,) = server.asked
+        assert asked.path == "/tokenize"
+        assert asked.json == {"model": MODEL, "messages": QUESTION}
+        assert door.spans() == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [whole(b"{}", 404), whole(b"Not Found", 404), whole(b"[]"), whole(b'{"count": "many"}')],
+    ids=["no tokenizer", "no JSON", "no object", "no number"],
+)
+def test_count_of_a_backend_without_a_tokenizer_is_estimated(answer: bytes) -> None:
+    with rough(answer) as server, proxied(entry(server.url)) as door:
+        assert count(door) == 5  # 16 characters
+
+
+def test_backend_that_cannot_count_is_not_asked() -> None:
+    long: list[anthropic.types.MessageParam] = [{"role": "user", "content": [{"type": "text", "text": "x" * 4000}]}]
+    with rough(whole(b"{}")) as server, proxied(entry(server.url, model_of=f"openai/{MODEL}")) as door:
+        told = door.anthropic().messages.count_tokens(model=MODEL, messages=long)
+
+        assert 1000 < told.input_tokens < 1010
+        assert server.asked == []
+
+
+def test_request_that_is_no_chat_is_estimated() -> None:
+    document: Any = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
+    messages: Any = [{"role": "user", "content": [{"type": "search_result", "text": "x"}, document]}]
+    with rough(whole(b'{"count": 1}')) as server, proxied(entry(server.url)) as door:
+        assert door.anthropic().messages.count_tokens(model=MODEL, messages=messages).input_tokens > 1000
 
         assert server.asked == []
 

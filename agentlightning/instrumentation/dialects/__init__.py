@@ -4,10 +4,12 @@ A dialect reads requests and responses, as the SDK's objects or as plain JSON, a
 again. Names of attributes are those that `agentlightning.adapter` and `agentlightning.events` read.
 """
 
+from typing import Final
+
 from agentlightning.instrumentation.dialects import anthropic, chat, completions, embeddings, responses
 from agentlightning.instrumentation.dialects.fields import Assembler, Dialect
 
-__all__ = ["ANTHROPIC_DIALECTS", "OPENAI_DIALECTS", "Assembler", "Dialect", "dialect_of"]
+__all__ = ["ANTHROPIC_DIALECTS", "COUNT_TOKENS_PATH", "OPENAI_DIALECTS", "Assembler", "Dialect", "dialect_of"]
 
 OPENAI_DIALECTS: dict[str, Dialect] = {
     "/chat/completions": chat.DIALECT,
@@ -16,6 +18,8 @@ OPENAI_DIALECTS: dict[str, Dialect] = {
     "/embeddings": embeddings.DIALECT,
 }
 ANTHROPIC_DIALECTS: dict[str, Dialect] = {"/v1/messages": anthropic.DIALECT}
+COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
+"""Carries a whole request of Anthropic's, whose tokens are counted: it goes where the request would, unrecorded."""
 
 
 def dialect_of(path: str, dialects: dict[str, Dialect]) -> Dialect | None:

@@ -19,8 +19,8 @@ class Outgoing:
     stream: bool
     headers: Mapping[str, str] = field(default_factory=dict)
     """On top of the backend's own, which win."""
-    below: str = ""
-    """What is asked for below the path of the dialect; the dialect itself, if empty."""
+    url: str = ""
+    """Where it goes; if empty, where calls in the dialect go."""
 
 
 @dataclass(slots=True)

@@ -33,6 +33,8 @@ _PATHS: Final[Mapping[DialectName, str]] = {
     "embeddings": "/embeddings",
     "messages": "/messages",
 }
+_WITH_TOKENIZER: Final = frozenset({"hosted_vllm", "vllm", "agl"})
+"""Providers whose servers have vLLM's `/tokenize`."""
 _NAME_IN_ADDRESS: Final = frozenset({"azure", "litellm"})
 """Providers where the name of a model is a part of an address; some of the library take a URL for one, or an ARN."""
 _PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//|arn:))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
@@ -99,6 +101,13 @@ class Backend:
         if self.provider == "azure":
             return self._azure_url_of(dialect)
         return self.base_url + _PATHS[dialect]
+
+    @property
+    def count_url(self) -> str | None:
+        """Where the server counts the tokens of a request without answering it; None if it does not."""
+        if "messages" in self.dialects:
+            return self.url_of("messages") + "/count_tokens"
+        return self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in _WITH_TOKENIZER else None
 
     @property
     def health_url(self) -> str | None:

@@ -164,10 +164,9 @@ class Sender:
             headers = CIMultiDict(outgoing.headers)
             headers.update(lane.headers)
         body = _Bytes(outgoing.body)
-        url = lane.url_of(backend, outgoing.dialect)
         try:
             response = await self.session.post(
-                url / outgoing.below if outgoing.below else url,
+                outgoing.url or lane.url_of(backend, outgoing.dialect),
                 data=body,
                 headers=headers,
                 timeout=lane.timeout,

@@ -2,7 +2,8 @@
 
 A chat is a step, and so is each reply: the agent's name stands above the model calls and tools that make the reply. A
 call that an agent makes outside of a reply, as for the summary of a chat, gets a step of its own. What ag2 answers from
-its cache is no model call and leaves none. ag2 from 1.0 on (`import ag2`) is another library and is not touched.
+its cache is no model call and leaves none. ag2 from 1.0 on (`import ag2`) is another library; who imports it is told
+that its agents and tools are not recorded.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.spans import AGENT_NAME, Step, agent_step, is_suppressed, set_tool_result, tool_step
 
-__all__ = ["AG2Patch"]
+__all__ = ["AG2Patch", "NewerAG2Patch"]
 
 _AG2: Final = "ag2"
 
@@ -36,6 +37,18 @@ class AG2Patch(Patch):
         self.replace(agent, "execute_function", _execute)
         self.replace(agent, "a_execute_function", _execute_async)
         self.replace(module.OpenAIWrapper, "create", _ask_model)
+
+
+class NewerAG2Patch(Patch):
+    """ag2 from 1.0 on, of which nothing is known but its name."""
+
+    name = _AG2
+    module = "ag2"
+
+    def change(self, module: ModuleType) -> None:
+        major = self._version().partition(".")[0]
+        if major.isdecimal() and int(major) > 0:  # not a module of the program that has the same name
+            raise NotImplementedError("agents and tools are known of ag2 below 1.0")
 
 
 def _opened(open_step: Callable[[], Step]) -> AbstractContextManager[Step | None]:

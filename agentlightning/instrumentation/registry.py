@@ -17,6 +17,7 @@ _PATCHES = (
     "model_sdks:AnthropicPatch",
     "autogen:AutoGenPatch",
     "ag2:AG2Patch",
+    "ag2:NewerAG2Patch",
     "openai_agents:OpenAIAgentsPatch",
     "pydantic_ai:PydanticAIPatch",
     "smolagents:SmolagentsPatch",

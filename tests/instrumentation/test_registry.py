@@ -1,11 +1,13 @@
 """Patches are applied for the first user and undone for the last, in whatever threads and processes they are."""
 
+import importlib
 import logging
 import multiprocessing
 import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +53,29 @@ class Counting(Patch):
 
     def count_undone(self) -> None:
         self.undone += 1
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("1.2.1", True), ("0.9.0", False), (None, False)])
+def test_a_newer_ag2_is_told_when_it_is_imported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    version: str | None,
+    is_told: bool,
+) -> None:
+    (tmp_path / "ag2.py").touch()
+    if version is not None:
+        (tmp_path / f"ag2-{version}.dist-info").mkdir()
+        (tmp_path / f"ag2-{version}.dist-info" / "METADATA").write_text(f"Name: ag2\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ag2", raising=False)
+
+    with caplog.at_level(logging.WARNING), OtelTracer().lifespan():
+        importlib.import_module("ag2")
+    monkeypatch.delitem(sys.modules, "ag2")
+
+    assert ("ag2 1.2.1 is not as expected" in caplog.text) is is_told
+    assert ("its own steps are not recorded" in caplog.text) is is_told
 
 
 class Unfit(Counting):

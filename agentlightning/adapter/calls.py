@@ -17,6 +17,7 @@ import orjson
 
 from agentlightning.adapter.sequences import FinishReason
 from agentlightning.types.attributes import sum_of_numbers
+from agentlightning.types.tracer import Span
 
 __all__ = [
     "LOGPROBS",
@@ -28,7 +29,9 @@ __all__ = [
     "finish_reason_of",
     "genai_sections",
     "group_genai_dict",
+    "has_failed",
     "image_urls_in",
+    "is_excluded",
     "logprobs_of",
     "prompt_ids_of",
     "response_id_of",
@@ -74,6 +77,8 @@ _FINISH_REASON: Final = (
 )
 _FIRST_TOOL_CALL: Final = "gen_ai.completion.0.tool_calls.0.name"
 _IS_CUT: Final = "agentlightning.response.is_cut"
+_IS_EXCLUDED: Final = "agentlightning.redirect.is_excluded"
+"""Attribute of a model call that was left alone where others went to the models of the rollout."""
 _WORDS: Final[Mapping[FinishReason, tuple[str, ...]]] = {
     "stop": ("stop", "completed", "complete", "end_turn", "stop_sequence", "eos", "eos_token"),
     "length": (
@@ -197,6 +202,18 @@ def logprobs_of(attributes: SpanAttributes, n_tokens: int) -> list[float | None]
         return None
     values = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in entries]
     return [float(value) if isinstance(value, (int, float)) else None for value in values]
+
+
+def is_excluded(attributes: SpanAttributes) -> bool:
+    """Whether the call was kept from the models of the rollout: a judge's, or another helper's."""
+    return attributes.get(_IS_EXCLUDED) is True
+
+
+def has_failed(span: Span) -> bool:
+    """Whether a call ended in an error and without an answer."""
+    if span.status.status_code != "ERROR" or response_ids_of(span.attributes):
+        return False
+    return not any(name.startswith("gen_ai.completion.") for name in span.attributes)
 
 
 def weights_version_of(attributes: SpanAttributes) -> str | None:

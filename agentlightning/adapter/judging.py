@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agentlightning.adapter.calls import response_id_of
+from agentlightning.adapter.calls import is_excluded, response_id_of
 from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class RejectedBecause(str, Enum):
 
     OTHER_AGENT = "other_agent"
     IN_REWARD = "in_reward"
+    EXCLUDED = "excluded"
+    """It was excluded from the redirect, so no model that is trained answered."""
     DUPLICATE = "duplicate"
     """Another span has the same response id."""
     NESTED = "nested"
@@ -102,6 +104,8 @@ class CallJudge:
             rejected = RejectedBecause.OTHER_AGENT
         elif scope.in_reward:
             rejected = RejectedBecause.IN_REWARD
+        elif is_excluded(node.span.attributes):
+            rejected = RejectedBecause.EXCLUDED
         elif self._known is not None and response_id is None and scope.in_call is not None:
             rejected, stands_for = RejectedBecause.NESTED, scope.in_call
         elif self._known is not None and response_id in self._known:

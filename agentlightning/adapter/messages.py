@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.calls import group_genai_dict
+from agentlightning.adapter.calls import group_genai_dict, has_failed
 from agentlightning.adapter.messages_parts import content_in_parts, is_content
 from agentlightning.adapter.proxied import ProxiedCalls
 from agentlightning.types.tracer import Span, SpanLike
@@ -57,8 +57,9 @@ def convert_to_openai_messages(prompt_completion_list: Iterable[RawCall]) -> Ite
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """The conversations of a trace, one for each span with messages in its `gen_ai.*` attributes.
 
-    A call that the LLM proxy recorded besides the agent's own tracer is one conversation, that of the tracer. The tools
-    a completion called are those of the spans directly beneath it or, if there are none, those it names.
+    A call that the LLM proxy recorded besides the agent's own tracer is one conversation, that of the tracer. A call
+    that failed without an answer is none. The tools a completion called are those of the spans directly beneath it or,
+    if there are none, those it names.
     """
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterator[dict[str, Any]]:
@@ -80,6 +81,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         proxied = ProxiedCalls(spans, _has_messages)
         for span in spans:
             if not any(name.startswith("gen_ai.") for name in span.attributes) or proxied.call_of(span) is not None:
+                continue
+            if has_failed(span):
                 continue
             call = RawCall(
                 prompt=_grouped(span, "gen_ai.prompt", list),

@@ -21,6 +21,7 @@ _BREAKS = {
 _DROPS = {
     DropReason.OTHER_AGENT: "made by an agent that is not trained",
     DropReason.IN_REWARD: "made to judge, not to act",
+    DropReason.EXCLUDED: "excluded from the redirect",
     DropReason.DUPLICATE: "the same response, recorded twice",
     DropReason.NESTED: "the same call, seen by a second tracer",
     DropReason.UNUSED: "answered too late: the agent had given up, or asked again",

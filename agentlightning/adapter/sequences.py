@@ -52,6 +52,8 @@ class DropReason(str, Enum):
     """It was made by an agent that is not to be trained."""
     IN_REWARD = "in_reward"
     """It was made to judge, not to act."""
+    EXCLUDED = "excluded"
+    """It was excluded from the redirect, so no model that is trained answered."""
     DUPLICATE = "duplicate"
     """Another span has the same response id."""
     NESTED = "nested"

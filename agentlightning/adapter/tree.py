@@ -15,6 +15,7 @@ from typing_extensions import Self
 from agentlightning.adapter.calls import (
     LOGPROBS,
     genai_sections,
+    has_failed,
     image_urls_in,
     parsed,
     prompt_ids_of,
@@ -25,7 +26,7 @@ from agentlightning.adapter.calls import (
 from agentlightning.adapter.judging import CallCandidate, CallJudge, CallScope, RejectedBecause
 from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
 from agentlightning.adapter.picture import draw
-from agentlightning.adapter.proxied import ANY_CALL_MATCH, TRACED_CALL_MATCH, ProxiedCalls, call_test
+from agentlightning.adapter.proxied import ANY_CALL_MATCH, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls, call_test
 from agentlightning.adapter.repair import closest_enclosing
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types.agent_matcher import AgentMatcher, name_test
@@ -48,6 +49,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LLM_CALL_MATCH = r"openai\.chat\.completion"
+ANY_CHAT_MATCH = "|".join([LLM_CALL_MATCH, *sorted(PROXY_SPANS)])
+"""Names of calls of which the default pattern finds triplets."""
 ANY_AGENT = "*"
 """Label of a call that stands under no named agent."""
 VIRTUAL_ROOT = "virtual-root"
@@ -291,6 +294,10 @@ class TraceTree:
             is_preferred=lambda span: is_match(span.name),
         )
 
+    def _has_any(self, name_match: str) -> bool:
+        is_match = re.compile(name_match).search
+        return any(is_match(node.span.name) for node in self._walk())
+
     # ------------------------------------------------------------------ rewards and triplets
 
     def match_rewards(self, reward_match: str, llm_calls: "Sequence[TraceTree]") -> dict[str, float | None]:
@@ -334,7 +341,12 @@ class TraceTree:
         final_reward: float | None = None,
         _skip_empty_token_spans: bool = False,
     ) -> list[Triplet]:
-        """The model calls of the tree as triplets with their rewards; `final_reward` replaces that of the last."""
+        """The model calls of the tree as triplets with their rewards; `final_reward` replaces that of the last.
+
+        Where the default pattern for calls finds no chat at all, calls in every dialect count.
+        """
+        if llm_call_match == LLM_CALL_MATCH and not self._has_any(ANY_CHAT_MATCH):
+            llm_call_match = TRACED_CALL_MATCH
         calls = self.find_llm_calls(
             llm_call_match=llm_call_match,
             agent_match=agent_match,
@@ -343,7 +355,11 @@ class TraceTree:
             within_llm_call=False if dedup_llm_call else None,
         )
         proxied = self.proxied_calls(llm_call_match)
-        triplets = [(node, self.span_to_triplet(proxied.with_tokens(node.span), agent)) for node, agent in calls]
+        triplets = [
+            (node, self.span_to_triplet(proxied.with_tokens(node.span), agent))
+            for node, agent in calls
+            if not has_failed(node.span)
+        ]
         if _skip_empty_token_spans:
             triplets = [(node, triplet) for node, triplet in triplets if _has_tokens(node, triplet)]
         rewards = self.match_rewards(reward_match, [node for node, _ in triplets])

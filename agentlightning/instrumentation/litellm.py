@@ -35,6 +35,7 @@ from agentlightning.instrumentation.litellm_redirect import (
     CHAT_PATH,
     EMBEDDINGS_PATH,
     Post,
+    excluded_attributes,
     redirected_arguments,
     redirected_post,
     refuse_redirect,
@@ -201,7 +202,7 @@ def _sent(post: Post) -> ModelCall | None:
         if body is not None:
             watch = WATCH.get()
             logging = post.kwargs.get("logging_obj") or getattr(watch, "logging", None)
-            attributes = {"gen_ai.system": _provider(logging), "server.address": post.url}
+            attributes = {"gen_ai.system": _provider(logging), "server.address": post.url, **post.attributes}
             if post.requested_model is not None:
                 attributes["agentlightning.requested_model"] = post.requested_model
             call = ModelCall(dialect, body, attributes=attributes)
@@ -268,6 +269,7 @@ class _Translated:
         self._is_ended = False
         attributes = asked.dialect.request_attributes(asked.body)
         attributes["gen_ai.system"] = _provider(asked.body.get("litellm_logging_obj"))
+        attributes |= excluded_attributes(asked.body)
         self._step = Step(asked.dialect.span_name, attributes, kind=SpanKind.CLIENT, start_time=asked.began_ns)
 
     def add_chunk(self, chunk: Any) -> None:

@@ -9,7 +9,7 @@ rollout, and neither can embeddings of another model: they raise, unless the mod
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import orjson
@@ -28,12 +28,21 @@ from agentlightning.instrumentation.redirect import (
     Router,
     Target,
     current_router,
+    excluded,
     is_secret,
     rewritten,
     target_of,
 )
 
-__all__ = ["CHAT_PATH", "EMBEDDINGS_PATH", "Post", "redirected_arguments", "redirected_post", "refuse_redirect"]
+__all__ = [
+    "CHAT_PATH",
+    "EMBEDDINGS_PATH",
+    "Post",
+    "excluded_attributes",
+    "redirected_arguments",
+    "redirected_post",
+    "refuse_redirect",
+]
 
 CHAT_PATH: Final = "/chat/completions"
 EMBEDDINGS_PATH: Final = "/embeddings"
@@ -74,6 +83,12 @@ def redirected_arguments(path: str, arguments: Mapping[str, Any]) -> dict[str, A
             _refuse(router, arguments)
         return None
     return None if request.provider in _IN_SHAPE else _for_openai(str(request.model), arguments)
+
+
+def excluded_attributes(arguments: Mapping[str, Any]) -> dict[str, bool]:
+    """What the span of a call says that goes its way as it is: whether it is excluded."""
+    router = current_router()
+    return {} if router is None else excluded(router, _request_of(CHAT_PATH, arguments))
 
 
 def refuse_redirect(arguments: Mapping[str, Any]) -> None:
@@ -138,6 +153,8 @@ class Post:
     kwargs: dict[str, Any]
     requested_model: str | None = None
     """What was asked for, if it goes elsewhere."""
+    attributes: Mapping[str, bool] = field(default_factory=dict)
+    """What its span says besides."""
 
     def body(self) -> Any:
         """As JSON; None if it is something else."""
@@ -159,9 +176,10 @@ def redirected_post(original: Callable[..., Any], handler: Any, post: Post) -> P
     if body is None:
         return post
     path = next(ending for ending in paths if address.endswith(ending))
-    target = target_of(router, ModelRequest(sdk, handler, path, body.get("model"), post.url))
+    request = ModelRequest(sdk, handler, path, body.get("model"), post.url)
+    target = target_of(router, request)
     if target is None:
-        return post
+        return replace(post, attributes=excluded(router, request))
     named = dict(zip(tuple(inspect.signature(original).parameters)[2:], post.args, strict=False)) if post.args else {}
     kwargs = {**named, **post.kwargs, "data": orjson.dumps(rewritten(body, target)).decode(), "json": None}
     if target.api_key is not None:

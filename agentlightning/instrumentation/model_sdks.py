@@ -28,9 +28,9 @@ from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,
-    Router,
     Target,
     current_router,
+    excluded,
     is_secret,
     parent_header,
     rewritten,
@@ -106,8 +106,11 @@ class _BaseClientPatch(Patch):
             return self._unrecorded(client, options), None
         body = _body_of(options)
         attributes: dict[str, Any] = {"server.address": self._address_of(client)}
-        router = current_router()
-        target = None if router is None else self._target(router, client, path, body.get("model"))
+        router, target = current_router(), None
+        if router is not None:
+            request = self._requested(client, path, body.get("model"))
+            target = target_of(router, request)
+            attributes |= excluded(router, request) if target is None else {}
         if target is not None:
             attributes |= {
                 "server.address": target.base_url,
@@ -131,7 +134,8 @@ class _BaseClientPatch(Patch):
         path, router = str(options.url), current_router()
         if not _ending(path).endswith(COUNT_TOKENS_PATH):
             return options
-        target = None if router is None else self._target(router, client, path, _body_of(options).get("model"))
+        request = self._requested(client, path, _body_of(options).get("model"))
+        target = None if router is None else target_of(router, request)
         if target is not None:
             options = self._redirected(client, options, target)
         return self._without_own_span(options) if self._records else options
@@ -152,9 +156,9 @@ class _BaseClientPatch(Patch):
             self._last_address = (url, address)
         return address
 
-    def _target(self, router: Router, client: Any, path: str, model: Any) -> Target | None:
+    def _requested(self, client: Any, path: str, model: Any) -> ModelRequest:
         url = path if "://" in path else f"{self._address_of(client).rstrip('/')}/{path.lstrip('/')}"
-        return target_of(router, ModelRequest(self.sdk, client, path, model, url))
+        return ModelRequest(self.sdk, client, path, model, url)
 
     def _redirected(self, client: Any, options: Any, target: Target) -> Any:
         options, path = _copy_of(options), str(options.url)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 from opentelemetry.trace import Span
 
 __all__ = [
+    "EXCLUDED_ATTRIBUTE",
     "PLACEHOLDER_KEY",
     "ROUTER",
     "ModelRequest",
@@ -24,6 +25,7 @@ __all__ = [
     "Target",
     "current_router",
     "exclude_from_redirect",
+    "excluded",
     "is_secret",
     "not_redirected",
     "parent_header",
@@ -37,6 +39,8 @@ PLACEHOLDER_KEY: Final = "agentlightning"
 """Sent to whoever asks for no key, where one must stand."""
 _EXCLUDED: Final = "_agentlightning_is_excluded"
 """The attribute of a client whose calls are left alone."""
+EXCLUDED_ATTRIBUTE: Final = "agentlightning.redirect.is_excluded"
+"""On the span of a call that is left alone where others go elsewhere: it is not of a model that is trained."""
 _HTTP_CLIENT: Final = "_client"
 """The attribute in which an SDK's client keeps its HTTP client."""
 _SECRET: Final = re.compile(
@@ -82,7 +86,9 @@ class Target:
 Router = Callable[[ModelRequest], Target | None]
 """Says where a call is to go; None lets it go where its client sends it.
 
-What it raises reaches the caller of the model: a call that cannot be sent where it belongs is not sent at all.
+What it raises reaches the caller of the model: a call that cannot be sent where it belongs is not sent at all. A router
+with a method `excludes`, which takes the same request, tells calls that it leaves alone from those that go where they
+belong already.
 """
 
 ROUTER: ContextVar[Router | None] = ContextVar("agentlightning_router", default=None)
@@ -102,9 +108,19 @@ def redirected(router: Router | None) -> Iterator[None]:
 # ---------------------------------------------------------------------- what is left alone
 
 
+class _Leaving:
+    """The router of a block whose calls are all left alone."""
+
+    def __call__(self, request: ModelRequest) -> None:
+        return None
+
+    def excludes(self, request: ModelRequest) -> bool:
+        return True
+
+
 def not_redirected() -> AbstractContextManager[None]:
     """Model calls that are made inside go where their clients send them, also during a rollout."""
-    return redirected(None)
+    return redirected(None if current_router() is None else _Leaving())
 
 
 def exclude_from_redirect(client: _T) -> _T:
@@ -130,6 +146,13 @@ def _is_excluded(client: Any) -> bool:
 def target_of(router: Router, request: ModelRequest) -> Target | None:
     """Where a call is to go; None where its client sends it."""
     return None if _is_excluded(request.client) else router(request)
+
+
+def excluded(router: Router, request: ModelRequest) -> dict[str, bool]:
+    """What the span of a call says that has no target: whether it is excluded."""
+    excludes: Router | None = getattr(router, "excludes", None)
+    is_excluded = _is_excluded(request.client) or (excludes is not None and excludes(request))
+    return {EXCLUDED_ATTRIBUTE: True} if is_excluded else {}
 
 
 def rewritten(body: Mapping[str, Any], target: Target) -> dict[str, Any]:

@@ -164,11 +164,15 @@ class _Redirection:
         self._known: tuple[_Place, ...] = (*known, *(place for member in members.values() for place in member._known))
         self.takes_calls: bool = bool(taking) or any(member.takes_calls for member in members.values())
 
+    def excludes(self, request: ModelRequest) -> bool:
+        """Whether a call without a target is left alone, and not one that goes where it belongs already."""
+        return not any(place.has(request) for place in self._known)
+
     def __call__(self, request: ModelRequest) -> Target | None:
         member = self._members.get(current_agent() or "") if self._members else None
         if member is not None:
             return member(request)
-        if any(place.has(request) for place in self._known):
+        if not self.excludes(request):
             return None
         place = self._place_for(request)
         return None if place is None or place.excludes(request) else place.target(request)

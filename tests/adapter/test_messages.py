@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.adapter.messages import convert_to_openai_messages, group_genai_dict
-from agentlightning.types import Span
+from agentlightning.types import Span, TraceStatus
 from tests.adapter.spans import span
 
 PROMPT = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "2+2?"}
@@ -20,6 +20,14 @@ def chat(**attributes: Any) -> Span:
 def adapted(*spans: Span) -> Any:
     (conversation,) = TraceToMessages().adapt(spans)
     return conversation
+
+
+def test_a_call_that_failed_without_an_answer_is_no_conversation() -> None:
+    failed = {"status": TraceStatus(status_code="ERROR")}
+    cut = span("cut", attributes={**PROMPT, "gen_ai.completion.0.role": "assistant"}, **failed)
+
+    assert TraceToMessages().adapt([span("failed", attributes=PROMPT, **failed)]) == []
+    assert len(TraceToMessages().adapt([cut])) == 1
 
 
 @pytest.mark.parametrize(

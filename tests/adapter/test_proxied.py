@@ -311,6 +311,11 @@ class Recorded:
     """Calls that the default pattern takes by their name."""
     has_tokens: set[int] = field(default_factory=set)
 
+    @property
+    def counted(self) -> set[int]:
+        """Those of which the default makes triplets: all, where none is a chat or went through the proxy."""
+        return self.chats | self.proxied or set(self.agents)
+
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Recorded:
@@ -348,7 +353,7 @@ def test_every_call_is_counted_once(made: Recorded, seed: int) -> None:
     triplets = {number_of(one.metadata["response_id"]): one for one in TracerTraceToTriplet().adapt(spans)}
 
     assert len(triplets) == len(TracerTraceToTriplet().adapt(spans))
-    assert set(triplets) == made.chats | made.proxied
+    assert set(triplets) == made.counted
     for number, triplet in triplets.items():
         expected = ([number, number], [number, 0]) if number in made.has_tokens else ([], [])
         assert tokens_of([triplet]) == [expected]
@@ -375,7 +380,7 @@ def test_every_call_with_tokens_is_in_one_sequence(made: Recorded, seed: int) ->
 def test_the_calls_of_one_agent_are_all_found(made: Recorded, agent: str) -> None:
     triplets = TracerTraceToTriplet(agent_match=agent).adapt(made.spans)
 
-    expected = {number for number in made.chats | made.proxied if made.agents[number] == agent}
+    expected = {number for number in made.counted if made.agents[number] == agent}
     assert {number_of(triplet.metadata["response_id"]) for triplet in triplets} == expected
     assert len(triplets) == len(expected)
 

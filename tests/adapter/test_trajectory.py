@@ -201,6 +201,11 @@ def test_a_break_names_the_calls_and_the_tokens() -> None:
             id="floats",
         ),
         pytest.param({"status": TraceStatus(status_code="ERROR")}, DropReason.FAILED, id="failed"),
+        pytest.param(
+            {"attributes": {"agentlightning.redirect.is_excluded": True, "response_token_ids": [1]}},
+            DropReason.EXCLUDED,
+            id="excluded",
+        ),
     ],
 )
 def test_calls_without_usable_tokens_are_dropped(fields: dict[str, Any], reason: DropReason) -> None:

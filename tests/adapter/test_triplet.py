@@ -18,7 +18,7 @@ from agentlightning.adapter import (
     write_jsonl,
 )
 from agentlightning.adapter.tree import TraceTree
-from agentlightning.types import Span, Triplet
+from agentlightning.types import Span, TraceStatus, Triplet
 from tests.adapter.spans import CHAT, Conversation, reward, span
 
 
@@ -108,6 +108,47 @@ def test_calls_without_tokens_can_be_skipped(caplog: pytest.LogCaptureFixture) -
 
     assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r2", 1.0)]
     assert "call-1 is skipped" in caplog.text
+
+
+def test_a_call_that_was_excluded_or_failed_is_no_triplet_and_takes_no_reward() -> None:
+    talk = Conversation()
+    talk.call([1], [2])
+    talk.call(None, None, **{"agentlightning.redirect.is_excluded": True})
+    failed = talk.call(None, None)
+    talk.spans[-1] = failed.model_copy(update={"status": TraceStatus(status_code="ERROR")})
+    talk.reward(1.0)
+
+    triplets = TracerTraceToTriplet().adapt(talk.spans)
+
+    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r1", 1.0)]
+
+
+def test_a_call_without_token_ids_is_a_triplet() -> None:
+    talk = Conversation()
+    talk.call([1], [2])
+    talk.call(None, None)
+    talk.reward(1.0)
+
+    triplets = TracerTraceToTriplet().adapt(talk.spans)
+
+    assert [(triplet.response["token_ids"], triplet.reward) for triplet in triplets] == [([2], None), ([], 1.0)]
+
+
+@pytest.mark.parametrize("name", ["openai.responses", "anthropic.messages", "openai.completion"])
+def test_calls_in_other_dialects_are_triplets_where_there_is_no_chat(name: str) -> None:
+    ids = {"prompt_token_ids": [1], "response_token_ids": [2]}
+    other = span("c", "root", name=name, attributes=ids)
+    chat = span("d", "root", name=CHAT, start=2.0, end=3.0, attributes={"response_token_ids": [4]})
+
+    (alone,) = TracerTraceToTriplet().adapt([span("root", end=9.0), other])
+    (beside,) = TracerTraceToTriplet().adapt([span("root", end=9.0), other, chat])
+
+    assert (alone.response["token_ids"], beside.response["token_ids"]) == ([2], [4])
+    assert TracerTraceToTriplet(llm_call_match="my.call").adapt([span("root", end=9.0), other]) == []
+
+
+def test_a_count_of_tokens_is_no_call() -> None:
+    assert TracerTraceToTriplet().adapt([span("c", name="anthropic.messages.count_tokens")]) == []
 
 
 def test_siblings_can_be_asked_for_rewards_only() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.errors import TrainingError
-from agentlightning.litagent import FunctionalLitAgent, not_redirected
-from tests.stub_model.script import Script
+from agentlightning.litagent import FunctionalLitAgent, exclude_from_redirect, not_redirected
+from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel, running
 
 
@@ -34,7 +35,7 @@ def trained() -> Iterator[StubModel]:
 @pytest.fixture
 def original() -> Iterator[StubModel]:
     """The provider that the agent calls when it is not trained."""
-    with running(models=("gpt-4.1-nano", "claude-sonnet-4-5", "judge")) as served:
+    with running(models=("gpt-4.1-nano", "claude", "judge")) as served:
         yield served
 
 
@@ -99,13 +100,75 @@ def test_tokens_are_counted_by_the_proxy_and_not_at_the_original_address(
     def agent(task: str) -> float:
         messages: Any = [{"role": "user", "content": task}]
         with anthropic.Anthropic(base_url=original.url, api_key="sk-mine", max_retries=0) as client:
-            return float(client.messages.count_tokens(model="claude-sonnet-4-5", messages=messages).input_tokens)
+            return float(client.messages.count_tokens(model="claude", messages=messages).input_tokens)
 
     spans = spans_of(agent, trained, sampling_parameters={"temperature": 0.5})
 
     assert (agl.find_final_reward(spans) or 0) > 0
     assert [span.name for span in spans if "gen_ai" in str(span.attributes)] == []
     assert original.requests == trained.requests == []
+
+
+def answered(client: openai.OpenAI, model: str, text: str) -> str:
+    reply = client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    return str(reply.choices[0].message.content)
+
+
+@pytest.mark.parametrize("way", ["model", "client", "block"])
+def test_a_judge_that_is_excluded_takes_no_reward_from_the_trained_model(
+    trained: StubModel, original: StubModel, way: str
+) -> None:
+    def agent(task: str) -> float:
+        with client_of(original) as client, client_of(original) as judge:
+            said = answered(client, "gpt-4.1-nano", task)
+            if way == "client":
+                exclude_from_redirect(judge)
+            with not_redirected() if way == "block" else nullcontext():
+                answered(judge, "judge", said)
+        return 1.0
+
+    exclude = ["judge"] if way == "model" else []
+    spans = spans_of(agent, trained, redirect_exclude=exclude)
+
+    (triplet,) = agl.TracerTraceToTriplet().adapt(spans)
+    assert (bool(triplet.response["token_ids"]), triplet.reward) == (True, 1.0)
+    assert "excluded" in [call.reason.value for call in agl.TraceToTrajectory().adapt(spans).dropped]
+    assert [request.body["model"] for request in original.requests] == ["judge"]
+
+
+def test_a_call_that_failed_is_no_triplet_and_no_conversation(trained: StubModel, original: StubModel) -> None:
+    def agent(task: str) -> float:
+        with client_of(original) as client:
+            said = answered(client, "gpt-4.1-nano", task)
+            trained.script = Script([Failure(400, "too long")])
+            with pytest.raises(openai.BadRequestError):
+                answered(client, "gpt-4.1-nano", said)
+        return 1.0
+
+    spans = spans_of(agent, trained)
+
+    (triplet,) = agl.TracerTraceToTriplet().adapt(spans)
+    assert (bool(triplet.response["token_ids"]), triplet.reward) == (True, 1.0)
+    (conversation,) = agl.TraceToMessages().adapt(spans)
+    assert conversation["messages"][-1]["role"] == "assistant"
+
+
+def test_responses_and_messages_are_triplets_without_a_proxy(original: StubModel) -> None:
+    def agent(task: str) -> float:
+        with client_of(original) as client:
+            client.responses.create(model="gpt-4.1-nano", input=task)
+        with anthropic.Anthropic(base_url=original.url, api_key="sk-mine", max_retries=0) as claude:
+            messages: Any = [{"role": "user", "content": task}]
+            claude.messages.create(model="claude", max_tokens=9, messages=messages)
+        return 1.0
+
+    runner, store = agl.LitAgentRunner[Any](agl.OtelTracer()), agl.InMemoryLightningStore()
+    with runner.run_context(agent=FunctionalLitAgent(agent), store=store):
+        rollout = asyncio.run(runner.step("Hello there", resources={}))
+    triplets = agl.TracerTraceToTriplet().adapt(asyncio.run(store.query_spans(rollout.rollout_id)))
+
+    assert [triplet.reward for triplet in triplets] == [None, 1.0]
+    assert [triplet.response["raw_content"][0]["content"] for triplet in triplets] == ["Hello there", "Hello there"]
 
 
 def test_a_training_whose_calls_bring_no_token_ids_stops_at_its_first_step(original: StubModel) -> None:

@@ -34,7 +34,10 @@ _UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "prepar
 _REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
 """What a call says of the model it asked for: the proxy's word first, for a backend may know it by another name."""
 
-_WITHOUT_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS)
+_WITHOUT_IDS: Final = (
+    *(DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS),
+    *(DropReason.UNREADABLE_IDS, DropReason.EXCLUDED),
+)
 _SOURCES_NAMED: Final = 3
 """Sources of calls without token ids that an error names."""
 

@@ -22,6 +22,7 @@ GROUPS_BY_FILE = {
     "test_litellm.py": ("openai2", "litellm"),
     "test_proxy_clients.py": BOTH,
     "test_pydantic_ai.py": ("openai3",),
+    "test_redirected_agents.py": BOTH,
     "test_smolagents.py": BOTH,
     "test_agentops.py": ("agentops",),
     "test_agentops_langchain.py": ("agentops",),

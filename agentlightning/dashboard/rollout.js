@@ -5,7 +5,7 @@ import {
   addressOf, ago, asText, badge, block, duration, empty, facts, firstLine, h, note, number, panel, swap, unfolding,
 } from "./dom.js";
 import { lastSpans } from "./rewards.js";
-import { callsOf, errorOf, finalReward, repeated, rewardsOf, treeOf } from "./traces.js";
+import { callsOf, errorOf, finalReward, repeated, rewardsOf, shownName, treeOf } from "./traces.js";
 
 const SPANS = 1000; // read at once
 const MOST_DEPTH = 12; // to which the tree is indented
@@ -181,7 +181,7 @@ function spanTree(trace, more) {
 }
 
 function spanRow(span, depth, from, whole) {
-  const name = h("span", { class: "name" }, span.name);
+  const name = h("span", { class: "name" }, shownName(span));
   name.style.paddingInlineStart = `${Math.min(depth, MOST_DEPTH)}em`;
   const lasts = (span.end_time ?? span.start_time) - span.start_time;
   const bar = h("i", { class: span.status?.status_code === "ERROR" ? "failed" : "" });
@@ -194,6 +194,7 @@ function spanRow(span, depth, from, whole) {
 
 function spanFacts(span) {
   const pairs = [
+    ["name", span.name],
     ["span_id", span.span_id],
     ["parent_id", span.parent_id],
     ["status", joinedStatus(span.status)],

@@ -1,6 +1,12 @@
 // Reading spans: rewards, errors, model calls as conversations, and the tree. Pure functions of plain data.
 
-const PROXY_SPANS = new Set(["litellm_request", "raw_gen_ai_request"]);
+// The LLM proxy's spans, whose names are those of earlier releases, and what they are called here.
+const PROXY_SPANS = new Map([
+  ["litellm_request", "model call (LLM proxy)"],
+  ["raw_gen_ai_request", "model call as sent and received"],
+]);
+
+export const shownName = (span) => PROXY_SPANS.get(span.name) ?? span.name;
 
 // ------------------------------------------------------------------ rewards and errors
 

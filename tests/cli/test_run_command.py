@@ -541,7 +541,7 @@ def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> Non
     shown = runs_here("--show", rollout.rollout_id)
 
     assert shown.returncode == 0, shown.stderr
-    assert re.search(r"litellm_request +│ stub-model +│ 5\+3 +│ [\d.]+ +│ Hello there", shown.stdout)
+    assert re.search(r"model call +│ stub-model +│ 5\+3 +│ [\d.]+ +│ Hello there", shown.stdout)
     assert "reward 1" in shown.stdout
 
 

@@ -150,7 +150,7 @@ async def test_rollout_shows_its_span_tree_and_conversation(page: Page, serve: S
     assert await page.ask(indents) == [
         ["agent", "0em"],
         ["openai.chat.completion", "1em"],
-        ["litellm_request", "2em"],
+        ["model call (LLM proxy)", "2em"],
         ["openai.chat.completion", "1em"],
         ["agentlightning.reward", "0em"],
     ]

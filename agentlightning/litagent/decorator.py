@@ -1,7 +1,7 @@
 """Plain functions as agents: what a function needs of the resources is handed to it by the name of the parameter.
 
 @rollout
-def agent(task, llm):            # or prompt_template, or `resources`, by name; and `rollout`, for its ids
+def agent(task, llm):            # or prompt_template, both, `resources` or neither; and `rollout`, for its ids
     ...
     return reward
 """
@@ -118,9 +118,9 @@ class FunctionalLitAgent(LitAgent[T]):
         if "rollout" in self._parameters:
             arguments["rollout"] = rollout
         if "llm" in self._parameters:
-            arguments["llm"] = self._plain(self._only(named, LLM), rollout)
+            arguments["llm"] = self._plain(self._only(named, LLM, "llm"), rollout)
         if "prompt_template" in self._parameters:
-            arguments["prompt_template"] = self._only(named, PromptTemplate)
+            arguments["prompt_template"] = self._only(named, PromptTemplate, "prompt_template")
         if "resources" in self._parameters:
             arguments["resources"] = {
                 name: self._usable(one, rollout) for name, one in scoped_to(self._name, given).items()
@@ -133,13 +133,14 @@ class FunctionalLitAgent(LitAgent[T]):
             return self._plain(resource, rollout)
         return resource
 
-    def _only(self, resources: NamedResources, kind: type[_ResourceT]) -> _ResourceT:
+    def _only(self, resources: NamedResources, kind: type[_ResourceT], parameter: str) -> _ResourceT:
         """The resource of this kind; of several, the first."""
         found = [(name, resource) for name, resource in resources.items() if isinstance(resource, kind)]
         if not found:
             raise ConfigurationError(
-                f"{self._name} needs a resource of type {kind.__name__}, and the rollout has none; "
-                f"it has {sorted(resources) or 'no resources at all'}."
+                f"{self._name} asks for {parameter}, a resource of type {kind.__name__}, and the rollout has "
+                f"{sorted(resources) or 'no resources at all'}; give the Trainer "
+                f"initial_resources={{'{parameter}': {kind.__name__}(...)}}, or publish one with store.add_resources."
             )
         name, resource = found[0]
         if len(found) > 1:
@@ -229,20 +230,13 @@ def prompt_rollout(
 
 
 def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:
-    """Make an agent of a function that takes a task and an `llm`, a `prompt_template`, or all `resources`."""
-    for decorate, validate in (
-        (llm_rollout, _validate_llm_rollout_func),
-        (prompt_rollout, _validate_prompt_rollout_func),
-    ):
-        try:
-            validate(func)
-        except ConfigurationError:
-            continue
-        return decorate(func)
-    if [*inspect.signature(func).parameters][:1] == ["task"] and "resources" in inspect.signature(func).parameters:
-        return FunctionalLitAgent(func)
-    raise NotImplementedError(
-        f"{getattr(func, '__name__', func)!r} does not match any known agent patterns: its first parameter must be "
-        "'task', and another 'llm', 'prompt_template' or 'resources'; it has "
-        f"{list(inspect.signature(func).parameters)}."
-    )
+    """Make an agent of a function of a task and, by name, of what it needs: llm, prompt_template, resources, rollout."""
+    parameters = list(inspect.signature(func).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    unknown = [p for p in parameters[1:] if p.name != "rollout" and p.default is p.empty and p.kind not in _OPEN_KINDS]
+    if names[:1] != ["task"] or (unknown and not {"llm", "prompt_template", "resources"} & set(names)):
+        raise NotImplementedError(
+            f"{getattr(func, '__name__', func)!r} does not match any known agent patterns: its first parameter must be "
+            f"'task', and others without a default 'llm', 'prompt_template', 'resources' or 'rollout'; it has {names}."
+        )
+    return FunctionalLitAgent(func)

@@ -220,20 +220,20 @@ class AttemptRun:
     # ------------------------------------------------------------------ what it needs
 
     async def _stored_resources(self) -> NamedResources:
+        """The resources that the rollout names or, if it names none, the latest; empty if there are none."""
         resources_id, store = self.rollout.resources_id, self.around.store
         if resources_id is None:
-            update = await store.get_latest_resources()
-        else:
-            update = await store.get_resources_by_id(resources_id)
-        if update is None:
-            missing = (
-                "There are no resources yet" if resources_id is None else f"Resources '{resources_id}' are missing"
-            )
+            if self.around.abilities.tells_resources and self.claim is not None and self.claim.version is None:
+                return {}  # the claim would have brought some
+            latest = await store.get_latest_resources()
+            return {} if latest is None else latest.resources
+        named = await store.get_resources_by_id(resources_id)
+        if named is None:
             raise RolloutFailed(
-                f"{missing}, so rollout '{self.rollout.rollout_id}' cannot run; publish some with store.add_resources, "
-                "or give the Trainer initial_resources."
+                f"Resources '{resources_id}' are missing, so rollout '{self.rollout.rollout_id}' cannot run; publish "
+                "them with store.update_resources, or enqueue it with the id of others."
             )
-        return update.resources
+        return named.resources
 
     # ------------------------------------------------------------------ the agent
 

@@ -112,7 +112,9 @@ def test_what_get_resources_returned_will_do() -> None:
 
 
 def test_resources_that_are_missing_are_named() -> None:
-    with pytest.raises(ValueError, match=r"at_the_top needs a resource of type LLM.*'prompt'"):
+    with pytest.raises(
+        ValueError, match=r"at_the_top asks for llm, a resource of type LLM.*'prompt'.*initial_resources"
+    ):
         calling(at_the_top, {"prompt": PROMPT})
     with pytest.raises(ValueError, match="no resources at all"):
         calling(at_the_top, {})
@@ -253,7 +255,7 @@ def test_a_function_that_is_no_prompt_agent_is_told_why() -> None:
     assert _validate_prompt_rollout_func(lambda task, prompt_template: None)
 
 
-@pytest.mark.parametrize("function", [no_parameters, only_a_task, task_comes_second, takes_anything])
+@pytest.mark.parametrize("function", [no_parameters, task_comes_second])
 def test_a_function_that_is_no_agent_at_all_is_told(function: Any) -> None:
     with pytest.raises(NotImplementedError, match="does not match any known agent patterns"):
         rollout(function)
@@ -265,6 +267,11 @@ def test_all_resources_are_handed_in_by_name() -> None:
     given = calling(agent, {"llm": MODEL, "<lambda>/llm": PROXY, "critic/llm": OTHER}, ATTEMPTED)
 
     assert given == {"llm": PROXY.with_attempted_rollout(ATTEMPTED), "critic/llm": OTHER}
+
+
+@pytest.mark.parametrize("function", [only_a_task, takes_anything])
+def test_a_function_that_asks_for_no_resource_is_an_agent(function: Any) -> None:
+    assert rollout(function).rollout("task", {}, PLAIN) is None
 
 
 def by_position_alone(task: str, llm: LLM, /) -> None: ...

@@ -111,11 +111,18 @@ async def test_spans_of_an_agent_that_failed_are_kept() -> None:
     assert len(await worked.span_names()) == 2
 
 
-async def test_missing_resources_fail_the_attempt_with_a_reason() -> None:
-    worked = await work_off(Answering(lambda _: 1.0), store=InMemoryLightningStore())
+async def test_an_agent_in_a_store_without_resources_gets_an_empty_mapping() -> None:
+    seen: list[NamedResources] = []
 
-    assert await worked.statuses() == ["failed"]
-    assert "There are no resources yet" in (await worked.error())["message"]
+    class Looking(LitAgent[Any]):
+        def rollout(self, task: Any, resources: NamedResources, rollout: Rollout) -> float:
+            seen.append(resources)
+            return 1.0
+
+    worked = await work_off(Looking(), store=InMemoryLightningStore())
+
+    assert await worked.statuses() == ["succeeded"]
+    assert seen == [{}]
 
 
 async def test_missing_resources_of_an_id_are_named() -> None:

@@ -12,6 +12,7 @@ from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.attempt import AttemptRun, Surroundings
 from agentlightning.runner.base import Runner
 from agentlightning.runner.crew import Crew, Place
+from agentlightning.runner.failures import FailureLog
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
 from agentlightning.runner.shift import Shift
 from agentlightning.store.base import LightningStore
@@ -20,7 +21,7 @@ from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
-from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
 
@@ -86,6 +87,8 @@ class LitAgentRunner(Runner[T_task]):
         self._worker_name = worker_name
         self.templates = TrustedTemplates(allow_all=allow_poml)
         """Which POML templates agents may format."""
+        self.failures = FailureLog()
+        """Logs rollouts that failed."""
         self._worker_token: str | None = None
         self._store_worker_id: str | None = None
         self._agent: LitAgent[T_task] | None = agent
@@ -95,7 +98,7 @@ class LitAgentRunner(Runner[T_task]):
         self._around: Surroundings | None = None
         self._is_new = True
         self._is_told_of_outage = False
-        self._threads = DaemonThreads("agent")
+        self._threads: DaemonThreads = DaemonThreads("agent")
 
     # ------------------------------------------------------------------ life cycle
 
@@ -172,6 +175,10 @@ class LitAgentRunner(Runner[T_task]):
     def get_store_worker_id(self) -> str:
         """What the store calls this worker: its name, and what sets it apart from all others, as of `init_worker`."""
         return self._store_worker_id or self.get_worker_id()
+
+    def set_calling_thread(self, thread: CallingThread) -> None:
+        """Run a plain agent in this thread, one rollout after the other, until `teardown`."""
+        self._threads, self._max_concurrency = thread, 1
 
     def set_worker_token(self, token: str) -> None:
         """Have the next `init_worker` end the id in the store with this token, by which others recognise it."""
@@ -380,6 +387,7 @@ class LitAgentRunner(Runner[T_task]):
                 worker_id=self.get_store_worker_id(),
                 hooks=self._hooks,
                 templates=self.templates,
+                failures=self.failures,
             )
         return self._around
 

@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.crew import LEAVING_SECONDS, Place
+from agentlightning.runner.failures import FailureLog, FailureNote
 from agentlightning.runner.known_resources import KnownResources
 from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
 from agentlightning.store.base import UNSET, LightningStore, Unset
@@ -49,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS: Final = 5.0
 """How long an agent that was cancelled may take to end before it is left behind."""
-_LONGEST_TEXT: Final = 20_000
-"""Characters of a message, and of a traceback, that are kept on the attempt."""
 
 
 @dataclass
@@ -67,6 +64,7 @@ class Surroundings:
     hooks: Sequence[Hook] = ()
     known: KnownResources = field(default_factory=KnownResources)
     templates: TrustedTemplates = field(default_factory=TrustedTemplates)
+    failures: FailureLog = field(default_factory=FailureLog)
     running: dict[str, str] = field(default_factory=dict)
     """Rollouts by the attempts that run now."""
 
@@ -147,16 +145,10 @@ class AttemptRun:
         except KeyboardInterrupt as error:
             self.error, is_claiming = error, False
             raise
-        except BaseException as error:  # a failed rollout is data: it is recorded on the attempt
+        except BaseException as error:  # noqa: BLE001 # a failed rollout is data: it is recorded on the attempt
             self.error = error
             status = "timeout" if isinstance(error, AttemptTimedOut) else "failed"
-            logger.error(
-                "Rollout %s failed: %s: %s",
-                self.rollout.rollout_id,
-                type(error).__name__,
-                error,
-                exc_info=None if isinstance(error, RolloutFailed) else error,
-            )
+            self.around.failures.add(self.rollout.rollout_id, error)
         finally:
             try:
                 if self._proxies and status != "unresponsive":
@@ -372,13 +364,7 @@ class AttemptRun:
         """What the attempt should say besides its status."""
         notes: dict[str, Any] = {}
         if self.error is not None:
-            text = "".join(traceback.format_exception(self.error))
-            notes["error"] = {
-                "type": type(self.error).__name__,
-                "message": str(self.error)[:_LONGEST_TEXT],
-                "traceback": text[-_LONGEST_TEXT:],
-                "time": time.time(),
-            }
+            notes["error"] = FailureNote.of(self.error).as_metadata()
         losses = self.around.tracer.get_last_losses() if self.spans else None
         if losses is not None and losses.count:
             notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}

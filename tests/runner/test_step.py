@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, RolloutFailed
+from agentlightning.errors import ConfigurationError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -67,24 +67,13 @@ async def test_a_step_raises_what_the_agent_raised_after_the_attempt_was_marked(
     assert [r.status for r in await store.query_rollouts()] == ["failed"]
 
 
-async def test_a_step_without_resources_fails_in_words() -> None:
+async def test_a_step_needs_no_resources() -> None:
     runner = a_runner()
 
-    with (
-        runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()),
-        pytest.raises((RuntimeError, RolloutFailed), match="no resources"),
-    ):
-        await runner.step("task")
+    with runner.run_context(agent=Answering(lambda _: 1.0), store=InMemoryLightningStore()):
+        rollout = await runner.step("task")
 
-
-async def test_missing_resources_are_a_runtime_error_as_in_the_0_2_release() -> None:
-    runner = a_runner()
-
-    with (
-        runner.run_context(agent=Answering(lambda _: None), store=InMemoryLightningStore()),
-        pytest.raises(RuntimeError),
-    ):
-        await runner.step("task")
+    assert rollout.status == "succeeded"
 
 
 async def test_a_rollout_that_is_gone_after_its_step_is_an_error() -> None:

@@ -1,0 +1,106 @@
+"""Failures of agents: which are of one kind, what is kept of them, and how they are logged."""
+
+import logging
+import pickle
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import ConfigurationError
+from agentlightning.runner import failures
+from agentlightning.runner.failures import FailureLog, FailureNote
+from tests.runner.working import Answering, work_off
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:  # whichever it is
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_alike"),
+    [
+        (KeyError("name"), KeyError("age"), True),
+        (ValueError("row 17 is bad"), ValueError("row 18 is bad"), True),
+        (ValueError("no answer from ro-1f2a"), ValueError("no answer from ro-9c3d"), True),
+        (ValueError("a"), TypeError("a"), False),
+        (ValueError("too long"), ValueError("too short"), False),
+    ],
+    ids=["quoted text", "numbers", "ids", "types", "words"],
+)
+def test_failures_of_one_kind_differ_in_what_varies_alone(
+    one: BaseException, other: BaseException, are_alike: bool
+) -> None:
+    kinds = {FailureNote.of(raised(error)).kind for error in (one, other)}
+
+    assert (len(kinds) == 1) is are_alike
+
+
+def test_failures_of_different_lines_are_of_different_kinds() -> None:
+    def elsewhere() -> BaseException:
+        try:
+            raise ValueError("a")
+        except ValueError as error:
+            return error
+
+    assert FailureNote.of(raised(ValueError("a"))).kind != FailureNote.of(elsewhere()).kind
+
+
+async def test_the_traceback_on_an_attempt_begins_with_the_agent() -> None:
+    def answer(_: Any) -> None:
+        raise KeyError("lost")
+
+    worked = await work_off(Answering(answer))
+
+    frames = [line for line in (await worked.error())["traceback"].splitlines() if line.startswith("  File ")]
+    assert "working.py" in frames[0]
+    assert frames[-1].endswith("in answer")
+
+
+def test_an_error_of_ours_that_the_agent_has_no_part_in_needs_no_traceback() -> None:
+    code = compile("def fail(error):\n    raise error", f"{failures._PACKAGE}inside.py", "exec")
+    exec(code, namespace := {"error": ConfigurationError("asks for llm")})
+    with pytest.raises(ConfigurationError) as caught:
+        namespace["fail"](ConfigurationError("asks for llm"))
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # type: ignore[union-attr] # the test's own frame
+
+    assert "File" not in FailureNote.of(caught.value).traceback
+
+
+def test_later_failures_of_a_kind_are_one_line_a_second_with_their_count(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now)
+    log = FailureLog()
+
+    for number in range(3):
+        log.add(f"ro-{number}", raised(KeyError("nmae")))
+    now += failures.REPEAT_SECONDS
+    log.add("ro-3", raised(KeyError("nmae")))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "Rollout ro-0 failed: KeyError: 'nmae'",
+        "Rollout ro-3 failed as before (4 times now): KeyError: 'nmae'",
+    ]
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False]
+
+
+def test_a_log_of_failures_travels_to_another_process_as_new(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(logging.WARNING)
+    log.add("ro-0", raised(KeyError("nmae")))
+
+    pickle.loads(pickle.dumps(log)).add("ro-1", raised(KeyError("nmae")))
+
+    assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, True)] * 2
+
+
+def test_a_log_keeps_a_limited_number_of_kinds() -> None:
+    log = FailureLog(logging.DEBUG)
+
+    for number in range(failures.MOST_KINDS + 5):
+        log.add("ro-0", raised(ValueError("x" * number)))
+
+    assert len(log._seen) == failures.MOST_KINDS

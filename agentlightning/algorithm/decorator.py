@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, NamedResources
 
 __all__ = ["FunctionalAlgorithm", "algo"]
 
@@ -60,6 +60,10 @@ class FunctionalAlgorithm(Algorithm):
         """A coroutine for whoever awaits it; what a plain function returns is of no use."""
         result = self._algorithm_func(**arguments)
         return result if self.is_async() else None
+
+    def dev_resources(self) -> NamedResources | None:
+        """What `Trainer.dev` has agents run with: the initial resources. The function itself is not called."""
+        return self.get_initial_resources()
 
     @property
     def _name(self) -> str:

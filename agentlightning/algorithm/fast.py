@@ -1,8 +1,10 @@
 """Algorithms that train nothing: they show that an agent, its data and its rewards work, before an expensive run."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final, Literal
 
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID, Algorithm
@@ -10,18 +12,26 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Dataset, Rollout, RolloutMode, Span
 
-__all__ = ["Baseline", "FastAlgorithm"]
+__all__ = ["DEV_RESOURCES_ID", "Baseline", "DryRun", "FastAlgorithm"]
 
 logger = logging.getLogger(__name__)
 
 SpanVerbosity = Literal["keys", "key_values", "none"]
+DEV_RESOURCES_ID: Final = "dev"
+"""Under which a `DryRun` publishes the resources that it was given."""
 _QUEUED: Final = ("queuing", "requeuing")
 _SHORTEST_WAIT_SECONDS: Final = 0.01
 """A wait of no time at all would leave the event loop to nobody else."""
 
 
 class FastAlgorithm(Algorithm):
-    """Marks an algorithm as fit for `Trainer.dev`: quick, and free of side effects on models."""
+    """Marks an algorithm that `Trainer.dev` runs as it is: quick, and free of side effects on models.
+
+    Any other algorithm may define `dev_resources()`, plain or async, which `Trainer.dev` calls instead of running it.
+    It gives what agents run with before anything is learned: resources by name, None for the latest in the store, or
+    an async context manager that yields one of these and cleans up. Store, proxy, trainer and initial resources are
+    set before.
+    """
 
 
 class Baseline(FastAlgorithm):
@@ -63,30 +73,43 @@ class Baseline(FastAlgorithm):
             )
             return
         store = self.get_store()
-        resources_id = await self._publish(store)
-        for epoch in range(self.n_epochs):
-            harvests: list[asyncio.Task[None]] = []
-            try:
-                for mode, sample in samples:
-                    await self._wait_for_room(store)
-                    rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
-                    name = f"harvest-{rollout.rollout_id}"
-                    harvests.append(asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name))
-                logger.info("Epoch %d of %d: %d rollouts sent.", epoch + 1, self.n_epochs, len(harvests))
-                await asyncio.gather(*harvests)
-            finally:
-                for harvest in harvests:
-                    harvest.cancel()
-                await asyncio.gather(*harvests, return_exceptions=True)
+        async with self._published(store) as resources_id:
+            for epoch in range(self.n_epochs):
+                await self._send(store, samples, resources_id)
+                logger.info("Epoch %d of %d: %d rollouts are done.", epoch + 1, self.n_epochs, len(samples))
 
-    async def _publish(self, store: LightningStore) -> str | None:
+    @asynccontextmanager
+    async def _published(self, store: LightningStore) -> AsyncIterator[str | None]:
+        """The id of what rollouts run with; None takes the latest resources of the store."""
         resources = self.get_initial_resources()
         if resources is None:
-            return None
+            yield None
+            return
         published = await store.get_resources_by_id(INITIAL_RESOURCES_ID)  # by the trainer, if there is one
         if published is None or published.resources != resources:
             published = await store.update_resources(INITIAL_RESOURCES_ID, resources)
-        return published.resources_id
+        yield published.resources_id
+
+    async def _send(
+        self, store: LightningStore, samples: Sequence[tuple[RolloutMode, Any]], resources_id: str | None
+    ) -> None:
+        """Send every task, and wait for all; where it is stopped, what nobody has begun with is withdrawn."""
+        harvests: dict[str, asyncio.Task[None]] = {}
+        try:
+            for mode, sample in samples:
+                await self._wait_for_room(store)
+                rollout = await store.enqueue_rollout(input=sample, mode=mode, resources_id=resources_id)
+                name = f"harvest-{rollout.rollout_id}"
+                harvests[rollout.rollout_id] = asyncio.create_task(self._harvest(store, rollout.rollout_id), name=name)
+            await asyncio.gather(*harvests.values())
+        except asyncio.CancelledError:
+            for rollout in await store.query_rollouts(status=_QUEUED, rollout_ids=list(harvests)):
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
+            raise
+        finally:
+            for harvest in harvests.values():
+                harvest.cancel()
+            await asyncio.gather(*harvests.values(), return_exceptions=True)
 
     async def _wait_for_room(self, store: LightningStore) -> None:
         while len(await store.query_rollouts(status=_QUEUED)) > self.max_queue_length:  # noqa: ASYNC110 # any store
@@ -104,7 +127,9 @@ class Baseline(FastAlgorithm):
             for span in await store.query_spans(rollout_id, attempt.attempt_id):
                 self._log_span(rollout_id, attempt, span)
         logger.info("[Rollout %s] Finished with status %s", rollout_id, rollout.status)
-        self._log_adapted(rollout_id, list(await store.query_spans(rollout_id, "latest")))
+        spans = list(await store.query_spans(rollout_id, "latest"))
+        if spans and rollout.status == "succeeded":
+            self._log_adapted(rollout_id, spans)
 
     def _log_attempt(self, rollout_id: str, attempt: Attempt) -> None:
         logger.info(
@@ -144,6 +169,38 @@ class Baseline(FastAlgorithm):
             logger.warning("[Rollout %s] The adapter could not read its spans: %s", rollout_id, error)
         else:
             logger.info("[Rollout %s] Adapted data: %s", rollout_id, adapted)
+
+
+class DryRun(Baseline):
+    """Sends every task once, with the resources of an algorithm that is not run: what `Trainer.dev` does with it."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+
+    @asynccontextmanager
+    async def _published(self, store: LightningStore) -> AsyncIterator[str | None]:
+        async with await self._offered() as resources:
+            if resources is not None and not isinstance(resources, Mapping):
+                raise TypeError(
+                    f"{type(self._algorithm).__name__}.dev_resources() must give the resources by name, None, or an "
+                    f"async context manager that yields them; it gave a {type(resources).__name__}."
+                )
+            update = None if resources is None else await store.update_resources(DEV_RESOURCES_ID, dict(resources))
+            yield None if update is None else update.resources_id
+
+    async def _offered(self) -> AbstractAsyncContextManager[Any]:
+        """What the algorithm has agents run with, while the context lasts."""
+        algorithm: Any = self._algorithm
+        algorithm.set_store(self.get_store())
+        algorithm.set_llm_proxy(self.get_llm_proxy())
+        algorithm.set_trainer(self.get_trainer())
+        if (initial := self.get_initial_resources()) is not None:
+            algorithm.set_initial_resources(initial)
+        offered = algorithm.dev_resources()
+        if inspect.isawaitable(offered):
+            offered = await offered
+        return offered if isinstance(offered, AbstractAsyncContextManager) else nullcontext(offered)
 
 
 def _samples(dataset: Dataset[Any] | None, mode: RolloutMode) -> Iterator[tuple[RolloutMode, Any]]:

@@ -4,14 +4,22 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset
 
-__all__ = ["batch_iter_over_dataset", "report_metrics", "shuffled_batches", "with_llm_proxy", "with_store"]
+__all__ = [
+    "batch_iter_over_dataset",
+    "report_metrics",
+    "running_proxy",
+    "shuffled_batches",
+    "with_llm_proxy",
+    "with_store",
+]
 
 _T = TypeVar("_T")
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
@@ -95,23 +103,30 @@ def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[
 
         @functools.wraps(method)
         async def wrapper(self: Algorithm, *args: Any, **kwargs: Any) -> Any:
-            proxy = self.get_llm_proxy()
-            if proxy is None and required:
+            if required and self.get_llm_proxy() is None:
                 raise ConfigurationError(
                     f"{type(self).__name__}.{method.__name__} needs an LLM proxy; give the Trainer one as llm_proxy."
                 )
-            is_ours = proxy is not None and auto_start and not proxy.is_running()
-            if is_ours:
-                await _awaited(proxy.start())
-            try:
+            async with running_proxy(self, auto_start=auto_start) as proxy:
                 return await method(self, proxy, *args, **kwargs)
-            finally:
-                if is_ours:
-                    await _awaited(proxy.stop())
 
         return wrapper  # type: ignore[return-value] # it takes one argument less than what it wraps
 
     return decorate
+
+
+@asynccontextmanager
+async def running_proxy(algorithm: Algorithm, *, auto_start: bool = True) -> AsyncIterator[Any]:
+    """The LLM proxy of an algorithm, None if it has none; one that does not run is started, and stopped afterwards."""
+    proxy = algorithm.get_llm_proxy()
+    is_ours = proxy is not None and auto_start and not proxy.is_running()
+    if is_ours:
+        await _awaited(proxy.start())
+    try:
+        yield proxy
+    finally:
+        if is_ours:
+            await _awaited(proxy.stop())
 
 
 async def _awaited(result: Any) -> None:

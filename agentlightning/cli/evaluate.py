@@ -113,7 +113,7 @@ def _failed_reward(text: str) -> FailedReward:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and tell; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.attempt": "CRITICAL"})
+    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.failures": "CRITICAL"})
     if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]

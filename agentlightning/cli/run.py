@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command and arguments.show is None:
         parser.error("there is no program to run; write it behind two dashes: agl run -- python script.py")
     # A program that failed has said so itself, and the report says it again.
-    told_here = ("agentlightning.runner.attempt", "agentlightning.llm_proxy.settling")
+    told_here = ("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.settling")
     setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.show is not None:

@@ -230,7 +230,7 @@ def prompt_rollout(
 
 
 def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:
-    """Make an agent of a function of a task and, by name, of what it needs: llm, prompt_template, resources, rollout."""
+    """Make an agent of a function of a task and, by name, of an llm, prompt_template, resources or rollout."""
     parameters = list(inspect.signature(func).parameters.values())
     names = [parameter.name for parameter in parameters]
     unknown = [p for p in parameters[1:] if p.name != "rollout" and p.default is p.empty and p.kind not in _OPEN_KINDS]

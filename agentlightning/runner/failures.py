@@ -56,7 +56,7 @@ class FailureNote:
         noted = (metadata or {}).get("error")
         if not isinstance(noted, Mapping):
             return None
-        return cls(*(str(noted.get(name) or "") for name in ("type", "message", "traceback")))
+        return cls(*(_printable(noted.get(name)) for name in ("type", "message", "traceback")))
 
     def as_metadata(self) -> dict[str, Any]:
         return {**vars(self), "time": time.time()}
@@ -79,6 +79,11 @@ def agent_traceback(error: BaseException) -> TracebackType | None:
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         found = found.tb_next
     return found or (None if isinstance(error, AgentLightningError) else error.__traceback__)
+
+
+def _printable(text: object) -> str:
+    """A text out of a store without anything that a terminal could take for a command."""
+    return "".join(one if one.isprintable() or one in "\n\t" else " " for one in str(text or ""))
 
 
 def _message_of(error: BaseException) -> str:

@@ -18,13 +18,14 @@ from agentlightning.execution.stranded import until_deserted
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
+from agentlightning.runner.failures import FailureLog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Hook, NamedResources
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
-from agentlightning.utils.daemon_threads import DaemonThreads
+from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.id import generate_id
 
 __all__ = ["AlgorithmSide", "RunnerSide", "Switches"]
@@ -67,6 +68,8 @@ class AlgorithmSide:
     """Whether it has ended, however it did."""
     is_done: bool = False
     """Whether the algorithm has run to its end, without an error."""
+    rollout_failure: TrainingError | None = None
+    """Why the run has failed though the algorithm has not: every rollout did."""
     deserted_seconds: float = LOST_WORKER_SECONDS
     """How long rollouts may wait without a sign of life of any worker."""
     _failure: TrainingError | None = None
@@ -216,6 +219,11 @@ class RunnerSide:
     is_alone: bool = False
     """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
 
+    failures: FailureLog = field(default_factory=FailureLog)
+    """Logs rollouts that failed, for all workers of a process."""
+    thread: CallingThread | None = None
+    """Where a plain agent runs, instead of in threads of each worker's own. A stop ends the worker at once then: the
+    thread does not come back to it."""
     worker_token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
     """At the end of the ids of this training's workers, and of no others."""
 
@@ -232,10 +240,15 @@ class RunnerSide:
             runner.set_worker_token(self.worker_token)
             runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
             runner.templates.add(self.initial_resources)
+            runner.failures = self.failures
+            if self.thread is not None:
+                runner.set_calling_thread(self.thread)
         runner.init(agent=self.agent, hooks=self.hooks)
         try:
             runner.init_worker(worker_id, store)
-            follow = asyncio.create_task(self._follow_switches(runner, event), name="switches")
+            task = asyncio.current_task()
+            assert task is not None  # we are in a coroutine
+            follow = asyncio.create_task(self._follow_switches(runner, event, task), name="switches")
             try:
                 await self._until_prepared(event)
                 await runner.iter(event=event)
@@ -250,12 +263,15 @@ class RunnerSide:
         while not (self.is_alone or self.switches.prepared.is_set() or event.is_set()):  # noqa: ASYNC110 # the event may be another process's
             await asyncio.sleep(PREPARED_SECONDS)
 
-    async def _follow_switches(self, runner: Runner[Any], event: ExecutionEvent) -> None:
-        """Pause, go on and, if alone, stop with the training."""
+    async def _follow_switches(self, runner: Runner[Any], event: ExecutionEvent, task: "asyncio.Task[Any]") -> None:
+        """Pause, go on and, if alone or in the calling thread, stop with the training."""
         is_paused = False
         while True:
             if self.is_alone and self.switches.stopped.is_set():
                 event.set()
+            if self.thread is not None and self.switches.stopped.is_set():
+                task.cancel()
+                return
             if isinstance(runner, LitAgentRunner) and self.switches.paused.is_set() != is_paused:
                 is_paused = not is_paused
                 (runner.pause if is_paused else runner.resume)()

@@ -1,6 +1,6 @@
-"""SIGTERM during a training: everything is stopped, the run is closed, and the program ends.
+"""Signals during a training. At SIGTERM everything is stopped, the run is closed, and the program ends.
 
-The signal's handler must not touch a lock that the interrupted code may hold, so it only hands the news to a thread,
+The handler of SIGTERM must not touch a lock that the interrupted code may hold, so it only hands the news to a thread,
 which stops the training as a user would. A program that handles SIGTERM itself is left alone.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["EXIT_CODE", "stopped_by_sigterm"]
+__all__ = ["EXIT_CODE", "interrupted_by_sigint", "stopped_by_sigterm"]
 
 EXIT_CODE: Final = 128 + signal.SIGTERM
 """What a shell says of a program that SIGTERM ended."""
@@ -59,3 +59,22 @@ def stopped_by_sigterm(stop: Callable[[], None], is_running: Callable[[], bool])
         thread.join()
     if count:
         sys.exit(EXIT_CODE)
+
+
+@contextmanager
+def interrupted_by_sigint() -> Iterator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt in a main thread that blocks its event loop.
+
+    The handler of `asyncio.run` cancels the main task instead, which comes to nothing while the task itself blocks. A
+    handler of the program's own is left alone.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_of_asyncio = getattr(getattr(before, "func", before), "__module__", "").startswith("asyncio")
+    if threading.current_thread() is not threading.main_thread() or not is_of_asyncio:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

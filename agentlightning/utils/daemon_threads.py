@@ -7,17 +7,23 @@ program from ending.
 import asyncio
 import contextlib
 import contextvars
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # another one than the builtin in Python 3.10
 from typing import Any, Final, TypeVar
 
-__all__ = ["DaemonThreads", "in_background"]
+__all__ = ["CallingThread", "DaemonThreads", "in_background"]
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 IDLE_SECONDS: Final = 10.0
 """After which a thread without work ends."""
+INTERRUPT_SECONDS: Final = 0.1
+"""Between two calls of what interrupts work."""
 END_SECONDS: Final = 1.0
 """How long an idle thread is waited for when all are to end."""
 _Job = tuple[Callable[[], Any], contextvars.Context, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
@@ -72,17 +78,13 @@ class DaemonThreads:
 
     def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
         while (job := self._next(jobs)) is not None:
-            function, context, loop, future = job
-            try:
-                outcome, error = context.run(function), None
-            except BaseException as caught:  # noqa: BLE001 # whatever it is, it is raised where the function was asked for
-                outcome, error = None, caught
+            outcome, error = _called(job[0], job[1])
             with self._changing:
                 is_closed = self._is_closed
                 if not is_closed:
                     self._idle.append(jobs)
-            _tell(loop, future, outcome, error)
-            del job, function, context, loop, future, outcome, error
+            _tell(job, outcome, error)
+            del job, outcome, error
             if is_closed:
                 self._threads.pop(id(jobs), None)
                 return
@@ -116,9 +118,65 @@ def in_background(name: str, function: Callable[[], _T]) -> "Future[_T]":
     return future
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", outcome: Any, error: BaseException | None
-) -> None:
+class CallingThread(DaemonThreads):
+    """The thread that waits for work in another thread, and runs functions for it meanwhile, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__("calling")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    def wait_for(self, work: Callable[[], _T], interrupt: Callable[[], None]) -> _T:
+        """Do the work in another thread, in the caller's context; what it raises is raised here.
+
+        Args:
+            interrupt: Called after Ctrl-C, again and again until the work ends. No function is run any more then, and
+                one that Ctrl-C ended is not answered: the work is to end, not to go on. A second Ctrl-C raises.
+        """
+        result = in_background("work", work)
+        result.add_done_callback(lambda _: self._jobs.put(None))
+        is_interrupted = False
+        while not result.done():
+            try:
+                if is_interrupted:
+                    interrupt()
+                    with contextlib.suppress(FutureTimeout):
+                        result.exception(INTERRUPT_SECONDS)
+                else:
+                    self._run_next()
+            except KeyboardInterrupt:
+                if is_interrupted:
+                    raise
+                logger.warning("KeyboardInterrupt received; stopping.")
+                is_interrupted = True
+        return result.result()
+
+    def close(self) -> None:
+        """The thread is the caller's."""
+
+    def _a_thread(self) -> "queue.SimpleQueue[_Job | None]":
+        return self._jobs
+
+    def _run_next(self) -> None:
+        job = self._jobs.get()
+        if job is None or job[-1].done():  # nobody waits any more for one that is done
+            return
+        outcome, error = _called(job[0], job[1])
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        _tell(job, outcome, error)
+
+
+def _called(function: Callable[[], Any], context: contextvars.Context) -> tuple[Any, BaseException | None]:
+    """What a function returned, and what it raised. The future is not in reach of the traceback, which it will hold."""
+    try:
+        return context.run(function), None
+    except BaseException as error:  # noqa: BLE001 # whatever it is, it is raised where the function was asked for
+        return None, error
+
+
+def _tell(job: _Job, outcome: Any, error: BaseException | None) -> None:
+    _, _, loop, future = job
+
     def tell() -> None:
         if future.done():  # nobody waits any more
             return

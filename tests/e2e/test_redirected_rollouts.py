@@ -8,6 +8,7 @@ import openai
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import TrainingError
 from agentlightning.litagent import FunctionalLitAgent
 from agentlightning.utils.attempt_keys import AttemptKey, read_attempt_key
 from tests.e2e.server_process import free_port, left_behind
@@ -148,7 +149,7 @@ def test_a_proxy_that_does_not_answer_fails_the_rollouts_and_the_original_is_not
         progress="off",
     )
 
-    with client:
+    with client, pytest.raises(TrainingError, match="2 of 2 rollouts failed with APIConnectionError"):
         trainer.fit(FunctionalLitAgent(agent), TASKS[:2])
 
     assert {rollout.status for rollout in asyncio.run(trainer.store.query_rollouts())} == {"failed"}

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import TrainingError
 from agentlightning.store import SqliteLightningStore
 from tests.e2e.server_process import free_port, left_behind
 from tests.e2e.training_script import PATIENT
@@ -108,7 +109,7 @@ async def check_calls(store: agl.LightningStore, tasks: list[str]) -> None:
         assert [triplet.reward for triplet in triplets] == [1.0]
 
 
-def test_a_model_that_fails_fails_the_rollout_and_not_the_training(model: StubModel) -> None:
+def test_a_model_that_never_answers_fails_the_training_with_the_reason(model: StubModel) -> None:
     model.script = Script(lambda request: (_ for _ in ()).throw(ValueError("broken")))
     trainer = agl.Trainer(
         algorithm=agl.Baseline(),
@@ -117,7 +118,8 @@ def test_a_model_that_fails_fails_the_rollout_and_not_the_training(model: StubMo
         progress="off",
     )
 
-    trainer.fit(answering, ["one", "two"])
+    with pytest.raises(TrainingError, match="2 of 2 rollouts failed with APIConnectionError"):
+        trainer.fit(answering, ["one", "two"])
 
     assert {rollout.status for rollout in asyncio.run(trainer.store.query_rollouts())} == {"failed"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm import algo
+from agentlightning.algorithm import Algorithm, algo
 from agentlightning.emitter import find_final_reward
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import (
@@ -321,9 +321,13 @@ def test_data_sets_without_an_algorithm_are_told() -> None:
         a_trainer(algorithm=None).fit(Halving(), [1])
 
 
-def test_dev_with_an_algorithm_that_trains_is_told() -> None:
-    with pytest.raises(TypeError, match="dev needs a FastAlgorithm"):
-        a_trainer(algorithm=endless).dev(Halving(), [1])
+def test_dev_with_an_algorithm_that_offers_no_resources_is_told() -> None:
+    class Learning(Algorithm):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            raise AssertionError("it is not run")
+
+    with pytest.raises(TypeError, match=r"define dev_resources\(\).* or call fit"):
+        a_trainer(algorithm=Learning()).dev(Halving(), [1])
 
 
 def test_a_data_set_that_the_algorithm_does_not_declare_is_told() -> None:

@@ -477,6 +477,10 @@ class APO(Algorithm, Generic[_TaskT]):
 
     # ------------------------------------------------------------------ the run
 
+    def dev_resources(self) -> NamedResources:
+        """The seed prompts, and whatever else the user put beside them."""
+        return {**(self.get_initial_resources() or {}), **seed_prompts(self.get_initial_resources(), "APO")}
+
     async def run(
         self, train_dataset: Dataset[_TaskT] | None = None, val_dataset: Dataset[_TaskT] | None = None
     ) -> None:

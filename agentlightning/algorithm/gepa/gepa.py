@@ -9,6 +9,8 @@ With a state file a run goes on after a kill. The engine draws by its seed alone
 evaluation and every answer that it had in the file.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,7 @@ from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.gepa.evolution import require_gepa
 from agentlightning.algorithm.gepa.optimisation import Optimisation
 from agentlightning.algorithm.gepa.reflection import ReflectionModel, asking
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.types import LLM, Dataset, NamedResources, PromptTemplate
@@ -154,13 +156,23 @@ class GEPA(Algorithm):
         finally:
             await self.optimiser.close()
 
+    @asynccontextmanager
+    async def dev_resources(self) -> AsyncIterator[NamedResources]:
+        """The seed prompts, and whatever else agents run with; the trainer's proxy runs meanwhile."""
+        seed_prompts(self.get_initial_resources(), "GEPA")
+        async with running_proxy(self) as proxy:
+            yield self._resources(proxy)
+
     @with_llm_proxy()
     async def _run(
         self, proxy: Any = None, *, prompts: dict[str, PromptTemplate], train: Dataset[Any], val: Dataset[Any]
     ) -> None:
+        optimisation = Optimisation(self, self._resources(proxy), prompts, train=train, val=val)
+        self._lineage = optimisation.lineage
+        self.result = await optimisation.run()
+
+    def _resources(self, proxy: Any) -> NamedResources:
         resources: NamedResources = dict(self.get_initial_resources() or {})
         if proxy is not None and not any(isinstance(one, LLM) for one in resources.values()):
             resources[PROXY_RESOURCE] = proxy.as_resource()
-        optimisation = Optimisation(self, resources, prompts, train=train, val=val)
-        self._lineage = optimisation.lineage
-        self.result = await optimisation.run()
+        return resources

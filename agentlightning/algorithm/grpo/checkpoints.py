@@ -32,7 +32,7 @@ from torch import Tensor
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.disk import bring_to_disk
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "digest_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -264,3 +264,8 @@ def _digest(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_of(folder: Path) -> str:
+    """Stands for a folder: a run that goes on from it knows by this what an earlier one left in the store."""
+    return hashlib.blake2b(str(folder.absolute()).encode(), digest_size=6).hexdigest()

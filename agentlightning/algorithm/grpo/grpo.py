@@ -10,21 +10,22 @@ killed, goes on from a checkpoint with the tasks of that step.
 
 import asyncio
 import functools
-import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.fast import DEV_RESOURCES_ID
+from agentlightning.algorithm.grpo.checkpoints import digest_of
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.curriculum import Curriculum
-from agentlightning.algorithm.grpo.policy import Policy, training_sampling, undisturbed
+from agentlightning.algorithm.grpo.policy import Policy, sources_by_name, training_sampling, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.scoring import groups_that_differ, score_of
@@ -47,9 +48,9 @@ MAIN: Final = "main_llm"
 RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
+"""After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 NOTABLE_EMPTY_STEPS: Final = 3
 """One step whose rewards do not differ is nothing to act on; so many in a row are, and any of one policy of several."""
-"""After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 MOST_EXAMPLES: Final = 8
 MOST_REFILLS: Final = 3
 """How often dynamic sampling sends further tasks for one step."""
@@ -163,7 +164,7 @@ class GRPO(Algorithm):
         self.seed = seed
         self._check()
         self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
-        named = _named(model)
+        named = sources_by_name(model)
         options: dict[str, Any] = {"device": device, "max_sequences": max_sequences, "lora": lora}
         self.policies = [Policy(name, source, self.learning, **options) for name, source in named.items()]
         self._check_output()
@@ -175,7 +176,7 @@ class GRPO(Algorithm):
         self.examples: list[list[FinishedRollout]] = []
         """The first rollouts of each validation, in the order of its tasks."""
         self.progress = Progress(self.checkpoints)
-        owner = generate_id(12) if self.checkpoints is None else _digest(self.checkpoints)
+        owner = generate_id(12) if self.checkpoints is None else digest_of(self.checkpoints)
         self._resources = {mode: f"grpo-{owner}-{mode}" for mode in ("train", "val")}
         """Ids of what rollouts run with; those of a run that goes on are the same."""
         self._ahead: deque[_Planned] = deque()
@@ -239,11 +240,14 @@ class GRPO(Algorithm):
         self._collector = Collector(self.get_store(), self._config)
         self.progress.run_id = self.get_run_id()
         async with AsyncExitStack() as stack:
-            for policy in self.policies:
-                stack.push_async_callback(policy.stop)
-            await undisturbed(*(policy.start() for policy in self.policies))
-            proxy = self._open_proxy(stack)
-            await self._publish_resources(proxy)
+            overrides = {
+                self._resources["train"]: training_sampling(self.temperature),
+                self._resources["val"]: {"temperature": self.validation_temperature},
+            }
+            proxy = await self._open(stack, [policy.start() for policy in self.policies], overrides)
+            for resources_id, sampling in overrides.items():
+                models = self._named_models(proxy, sampling["temperature"])
+                await self.get_store().update_resources(resources_id, models)
             if self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
                 await self._close_runs({self.progress.resumed_run_id})
                 await undisturbed(*(policy.publish() for policy in self.policies))
@@ -252,15 +256,27 @@ class GRPO(Algorithm):
                 self.baseline = self.progress.baseline = await self.validate(val_dataset)
             await self._train(curriculum, val_dataset)
 
-    def _open_proxy(self, stack: AsyncExitStack) -> LLMProxy:
+    @asynccontextmanager
+    async def dev_resources(self) -> AsyncIterator[NamedResources]:
+        """The models as they are before training, sampled as for training; their engines run meanwhile."""
+        async with AsyncExitStack() as stack:
+            overrides = {DEV_RESOURCES_ID: training_sampling(self.temperature)}
+            proxy = await self._open(stack, [policy.start_engine() for policy in self.policies], overrides)
+            yield self._named_models(proxy, self.temperature)
+
+    async def _open(
+        self,
+        stack: AsyncExitStack,
+        starts: Sequence[Coroutine[Any, Any, None]],
+        overrides: Mapping[str, dict[str, Any]],
+    ) -> LLMProxy:
         """The trainer's proxy, or one of our own, with our models beside its others; all is undone with the stack."""
+        for policy in self.policies:
+            stack.push_async_callback(policy.stop)
+        await undisturbed(*starts)
         given: LLMProxy | None = self.get_llm_proxy()
         proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
         before = list(proxy.model_list)
-        overrides = {
-            self._resources["train"]: training_sampling(self.temperature),
-            self._resources["val"]: {"temperature": self.validation_temperature},
-        }
         ours = [policy.model_config(overrides) for policy in self.policies]
         names = {entry["model_name"] for entry in ours}
         stack.callback(proxy.update_model_list, before)
@@ -270,14 +286,13 @@ class GRPO(Algorithm):
             stack.push_async_callback(_stop, proxy)
         return proxy
 
-    async def _publish_resources(self, proxy: LLMProxy) -> None:
-        """The models as resources, twice: with the temperature for training, and with that for validation."""
-        for mode, temperature in (("train", self.temperature), ("val", self.validation_temperature)):
-            resources: NamedResources = dict(self.get_initial_resources() or {})
-            for policy in self.policies:
-                name = MAIN if len(self.policies) == 1 else policy.name
-                resources[name] = proxy.as_resource(model=policy.name, sampling_parameters={"temperature": temperature})
-            await self.get_store().update_resources(self._resources[mode], resources)
+    def _named_models(self, proxy: LLMProxy, temperature: float) -> NamedResources:
+        """What agents run with: the models, and whatever the user put beside them."""
+        resources: NamedResources = dict(self.get_initial_resources() or {})
+        for policy in self.policies:
+            name = MAIN if len(self.policies) == 1 else policy.name
+            resources[name] = proxy.as_resource(model=policy.name, sampling_parameters={"temperature": temperature})
+        return resources
 
     async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
         try:
@@ -485,21 +500,3 @@ class GRPO(Algorithm):
 
 async def _stop(proxy: LLMProxy) -> None:
     await proxy.stop()
-
-
-def _named(model: str | Mapping[str, str]) -> dict[str, str]:
-    """Models by the names under which agents call them."""
-    named = {"tiny" if model == "tiny" else "policy": model} if isinstance(model, str) else dict(model)
-    if not named:
-        raise ConfigurationError("There is no model to train; name at least one.")
-    for name in named:
-        if not name or name in (".", "..") or "/" in name or "\\" in name:
-            raise ConfigurationError(
-                f"A policy cannot be called '{name}': its checkpoints are in a folder of its name."
-            )
-    return named
-
-
-def _digest(folder: Path) -> str:
-    """Stands for a folder: a run that goes on from it knows by this what an earlier one left in the store."""
-    return hashlib.blake2b(str(folder.absolute()).encode(), digest_size=6).hexdigest()

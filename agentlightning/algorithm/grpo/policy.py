@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.lora import LoraOptions
+from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import ModelConfig
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
     from agentlightning.engine.serving import EngineServer
 
-__all__ = ["Policy", "training_sampling", "undisturbed"]
+__all__ = ["Policy", "sources_by_name", "training_sampling", "undisturbed"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,10 @@ class Policy:
     async def start(self) -> None:
         """Load the model, and start its engine beside; both take seconds."""
         await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
+
+    async def start_engine(self) -> None:
+        """Start the engine alone: the model answers, and cannot learn."""
+        await undisturbed(asyncio.to_thread(self._start_engine))
 
     def _start_engine(self) -> None:
         from agentlightning.engine.serving import EngineServer
@@ -158,6 +163,19 @@ class Policy:
                 weight.data.copy_(adapters[name])
         self.learner.load_state(learner_state)
         self.version = version
+
+
+def sources_by_name(model: str | Mapping[str, str]) -> dict[str, str]:
+    """Models by the names under which agents call them."""
+    named = {"tiny" if model == "tiny" else "policy": model} if isinstance(model, str) else dict(model)
+    if not named:
+        raise ConfigurationError("There is no model to train; name at least one.")
+    for name in named:
+        if not name or name in (".", "..") or "/" in name or "\\" in name:
+            raise ConfigurationError(
+                f"A policy cannot be called '{name}': its checkpoints are in a folder of its name."
+            )
+    return named
 
 
 def training_sampling(temperature: float) -> dict[str, Any]:

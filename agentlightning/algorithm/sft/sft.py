@@ -8,13 +8,15 @@ is context. The proxy and an engine run only where agents need the model: to sam
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
@@ -179,6 +181,15 @@ class SFT(Algorithm):
             if not stays:
                 await self.close()
 
+    @asynccontextmanager
+    async def dev_resources(self) -> AsyncIterator[NamedResources]:
+        """The model as it is before training, sampled as for `best_of`; its engine runs meanwhile."""
+        try:
+            await self._policy.start_engine()
+            yield self._named_model(self._open_proxy(DEV_RESOURCES_ID), self.temperature)
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Stop serving the trained model; harmless if it is not served."""
         await self._policy.stop()
@@ -197,23 +208,30 @@ class SFT(Algorithm):
 
     async def _open(self) -> None:
         """Load the model, and put an engine with the same behind the proxy."""
-        given = self.get_llm_proxy()
-        self._proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
-        self._is_our_proxy = given is None or not given.is_running()
         await self._policy.start()
         self._learner = self._policy.learner
-        overrides = {_TRAIN: training_sampling(self.temperature)}
-        self._proxy.update_model_list([self._policy.model_config(overrides)])
-        if not self._proxy.is_running():
-            self._proxy.start()
+        self._open_proxy(_TRAIN)
+
+    def _open_proxy(self, resources_id: str) -> LLMProxy:
+        """The trainer's proxy, or one of our own, before the engine; these resources are sampled as for training."""
+        given = self.get_llm_proxy()
+        self._proxy = proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
+        self._is_our_proxy = given is None or not given.is_running()
+        proxy.update_model_list([self._policy.model_config({resources_id: training_sampling(self.temperature)})])
+        if not proxy.is_running():
+            proxy.start()
+        return proxy
 
     async def _resources(self, name: str, temperature: float | None) -> str:
         """Publish the model as a resource; its id."""
         assert self._proxy is not None
+        return (await self.get_store().update_resources(name, self._named_model(self._proxy, temperature))).resources_id
+
+    def _named_model(self, proxy: LLMProxy, temperature: float | None) -> NamedResources:
         parameters = {} if temperature is None else {"temperature": temperature}
         resources: NamedResources = dict(self.get_initial_resources() or {})
-        resources[MAIN] = self._proxy.as_resource(model=self._name, sampling_parameters=parameters)
-        return (await self.get_store().update_resources(name, resources)).resources_id
+        resources[MAIN] = proxy.as_resource(model=self._name, sampling_parameters=parameters)
+        return resources
 
     # ------------------------------------------------------------------ learning
 

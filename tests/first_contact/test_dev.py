@@ -1,0 +1,89 @@
+"""An agent that asks for no resource needs none; one that asks is told what is missing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.errors import TrainingError
+
+
+def rewards_of(store: agl.LightningStore) -> list[float | None]:
+    """Rewards in the order in which the rollouts were sent."""
+
+    async def read() -> list[float | None]:
+        rollouts = await store.query_rollouts()
+        return [agl.find_final_reward(await store.query_spans(rollout.rollout_id)) for rollout in rollouts]
+
+    return asyncio.run(read())
+
+
+def test_an_agent_that_asks_for_no_resource_needs_none() -> None:
+    def f(task: int) -> float:
+        return 1.0
+
+    trainer = agl.Trainer()
+    trainer.dev(f, [1, 2])
+
+    assert rewards_of(trainer.store) == [1.0, 1.0]
+
+
+def test_a_decorated_function_may_take_its_task_alone() -> None:
+    @agl.rollout
+    def agent(task: float) -> float:
+        return task / 2
+
+    trainer = agl.Trainer()
+    trainer.dev(agent, [1.0, 2.0])
+
+    assert rewards_of(trainer.store) == [0.5, 1.0]
+
+
+def test_a_class_that_leaves_its_resources_alone_needs_none() -> None:
+    seen: list[Any] = []
+
+    class MyAgent(agl.LitAgent[int]):
+        def rollout(self, task: int, resources: agl.NamedResources, rollout: agl.Rollout) -> float:
+            seen.append(resources)
+            return float(task)
+
+    trainer = agl.Trainer()
+    trainer.dev(MyAgent(), [1, 2])
+
+    assert rewards_of(trainer.store) == [1.0, 2.0]
+    assert seen == [{}, {}]
+
+
+async def test_the_basic_sample_runs_as_it_is_printed() -> None:
+    class MyAgent(agl.LitAgent[int]):
+        async def rollout(self, task: int, resources: agl.NamedResources, rollout: agl.Rollout) -> float:  # type: ignore[override] # a coroutine will do
+            return float(task)
+
+    trainer = agl.Trainer(strategy="shm")
+    trainer.add_agent(MyAgent())
+    await trainer.run([1, 2], [3])
+
+    assert [rollout.status for rollout in await trainer.store.query_rollouts()] == ["succeeded"] * 3
+
+
+def test_an_algorithm_of_one_s_own_need_not_publish_anything() -> None:
+    statuses: list[str] = []
+
+    @agl.algo
+    async def enqueue_and_wait(*, store: agl.LightningStore, train_dataset: list[int]) -> None:
+        sent = [(await store.enqueue_rollout(input=task, mode="train")).rollout_id for task in train_dataset]
+        done = await store.wait_for_rollouts(rollout_ids=sent, timeout=60)
+        statuses.extend(rollout.status for rollout in done)
+
+    agl.Trainer(algorithm=enqueue_and_wait, strategy="shm").fit(lambda task: 1.0, [1, 2])
+
+    assert statuses == ["succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize(("parameter", "kind"), [("llm", "LLM"), ("prompt_template", "PromptTemplate")])
+def test_an_agent_that_asks_for_a_resource_is_told_what_is_missing(parameter: str, kind: str) -> None:
+    agents = {"llm": lambda task, llm: 1.0, "prompt_template": lambda task, prompt_template: 1.0}
+
+    with pytest.raises(TrainingError, match=f"asks for {parameter}.*{kind}.*initial_resources.*add_resources"):
+        agl.Trainer(progress="off").dev(agents[parameter], [1])

@@ -283,7 +283,7 @@ class GRPO(Algorithm):
         proxy.update_model_list([*(entry for entry in before if entry["model_name"] not in names), *ours])
         if not proxy.is_running():
             proxy.start()
-            stack.push_async_callback(_stop, proxy)
+            stack.push_async_callback(proxy.stop)
         return proxy
 
     def _named_models(self, proxy: LLMProxy, temperature: float) -> NamedResources:
@@ -496,7 +496,3 @@ class GRPO(Algorithm):
 
     async def _report(self, metrics: Mapping[str, float]) -> None:
         await report_metrics(self, self.progress.step, metrics)
-
-
-async def _stop(proxy: LLMProxy) -> None:
-    await proxy.stop()

@@ -19,6 +19,7 @@ QUEUE_LIMIT = 20_000
 def measure(bench: Bench) -> Outcome:
     seconds = str(QUICK_SECONDS if bench.is_quick else SECONDS)
     emit = bench.run(bench.ours, "tracing.py", "emit")
+    seen = bench.run(bench.ours, "tracing.py", "seen")
     sustain = bench.run(bench.ours, "tracing.py", "sustain", "--rate", str(RATE), "--seconds", seconds)
     rounds = range(1 if bench.is_quick else ROUNDS)
     working = ("tracing.py", "agent", "--rate", str(AGENT_RATE), "--seconds", seconds)
@@ -31,6 +32,16 @@ def measure(bench: Bench) -> Outcome:
         Figure("bare SDK span", emit["bare_us"], "us", note=f"best {emit['best_bare_us']} us"),
         Figure("emit_reward", emit["ours_us"], "us", note=f"best {emit['best_ours_us']} us"),
         Figure("emit_reward / bare span", emit["ours_us"] / emit["bare_us"], "x", Target("below", 2)),
+        *(
+            Figure(
+                f"reward in a {name} store",
+                seen[f"{name}_ms"],
+                "ms",
+                Target("below", 50),
+                f"at worst {seen[f'worst_{name}_ms']} ms",
+            )
+            for name in ("memory", "sqlite")
+        ),
         Figure(
             "spans into SQLite",
             sustain["spans_per_s"],
@@ -59,4 +70,4 @@ def measure(bench: Bench) -> Outcome:
             f"runs: {', '.join(str(run['added_us']) for run in calls)}; best: {call['plain_us']:.0f} us without",
         )
     )
-    return Outcome(figures, {"emit": emit, "sustain": sustain, "agents": agents, "calls": calls})
+    return Outcome(figures, {"emit": emit, "seen": seen, "sustain": sustain, "agents": agents, "calls": calls})

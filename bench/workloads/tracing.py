@@ -1,6 +1,7 @@
 """What observing costs an agent; run it with the interpreter that has the package to measure. Prints one JSON line.
 
 `emit`: microseconds of `emit_reward` in a bound trace, and of a bare SDK span with the same attributes, in turns.
+`seen`: milliseconds from `emit_reward` until a memory store and a SQLite store have the span, while the agent goes on.
 `sustain`: a steady rate of spans into a SQLite store. `agent`: how much work a CPU-bound thread gets done while it
 emits at a steady rate, against the same thread without spans, in turns.
 """
@@ -27,6 +28,8 @@ from agentlightning.tracer.delivery import Delivery, deliveries
 BURST = 50
 """Spans that are timed at a stretch; so few that the delivery seldom begins meanwhile."""
 EMIT_ROUNDS = 160
+SEEN_ROUNDS = 40
+SEEN_PHASES = 7
 TICK_SECONDS = 0.01
 WINDOW_SECONDS = 0.5
 LLM_CALL = {"gen_ai.request.model": "m", "gen_ai.prompt": "What is 2+2? " * 20, "tokens": json.dumps(list(range(200)))}
@@ -34,13 +37,15 @@ LLM_CALL = {"gen_ai.request.model": "m", "gen_ai.prompt": "What is 2+2? " * 20, 
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("emit", "sustain", "agent"))
+    parser.add_argument("what", choices=("emit", "seen", "sustain", "agent"))
     parser.add_argument("--rate", type=int, default=5000, help="spans a second")
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, OtelTracer(instrument=False).lifespan() as tracer:
         if options.what == "emit":
             figures = await emit(tracer)
+        elif options.what == "seen":
+            figures = await seen(tracer, Path(folder))
         else:
             store = SqliteLightningStore(Path(folder) / "store.db")
             measure = sustain if options.what == "sustain" else agent
@@ -80,6 +85,30 @@ async def emit(tracer: OtelTracer) -> dict[str, Any]:
 
 def microseconds(call: Callable[[], Any]) -> float:
     return timeit.timeit(call, number=BURST) / BURST * 1e6
+
+
+# ---------------------------------------------------------------------- seen
+
+
+async def seen(tracer: OtelTracer, folder: Path) -> dict[str, Any]:
+    figures = {}
+    for name, store in (("memory", InMemoryLightningStore()), ("sqlite", SqliteLightningStore(folder / "seen.db"))):
+        times = []
+        async with tracer.trace_context(**await attempt(store)):
+            notices = store.subscribe(["span"])
+            for number in range(SEEN_ROUNDS):
+                await asyncio.sleep(
+                    number % SEEN_PHASES * TICK_SECONDS
+                )  # at another moment of the loop's nap each time
+                began = time.perf_counter()
+                emit_reward(0.5)
+                await notices.__anext__()
+                times.append((time.perf_counter() - began) * 1e3)
+        figures |= {f"{name}_ms": round(statistics.median(times), 1), f"worst_{name}_ms": round(max(times), 1)}
+        tracer.teardown_worker(0)
+        tracer.init_worker(0)
+        await store.close()
+    return figures
 
 
 # ---------------------------------------------------------------------- sustain

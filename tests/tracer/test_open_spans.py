@@ -1,0 +1,90 @@
+"""Spans that stay open are shown to the store, once; those that end soon are not."""
+
+from collections.abc import Sequence
+
+from opentelemetry.sdk.trace import Span as LiveSpan
+from opentelemetry.sdk.trace import TracerProvider
+
+from agentlightning.errors import InvalidQuery, StoreUnavailable
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer.binding import Binding, Recorder
+from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.tracer.open_spans import OpenSpans
+from agentlightning.types import Span
+
+OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
+LINGER_SECONDS = 1.0
+
+
+class ShownStore(InMemoryLightningStore):
+    """Keeps what it was shown, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.shown: list[list[str]] = []
+
+    async def add_open_spans(self, spans: Sequence[Span]) -> None:
+        self.shown.append([span.name for span in spans])
+        if self.error is not None:
+            raise self.error
+
+
+def begin(open_spans: OpenSpans, name: str) -> LiveSpan:
+    span = OTEL.start_span(name)
+    assert isinstance(span, LiveSpan)
+    open_spans.begun.append((Binding(DummyTracer(), Recorder(), None, "ro-1", "at-1"), span))
+    return span
+
+
+async def look(open_spans: OpenSpans, store: ShownStore, *times: float) -> None:
+    for time in times:
+        await open_spans.look(store, time, LINGER_SECONDS)
+
+
+async def test_a_span_that_is_open_at_two_looks_is_shown_once() -> None:
+    open_spans, store = OpenSpans(), ShownStore()
+    begin(open_spans, "long")
+
+    await look(open_spans, store, 1.0, 2.0, 3.0, 4.0)
+
+    assert store.shown == [["long"]]
+    assert not open_spans.has_some
+
+
+async def test_a_span_that_ends_between_two_looks_is_not_shown() -> None:
+    open_spans, store = OpenSpans(), ShownStore()
+    span = begin(open_spans, "short")
+
+    await look(open_spans, store, 1.0)
+    span.end()
+    await look(open_spans, store, 2.0)
+
+    assert store.shown == []
+
+
+async def test_looks_in_quick_succession_are_one_look() -> None:
+    open_spans, store = OpenSpans(), ShownStore()
+    begin(open_spans, "young")
+
+    await look(open_spans, store, 1.0, 1.1, 1.2, 1.9)
+
+    assert store.shown == []
+
+
+async def test_a_store_that_does_not_know_open_spans_is_asked_once() -> None:
+    open_spans, store = OpenSpans(), ShownStore(InvalidQuery("There is no store operation 'add_open_spans'."))
+    for number in range(3):
+        begin(open_spans, f"step {number}")
+        await look(open_spans, store, 10.0 * number, 10.0 * number + 1.0)
+
+    assert store.shown == [["step 0"]]
+
+
+async def test_a_store_that_could_not_be_reached_is_shown_the_next_ones() -> None:
+    open_spans, store = OpenSpans(), ShownStore(StoreUnavailable("The store is down."))
+    for number in range(2):
+        begin(open_spans, f"step {number}")
+        await look(open_spans, store, 10.0 * number, 10.0 * number + 1.0)
+
+    assert store.shown == [["step 0"], ["step 1"]]

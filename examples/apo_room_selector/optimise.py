@@ -67,6 +67,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
+    agl.setup_logging()  # a line for every candidate
     requests = load_requests()
     store = agl.InMemoryLightningStore() if options.store is None else agl.SqliteLightningStore(options.store)
     offline = options.offline or not os.environ.get("OPENAI_API_KEY")
@@ -83,7 +84,6 @@ def main() -> None:
         )
         trainer = agl.Trainer(
             algorithm=apo,
-            adapter=agl.TraceToMessages(),
             store=store,
             strategy=agl.SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm"),
             initial_resources={"prompt": SEED_PROMPT, "main_llm": proxy.as_resource()},

@@ -13,13 +13,14 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agentlightning.adapter import TraceToMessages
+from agentlightning.adapter import TraceAdapter, TraceToMessages
 from agentlightning.algorithm.apo import poml
 from agentlightning.algorithm.apo.bounded import gathered
 from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
@@ -31,7 +32,7 @@ from agentlightning.algorithm.apo.prompt_files import APPLY_EDIT_PROMPT_FILES, G
 from agentlightning.algorithm.apo.report import OptimisationResult
 from agentlightning.algorithm.apo.search import FAILED_CALLS, NOT_PAYABLE, Search
 from agentlightning.algorithm.apo.seeds import seed_prompts
-from agentlightning.algorithm.apo.tasks import TaskBatches, finished_rollouts, found_in, send
+from agentlightning.algorithm.apo.tasks import TaskBatches, finished_rollouts, found_in, messages_adapter, send
 from agentlightning.algorithm.apo.versions import RolloutResultForAPO, VersionedPromptTemplate, remembered
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.utils import batch_iter_over_dataset
@@ -132,6 +133,7 @@ class APO(Algorithm, Generic[_TaskT]):
         """How the last run ended."""
         self._optimiser = Optimiser(async_openai_client)
         self._poml_trace = _poml_trace
+        self._messages_adapter: TraceToMessages | None = None
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
         self._history_best_version: str | None = None
@@ -166,14 +168,14 @@ class APO(Algorithm, Generic[_TaskT]):
         return next(iter(seed_prompts(self.get_initial_resources(), "APO").items()))
 
     def get_adapter(self) -> TraceToMessages:
-        """The adapter, which must be a TraceToMessages."""
-        adapter = super().get_adapter()
-        if not isinstance(adapter, TraceToMessages):
-            raise ConfigurationError(
-                f"APO reads conversations, so its adapter must be a TraceToMessages, not a {type(adapter).__name__}: "
-                "Trainer(adapter=TraceToMessages())."
-            )
-        return adapter
+        """The adapter, if it is a TraceToMessages; else one of APO's own, for only that gives conversations."""
+        if self._messages_adapter is None:
+            self._messages_adapter = messages_adapter(self._adapter, "APO")
+        return self._messages_adapter
+
+    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
+        super().set_adapter(adapter)
+        self._messages_adapter = None
 
     def get_best_prompt(self) -> PromptTemplate:
         """The best prompt of the last run; ValueError if there was none."""
@@ -315,7 +317,7 @@ class APO(Algorithm, Generic[_TaskT]):
             await self._search.look_after(sent, finished)
         if prefix is not None:  # a critique needs to see more than rewards
             self._journal.put(f"{step} done", [results if mode == "train" else self._rewards[step], average])
-        logger.info("%sPrompt %s scores %.3f on %d tasks.", prefix or "", prompt.version, average, len(results))
+        logger.debug("%sPrompt %s scores %.3f on %d tasks.", prefix or "", prompt.version, average, len(results))
         return results, average
 
     def _remembered(self, step: str, mode: RolloutMode) -> tuple[list[RolloutResultForAPO], float]:
@@ -449,15 +451,21 @@ class APO(Algorithm, Generic[_TaskT]):
         if not candidates:
             raise ConfigurationError("No beam candidates any more; every one was skipped or rejected.")
         batch = next(val_dataset_iterator)
-        prefix = f"[Round {round_num:02d} | Select] "
-        works = [
-            self.evaluate_prompt_on_batch(candidate, resource_name, batch, mode="val", prefix=prefix)
-            for candidate in candidates
-        ]
-        for candidate, (_, score) in zip(candidates, await gathered(works, limit=self.concurrency), strict=True):
+        works = [self._scored(candidate, resource_name, batch, round_num) for candidate in candidates]
+        for candidate, score in zip(candidates, await gathered(works, limit=self.concurrency), strict=True):
             candidate.score = score
         ranked = sorted(candidates, key=lambda candidate: candidate.score or 0.0, reverse=True)
         return ranked[: self.beam_width]
+
+    async def _scored(
+        self, candidate: VersionedPromptTemplate, resource_name: str, batch: Sequence[_TaskT], round_num: int
+    ) -> float:
+        """The score on a batch by which the beam is selected; the first score of a candidate is told at once."""
+        prefix, began = f"[Round {round_num:02d} | Select] ", time.monotonic()
+        results, score = await self.evaluate_prompt_on_batch(candidate, resource_name, batch, mode="val", prefix=prefix)
+        if self._search is not None and candidate.score is None:
+            await self._search.note_score(candidate, score, len(results), time.monotonic() - began)
+        return score
 
     async def _update_best_prompt(
         self,

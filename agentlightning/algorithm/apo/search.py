@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.apo.lineage import Candidate
 from agentlightning.algorithm.apo.placeholders import why_unfit
 from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.apo.report import OptimisationResult, tell, write_prompts
+from agentlightning.algorithm.apo.report import OptimisationResult, counted, tell, write_prompts
 from agentlightning.algorithm.apo.seeds import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.apo.tasks import TaskBatch, cancel_unfinished, first_traceback
 from agentlightning.algorithm.apo.versions import VersionedPromptTemplate
@@ -74,7 +75,6 @@ class Search:
     async def run(self) -> OptimisationResult:
         """Search until the rounds are over or the budget is spent."""
         apo = self._apo
-        apo.get_adapter()  # the wrong one is told before anything is spent
         if apo.has_trainer:
             check_candidates_are_allowed(self._seeds, apo.get_trainer())
         apo._initialize_beam(self._train, self._val)
@@ -128,8 +128,10 @@ class Search:
         apo, seed = self._apo, self._best.prompt
         everything = TaskBatch(self._val, range(len(self._val)))
         prefix = "[Round 00 | Seed] "
-        _, score = await apo.evaluate_prompt_on_batch(seed, self._name, everything, mode="val", prefix=prefix)
+        began = time.monotonic()
+        done, score = await apo.evaluate_prompt_on_batch(seed, self._name, everything, mode="val", prefix=prefix)
         self._note_rewards(seed, everything.numbers, prefix)
+        await self.note_score(seed, score, len(done), time.monotonic() - began)
         seed.score = apo._history_best_score = score
         await self._record.draw(0, {"apo/best_score": score, **self._spent()})
 
@@ -139,6 +141,8 @@ class Search:
         apo = self._apo
         parents = apo._sample_parent_prompts(self._beam, number)
         before = apo._counts.copy()
+        wanted = counted(len(parents) * apo.branch_factor, "candidate")
+        logger.info("Round %d of %d makes up to %s.", number, apo.beam_rounds, wanted)
         candidates = await apo._generate_candidate_prompts(parents, self._name, self._train_batches, number)
         if not candidates and apo._counts[NOT_PAYABLE] > before[NOT_PAYABLE]:
             raise BudgetSpent(f"no candidate of round {number} could be paid")
@@ -168,6 +172,15 @@ class Search:
         # Every parent gets its first branch before any gets its second.
         first = sorted(branches, key=lambda branch: (branch[1], branch[0]))[:payable]
         return sorted(first, key=lambda branch: (branch[0], branch[1]))
+
+    async def note_score(self, prompt: VersionedPromptTemplate, score: float, tasks: int, seconds: float) -> None:
+        """Log the first score of a candidate or the seed, and add it to the curves, whose step is its number."""
+        origin = "the seed" if prompt.parent is None else f"from {prompt.parent}"
+        told = f"{score:.3f} on {counted(tasks, 'task')}, {seconds:.1f} s"
+        logger.info("Candidate %s (%s) scores %s.", prompt.version, origin, told)
+        figures = {"score": score, "tasks": tasks, "seconds": seconds}
+        number = int(prompt.version.removeprefix("v"))
+        await self._record.draw(number, {f"apo/candidate_{name}": value for name, value in figures.items()})
 
     async def look_after(self, sent: Sequence[str], finished: Sequence[Rollout]) -> None:
         """Take back rollouts that are late, and stop a run in which nothing works."""
@@ -199,7 +212,7 @@ class Search:
                 continue
             self._apo._counts["candidates that were rejected"] += 1
             lineage.settle(one.version, "rejected", reason)
-            logger.info("Candidate %s is rejected: %s.", one.version, reason)
+            logger.info("Candidate %s (from %s) is rejected: %s.", one.version, one.parent, reason)
         return admitted
 
     async def _select(self, admitted: Sequence[VersionedPromptTemplate], number: int) -> None:
@@ -212,8 +225,7 @@ class Search:
             if one.version in apo._lineage and one.score is not None:
                 apo._lineage[one.version].scores[number] = one.score
             apo._lineage.settle(one.version, "kept" if one.version in stayed else "dropped")
-        scores = {f"apo/candidate/{one.version}": one.score for one in tried if one.score is not None}
-        await self._record.draw(number, {**scores, "apo/beam_score": self._beam[0].score or 0.0})
+        await self._record.draw(number, {"apo/beam_score": self._beam[0].score or 0.0})
 
     # ------------------------------------------------------------------ the best prompt
 

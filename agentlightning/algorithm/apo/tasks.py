@@ -1,10 +1,12 @@
 """Tasks on their way through the store: drawn in batches, sent, waited for, and read."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMessages
 from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import StoreError
@@ -18,8 +20,11 @@ __all__ = [
     "finished_rollouts",
     "first_traceback",
     "found_in",
+    "messages_adapter",
     "send",
 ]
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -126,3 +131,19 @@ async def first_traceback(store: LightningStore, rollouts: Sequence[Rollout]) ->
             if told:
                 return f"rollout '{rollout.rollout_id}':\n{told}"
     return "their attempts do not tell why"
+
+
+def messages_adapter(adapter: TraceAdapter[Any] | None, algorithm: str) -> TraceToMessages:
+    """The given adapter if it gives conversations, else a new TraceToMessages.
+
+    Whoever chose another adapter learns that it is not used; a TracerTraceToTriplet is the Trainer's default.
+    """
+    if isinstance(adapter, TraceToMessages):
+        return adapter
+    if adapter is not None and type(adapter) is not TracerTraceToTriplet:
+        logger.info(
+            "%s reads conversations, so it uses a TraceToMessages and not the %s it was given.",
+            algorithm,
+            type(adapter).__name__,
+        )
+    return TraceToMessages()

@@ -183,7 +183,8 @@ class Evolution:
         self.proposer.lineage.settle(version, "kept")
         self.pool.append(Member(version, dict(texts), score))
         self._last_gain = iteration
-        logger.info("Candidate %s joins the pool with a score of %.3f.", version, score)
+        origin = "the seed" if candidate.parent is None else f"from {candidate.parent}"
+        logger.info("Candidate %s (%s) joins the pool with a score of %.3f.", version, origin, score)
 
     def end(self, iteration: int) -> None:
         """An iteration is over: the curves go on."""
@@ -205,6 +206,7 @@ class Evolution:
             if own is not None and parent is not None:
                 reason = f"it scores {own:.3f} on a minibatch on which {candidate.parent} scores {parent:.3f}"
             self.proposer.lineage.settle(candidate.version, "dropped", reason)
+            logger.info("Candidate %s (from %s) is dropped: %s.", candidate.version, candidate.parent, reason)
 
 
 # ---------------------------------------------------------------------- as gepa wants it

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger
 from agentlightning.algorithm.apo.gain import Challenge, challenged
 from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.apo.lineage import Candidate, Lineage
 from agentlightning.algorithm.apo.record import RunRecord
 from agentlightning.algorithm.apo.report import OptimisationResult, counted, tell, write_prompts
+from agentlightning.algorithm.apo.tasks import messages_adapter
 from agentlightning.algorithm.comparison import PairedComparison
 from agentlightning.algorithm.gepa.evolution import (
     Evolution,
@@ -94,14 +94,13 @@ class Optimisation:
     def _make_evaluator(
         self, store: LightningStore, resources: NamedResources, train: Dataset[Any], val: Dataset[Any]
     ) -> RolloutEvaluator:
-        adapter = self._gepa._adapter
         return RolloutEvaluator(
             store=store,
             resources=resources,
             tasks={"train": train, "val": val},
             journal=self._journal,
             ledger=self._ledger,
-            adapter=adapter if isinstance(adapter, TraceToMessages) else TraceToMessages(),
+            adapter=messages_adapter(self._gepa._adapter, NAME),
             reward_range=self._gepa.reward_range,
             timeout_seconds=self._gepa.rollout_batch_timeout,
             key=self._journal.remember("key", lambda: f"{RUN_NAME}-{uuid.uuid4().hex[:12]}"),

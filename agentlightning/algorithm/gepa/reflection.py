@@ -157,7 +157,7 @@ class Proposer:
                 candidate = self._noted(parent, name, text)
                 candidate.fate, candidate.reason = "rejected", reason
                 self.counts["candidates that were rejected"] += 1
-                logger.info("Candidate %s is rejected: %s.", candidate.version, reason)
+                logger.info("Candidate %s (from %s) is rejected: %s.", candidate.version, candidate.parent, reason)
         return admitted
 
     def _why_known(self, digest: str) -> str | None:

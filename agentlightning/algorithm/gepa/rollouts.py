@@ -151,7 +151,7 @@ class RolloutEvaluator:
         outcomes = await self._read(one, tasks, sent, finished, hold)
         self.journal.put(step, [asdict(outcome) for outcome in outcomes])
         mean = fmean(outcome.score for outcome in outcomes)
-        logger.info("Prompts %s score %.3f on %d %s tasks.", digest_of(one.texts), mean, len(tasks), one.mode)
+        logger.debug("Prompts %s score %.3f on %d %s tasks.", digest_of(one.texts), mean, len(tasks), one.mode)
         return outcomes
 
     async def _publish(self, texts: PromptTexts) -> str:

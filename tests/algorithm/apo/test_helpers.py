@@ -103,14 +103,22 @@ def test_without_a_seed_it_says_so(resources: Any) -> None:
         apo.get_seed_prompt_template()
 
 
-def test_the_adapter_must_give_messages() -> None:
+def test_an_adapter_that_gives_no_messages_is_replaced() -> None:
     apo = APO[str]()
+    without = apo.get_adapter()
     apo.set_adapter(TracerTraceToTriplet())
-    with pytest.raises(ValueError, match="TraceToMessages"):
-        apo.get_adapter()
+    replaced = apo.get_adapter()
 
-    apo.set_adapter(TraceToMessages())
-    assert isinstance(apo.get_adapter(), TraceToMessages)
+    assert [type(without), type(replaced)] == [TraceToMessages, TraceToMessages]
+    assert apo.get_adapter() is replaced
+
+
+def test_an_adapter_that_gives_messages_is_used() -> None:
+    apo, given = APO[str](), TraceToMessages()
+    apo.get_adapter()
+    apo.set_adapter(given)
+
+    assert apo.get_adapter() is given
 
 
 def test_there_is_no_best_prompt_before_a_run() -> None:

@@ -67,6 +67,7 @@ class Report:
             table.add_row("not recorded", escape(words))
         table.add_row("tokens", f"{self.read_tokens} read, {self.written_tokens} written")
         table.add_row("reward", "none" if self.reward is None else f"{self.reward:g}")
+        table.add_row("recorded in", escape(address))
         table.add_row("trace", f"agl run --show {self.rollout_id} --store {escape(shlex.quote(address))}")
         _print(table, is_error=True)
 

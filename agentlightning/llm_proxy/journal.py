@@ -25,10 +25,12 @@ from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.records import CallRecord
 from agentlightning.utils.private_files import check_own_folder, create_file
 
-__all__ = ["Journal", "LeftBehind"]
+__all__ = ["FOLDER_SUFFIX", "Journal", "LeftBehind"]
 
 logger = logging.getLogger(__name__)
 
+FOLDER_SUFFIX: Final = ".proxy-journal"
+"""Of the directory beside the file of a store."""
 SEGMENT_BYTES: Final = 8 * 1024**2
 """A segment that has grown to this is closed, and goes when all its calls are stored."""
 _HEAD: Final = struct.Struct("<4sIIIII")
@@ -100,6 +102,8 @@ class Journal:
     def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.directory = directory
         self._segment_bytes = segment_bytes
+        # A directory that somebody made for us and named stays when it is empty.
+        self._goes_when_empty = directory.name.endswith(FOLDER_SUFFIX) or not directory.exists()
         self._current: _Segment | None = None
         self._places: dict[str, tuple[_Segment, int]] = {}  # by span id
         try:
@@ -181,11 +185,15 @@ class Journal:
             segment.close()
         self._places.clear()
         self._current = None
+        if self._goes_when_empty:
+            with contextlib.suppress(OSError):  # it is not empty, or gone
+                self.directory.rmdir()
 
     def _writable(self) -> _Segment:
         if self._current is not None and self._current.size >= self._segment_bytes:
             self._retire()
         while self._current is None:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # another proxy may have found it empty
             segment = _Segment(self.directory / f"{uuid.uuid4().hex}{_SUFFIX}")
             if segment.is_ours:
                 self._current = segment

@@ -22,6 +22,7 @@ from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.llm_proxy.budgets import Budget, Budgets
 from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import GatewaySettings
+from agentlightning.llm_proxy.journal import FOLDER_SUFFIX
 from agentlightning.llm_proxy.service import Service
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
@@ -298,7 +299,7 @@ class LLMProxy:
         path = _path_of(self.store)
         if path is None and self._journal is True:
             raise ConfigurationError("Only an SQLite store has a place for a journal; name a directory instead.")
-        return None if path is None else path.with_name(path.name + ".proxy-journal")
+        return None if path is None else path.with_name(path.name + FOLDER_SUFFIX)
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the configuration; what runs, runs here."""

@@ -51,6 +51,33 @@ def test_segment_goes_when_its_calls_are_settled(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_directory_that_it_made_goes_with_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(record())
+    journal.settle(record().span_id)
+    journal.close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_a_call_in_it_stays(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(record())
+    journal.close()
+
+    assert ids(found(tmp_path / "journal")) == [record().span_id]
+
+
+def test_a_directory_that_another_proxy_found_empty_is_made_again(tmp_path: Path) -> None:
+    journal, other = Journal(tmp_path / "runs.db.proxy-journal"), Journal(tmp_path / "runs.db.proxy-journal")
+    other.close()
+
+    journal.write(record())
+    journal.close()
+
+    assert ids(found(journal.directory)) == [record().span_id]
+
+
 def test_full_segments_go_one_by_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path, segment_bytes=2000)
     calls = [record(number=number) for number in range(40)]

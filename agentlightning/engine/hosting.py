@@ -14,10 +14,10 @@ from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
 from agentlightning.errors import EngineError
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from agentlightning.utils.signals import ENDING_SIGNALS, ending_signal
 
 __all__ = ["Hosted", "Hosting", "host"]
 
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _WARM_UP_TOKENS: Final = 2
 WARM_UP_SECONDS: Final = 600.0
 
@@ -52,8 +52,8 @@ class Hosted:
     model_name: str
 
 
-def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrupt: bool = True) -> None:
-    """Serve until a signal ends it: requests in flight are finished, a second signal ends them.
+def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrupt: bool = True) -> signal.Signals:
+    """Serve until a signal ends it, which is returned: requests in flight are finished, a second signal ends them.
 
     Args:
         on_ready: Called when requests are answered.
@@ -70,37 +70,28 @@ def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrup
         weights_key=hosting.weights_key,
         weights_folders=hosting.weights_folders,
     )
-    _run(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
+    return _run(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
 
 
 async def _serve(
     app: EngineApp, hosting: Hosting, on_ready: Callable[[Hosted], None], *, heeds_interrupt: bool
-) -> None:
+) -> signal.Signals:
     arguments = PythonServerLauncherArgs(
         host=hosting.host, port=hosting.port, timeout_keep_alive=KEEP_ALIVE_SECONDS, launch_mode="asyncio"
     )
     launcher = PythonServerLauncher(app, arguments)
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        for number in _ENDING:
-            loop.remove_signal_handler(number)
-        leave.set()
-
-    for number in _ENDING if heeds_interrupt else (signal.SIGTERM,):
-        loop.add_signal_handler(number, end)
-    async with app.running():
-        await _warm_up(app.engine)
-        try:
-            await launcher.start()
-        except RuntimeError as error:
-            raise EngineError(str(error)) from error
-        try:
-            on_ready(Hosted(launcher.port, app.name))
-            await leave.wait()
-        finally:
-            await launcher.stop()
+    with ending_signal(ENDING_SIGNALS if heeds_interrupt else (signal.SIGTERM,)) as received:
+        async with app.running():
+            await _warm_up(app.engine)
+            try:
+                await launcher.start()
+            except RuntimeError as error:
+                raise EngineError(str(error)) from error
+            try:
+                on_ready(Hosted(launcher.port, app.name))
+                return await received
+            finally:
+                await launcher.stop()
 
 
 async def _warm_up(engine: InferenceEngine) -> None:
@@ -109,10 +100,9 @@ async def _warm_up(engine: InferenceEngine) -> None:
     await asyncio.wait_for(asyncio.wrap_future(engine.submit([0], sampling)), WARM_UP_SECONDS)
 
 
-def _run(serving: Coroutine[Any, Any, None]) -> None:
+def _run(serving: Coroutine[Any, Any, signal.Signals]) -> signal.Signals:
     try:
         import uvloop
     except ImportError:  # there is none for Windows
-        asyncio.run(serving)
-    else:
-        uvloop.run(serving)
+        return asyncio.run(serving)
+    return uvloop.run(serving)

@@ -126,11 +126,14 @@ def test_every_candidate_is_a_point_of_the_trainings_curves() -> None:
 
     async def points() -> list[Any]:
         (run,) = [one for one in await store.query_runs() if one.name != "apo"]
-        return list(await store.query_metrics(run.run_id, names=["apo/candidate_score", "apo/candidate_tasks"]))
+        return [point for point in await store.query_metrics(run.run_id) if "apo/candidate" in point.values]
 
-    tried = [(int(one.version[1:]), sorted(one.scores.values())) for one in apo.candidates if one.fate != "rejected"]
-    assert [point.step for point in asyncio.run(points())] == [number for number, _ in tried]
-    assert asyncio.run(points())[-1].values == {"apo/candidate_score": 1.0, "apo/candidate_tasks": 4.0}
+    seed, *tried = asyncio.run(points())
+    assert (seed.step, seed.values["apo/candidate"], seed.values["apo/candidate_tasks"]) == (0, 0.0, 40.0)
+    numbers = {int(one.version[1:]) for one in apo.candidates if one.fate not in ("seed", "rejected")}
+    assert {(point.step, point.values["apo/candidate"]) for point in tried} == {(1, number) for number in numbers}
+    assert tried[0].values["apo/candidate_parent"] == 0.0
+    assert tried[0].values["apo/candidate_score"] == 1.0
 
 
 @pytest.mark.slow

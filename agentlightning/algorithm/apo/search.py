@@ -65,6 +65,7 @@ class Search:
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
         self._record = RunRecord(apo.get_store(), apo.get_run_id(), name="apo")
         self._stopped: str | None = None
+        self._round_number = 0
         self.has_succeeded = False
         """Whether any rollout has; a run in which none does is stopped."""
 
@@ -138,7 +139,7 @@ class Search:
     # ------------------------------------------------------------------ a round
 
     async def _round(self, number: int) -> None:
-        apo = self._apo
+        apo, self._round_number = self._apo, number
         parents = apo._sample_parent_prompts(self._beam, number)
         before = apo._counts.copy()
         wanted = counted(len(parents) * apo.branch_factor, "candidate")
@@ -174,13 +175,15 @@ class Search:
         return sorted(first, key=lambda branch: (branch[0], branch[1]))
 
     async def note_score(self, prompt: VersionedPromptTemplate, score: float, tasks: int, seconds: float) -> None:
-        """Log the first score of a candidate or the seed, and add it to the curves, whose step is its number."""
+        """Log the first score of a candidate or the seed, and add it to the curves of its round."""
         origin = "the seed" if prompt.parent is None else f"from {prompt.parent}"
         told = f"{score:.3f} on {counted(tasks, 'task')}, {seconds:.1f} s"
         logger.info("Candidate %s (%s) scores %s.", prompt.version, origin, told)
         figures = {"score": score, "tasks": tasks, "seconds": seconds}
-        number = int(prompt.version.removeprefix("v"))
-        await self._record.draw(number, {f"apo/candidate_{name}": value for name, value in figures.items()})
+        if prompt.parent is not None:
+            figures["parent"] = _number(prompt.parent)
+        values = {f"apo/candidate_{name}": value for name, value in figures.items()}
+        await self._record.draw(self._round_number, {"apo/candidate": _number(prompt.version), **values})
 
     async def look_after(self, sent: Sequence[str], finished: Sequence[Rollout]) -> None:
         """Take back rollouts that are late, and stop a run in which nothing works."""
@@ -392,6 +395,10 @@ class _Rewards:
             await search._apo.evaluate_prompt_on_batch(prompt, search._name, batch, mode="val", prefix=prefix)
             search._note_rewards(prompt, missing, prefix)
         return [known[number] for number in numbers]
+
+
+def _number(version: str) -> int:
+    return int(version.removeprefix("v"))
 
 
 def _texts(prompt: VersionedPromptTemplate, name: str) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import agentlightning
+from agentlightning.cli.arguments import CommandParser, similar_word
 from agentlightning.errors import AgentLightningError
 
 __all__ = ["main"]
@@ -34,6 +35,20 @@ COMMANDS = {
 _MODULES = {"agentops": "agentops_server", "eval": "evaluate", "export-model": "export_model"}
 """Of commands whose module has another name."""
 
+_RELATED = {
+    "backup": "store backup",
+    "evaluate": "eval",
+    "export": "export-model",
+    "help": "--help",
+    "import": "store import",
+    "server": "store",
+    "status": "store status",
+    "train": "demo",
+    "ui": "dashboard",
+    "worker": "runner",
+}
+"""Words that are no commands, and the command that does what they say."""
+
 EXAMPLES = """\
 examples:
   agl store --backend sqlite --path runs.db
@@ -46,17 +61,16 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     lines = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agl",
         description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",
-        epilog=EXAMPLES + "\n`agl COMMAND --help` tells more.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES + "\n`agl COMMAND --help` tells more.",
         usage="agl [-h] [--version] COMMAND ...",
     )
     parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
-    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
 
@@ -71,10 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 2
+    if arguments.command not in COMMANDS:
+        likely = similar_word(arguments.command, [*COMMANDS, *_RELATED])
+        question = "" if likely is None else f"; did you mean `agl {_RELATED.get(likely, likely)}`?"
+        parser.error(f"there is no command '{arguments.command}'{question}")
     try:
         module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
         code: int = module.main(given[1:])
     except KeyboardInterrupt:
+        print(f"agl {arguments.command}: Stopped by Ctrl-C.", file=sys.stderr)  # noqa: T201 # the command's own output
         return INTERRUPTED
     except (AgentLightningError, OSError) as error:
         logger.debug("The command failed.", exc_info=True)

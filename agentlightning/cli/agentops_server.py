@@ -1,7 +1,5 @@
 """`agl agentops`: a stand-in for AgentOps' service on this machine."""
 
-import argparse
-import logging
 import os
 import signal
 import sys
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import port_number
+from agentlightning.cli.arguments import CommandParser, port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.agentops_service import HOST, listen, serve
 from agentlightning.logging import setup
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     import socket
 
 __all__ = ["main"]
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8002
 
@@ -34,13 +30,12 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl agentops",
         description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
         "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
     parser.add_argument(
@@ -57,11 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve_in_background(listening, address)
     setup("INFO")
     _tell(f"Standing in for AgentOps at {address}. Ctrl-C stops it.")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    try:
-        serve(listening)
-    except KeyboardInterrupt:
-        logger.info("stopped")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # what is open is closed on the way out
+    serve(listening)
     return 0
 
 

@@ -5,7 +5,6 @@ served until Ctrl-C, to this machine alone and there to whoever has the address:
 server stands in it.
 """
 
-import argparse
 import asyncio
 import html
 import os
@@ -23,13 +22,14 @@ from urllib.parse import urldefrag
 from rich.console import Console
 from rich.markup import escape
 
-from agentlightning.cli.arguments import port_number
+from agentlightning.cli.arguments import CommandParser, port_number
 from agentlightning.cli.store_address import existing_file, first_answer, is_remote
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
 from agentlightning.logging import setup
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
+from agentlightning.utils.signals import ending_signal
 
 __all__ = ["main"]
 
@@ -56,12 +56,11 @@ If a running server wants a token, the page asks for it.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl dashboard",
         description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server")
     parser.add_argument(
@@ -83,10 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             webbrowser.open(url)
         return 0
     try:
-        asyncio.run(_serve(existing_file(arguments.store), arguments.port, opens_browser))
+        ended_by = asyncio.run(_serve(existing_file(arguments.store), arguments.port, opens_browser))
     except (RuntimeError, PermissionError) as error:  # the port is taken, or the file is somebody else's
         print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
+    if ended_by == signal.SIGINT:
+        raise KeyboardInterrupt
     return 0
 
 
@@ -104,29 +105,24 @@ async def _page_of(address: str) -> str:
     return f"{url}#{fragment}" if fragment else url
 
 
-async def _serve(path: Path, port: int, opens_browser: bool) -> None:
-    """Serve a file until Ctrl-C or SIGTERM.
+async def _serve(path: Path, port: int, opens_browser: bool) -> signal.Signals:
+    """Serve a file until Ctrl-C or SIGTERM; returns which of them it was.
 
     The server's master token stays here; the page gets the narrowest one that may read everything.
     """
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave.set)
     master = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
     token = sign_token(master, Scope("reader"), expires_at=None)
-    async with SqliteLightningStore(path) as store:
-        server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
-        await server.start()
-        try:
-            url = address_with_token(server.endpoint + DASHBOARD_PATH, token)
-            _show(f"The dashboard of {path}: {url}\nCtrl-C stops it.")
-            with _browser_opened(url) if opens_browser else nullcontext():
-                await leave.wait()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)  # a second one ends the process at once
-            await server.stop()
+    with ending_signal() as received:
+        async with SqliteLightningStore(path) as store:
+            server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
+            await server.start()
+            try:
+                url = address_with_token(server.endpoint + DASHBOARD_PATH, token)
+                _show(f"The dashboard of {path}: {url}\nCtrl-C stops it.")
+                with _browser_opened(url) if opens_browser else nullcontext():
+                    return await received
+            finally:
+                await server.stop()
 
 
 @contextmanager

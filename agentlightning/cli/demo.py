@@ -20,7 +20,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.arguments import named_path, positive_number
+from agentlightning.cli.arguments import CommandParser, finite_number, named_path, positive_number
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
@@ -46,13 +46,12 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl demo",
         description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
         "comes with this one, and a reward of 1 or 0.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument(
         "--folder", type=named_path, help="for the store and the trained model; a new temporary one by default"

@@ -20,8 +20,7 @@ from agentlightning.algorithm.grpo.collecting import Collector
 from agentlightning.algorithm.grpo.scoring import Score, score_of
 from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.arguments import named_path, positive_number
+from agentlightning.cli.arguments import CommandParser, amount, named_path, positive_number, seconds, whole_number
 from agentlightning.cli.export_model import Choice, check_model, export, is_checkpoints
 from agentlightning.cli.runner import loaded_agent
 from agentlightning.cli.store_address import is_remote, path_of
@@ -52,12 +51,11 @@ The key of an endpoint is taken from OPENAI_API_KEY.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl eval",
         description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument(
         "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
@@ -68,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--n", type=positive_number, metavar="N", help="the first so many tasks; all by default")
     parser.add_argument("--model", metavar="NAME", help="what the endpoint calls the model")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of every call (default: %(default)s)")
+    parser.add_argument("--temperature", type=amount, default=0.0, help="of every call (default: %(default)s)")
     parser.add_argument(
         "--failed",
         type=_failed_reward,
@@ -80,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", metavar="FILE", help="SQLite file to keep what happened in; forgotten by default")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="of checkpoints, the best by validation")
-    which.add_argument("--step", type=int, metavar="N", help="of checkpoints, the one after this step")
+    which.add_argument("--step", type=whole_number, metavar="N", help="of checkpoints, the one after this step")
     parser.add_argument("--policy", metavar="NAME", help="of checkpoints of several models, this one's")
     parser.add_argument(
         "--runners", type=positive_number, default=1, help="processes that run the agent (default: %(default)s)"
@@ -92,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="rollouts at once in each (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds a rollout may take (default: %(default)s)"
+        "--timeout", type=seconds, default=DEFAULT_TIMEOUT, help="seconds a rollout may take (default: %(default)s)"
     )
     parser.add_argument("--device", default="auto", help="for a model served here (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
@@ -134,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress="off",
         )
         trainer.fit(agent, val_dataset=tasks)
-    if evaluation.score is None:  # Ctrl-C ends it, and not with an error
-        return INTERRUPTED
+    if evaluation.score is None:  # Ctrl-C ends a training, and not with an error
+        raise KeyboardInterrupt
     _tell(arguments, evaluation.score, time.monotonic() - began)
     return 0
 

@@ -1,6 +1,5 @@
 """`agl export-model`: a checkpoint of a training becomes a folder that `agl serve`, transformers or vLLM loads."""
 
-import argparse
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import named_path
+from agentlightning.cli.arguments import CommandParser, named_path, whole_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 from agentlightning.utils.installation import install_command
@@ -50,12 +49,11 @@ class Choice:
     """The model that was trained; None takes the one that the checkpoint names."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl export-model",
         description="Write a trained model as a folder of its own.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=named_path, help="the checkpoints of a training, or a folder with a model")
     parser.add_argument(
@@ -63,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the best by validation, instead of the newest")
-    which.add_argument("--step", type=int, metavar="N", help="the one after this step")
+    which.add_argument("--step", type=whole_number, metavar="N", help="the one after this step")
     parser.add_argument("--policy", metavar="NAME", help="which model, where several were trained")
     parser.add_argument("--base", metavar="MODEL", help="what was trained, if it is not where it was then")
     return parser

@@ -9,16 +9,16 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.arguments import named_path
+from agentlightning.cli.arguments import amount, named_path, whole_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import Budget, ModelConfig
 
-__all__ = ["Models", "add_model_arguments", "budget_of", "models_of", "passed_through"]
+__all__ = ["Models", "add_budget_arguments", "add_model_arguments", "budget_of", "models_of", "passed_through"]
 
 FORMS: Final = (
     "NAME=http://host:port/v1 for a server that speaks as OpenAI's does, NAME=provider/model@URL for another, or "
@@ -27,6 +27,7 @@ FORMS: Final = (
 _AT_URL: Final = re.compile(r"@(?=https?://)")
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
 _OPENAI: Final = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE")
+_BUDGETS: Final[Mapping[str, Callable[[str], float]]] = {"calls": whole_number, "tokens": whole_number, "cost": amount}
 _ANTHROPIC: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")
 
 
@@ -51,15 +52,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=named_path, metavar="FILE", help="models in a file, YAML or JSON, with LiteLLM's model_list"
     )
-    for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
-        parser.add_argument(
-            f"--max-{option}", type=kind, metavar="N", help=f"{what} each rollout may spend; no limit by default"
-        )
+    add_budget_arguments(parser, "max", "each rollout may spend; no limit by default")
+
+
+def add_budget_arguments(parser: argparse.ArgumentParser, prefix: str, words: str) -> None:
+    """Options that limit what may be spent, which `budget_of` reads.
+
+    Args:
+        words: What stands behind the name of the limit in the help.
+    """
+    for name, kind in _BUDGETS.items():
+        what = "money" if name == "cost" else name
+        parser.add_argument(f"--{prefix}-{name}", type=kind, metavar="N", help=f"{what} {words}")
 
 
 def budget_of(arguments: argparse.Namespace, prefix: str = "max") -> Budget | None:
     """What the options of this prefix allow; None is no limit."""
-    given = {name: getattr(arguments, f"{prefix}_{name}") for name in ("calls", "tokens", "cost")}
+    given = {name: getattr(arguments, f"{prefix}_{name}") for name in _BUDGETS}
     return None if all(value is None for value in given.values()) else Budget(**given)
 
 

@@ -4,7 +4,6 @@ Processes that count with prometheus_client and share a folder named in PROMETHE
 there; this command adds them up and shows them. A store server alone does not need it: it has its own /metrics.
 """
 
-import argparse
 import importlib.util
 import logging
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import port_number
+from agentlightning.cli.arguments import CommandParser, port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
 from agentlightning.utils.installation import install_command
@@ -34,12 +33,11 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl prometheus",
         description=f"Show the figures of all processes that share the folder {FOLDER}.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     parser.add_argument(
@@ -69,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console(stderr=True).print(
             f"Showing the figures in {folder} at {address}. Ctrl-C stops it.", markup=False, soft_wrap=True
         )
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            logger.info("stopped")
+        server.serve_forever()
     return 0
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from agentlightning.cli.models import FORMS, Models, add_model_arguments, budget_of, models_of
+from agentlightning.cli.arguments import CommandParser, port_number, seconds, whole_number
+from agentlightning.cli.models import FORMS, Models, add_budget_arguments, add_model_arguments, budget_of, models_of
 from agentlightning.cli.store_address import is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
@@ -19,14 +20,13 @@ from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.utils.signals import ENDING_SIGNALS
 
 __all__ = ["main"]
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
-LAST_PORT: Final = 65535
 _OFF: Final = "off"
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 EXAMPLES = """\
 examples:
@@ -42,20 +42,20 @@ Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl proxy",
         description="Serve models to agents, and record every call under its rollout.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     add_model_arguments(parser)
-    for option, kind, what in (("calls", int, "calls"), ("tokens", int, "tokens"), ("cost", float, "money")):
-        parser.add_argument(f"--run-max-{option}", type=kind, metavar="N", help=f"{what} that all may spend together")
+    add_budget_arguments(parser, "run-max", "that all may spend together")
     parser.add_argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path")
     parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--access-host", metavar="HOST", help="address that agents are told, if not the bound one")
     parser.add_argument("--api-key", help="what callers must show; better given as AGL_PROXY_API_KEY, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
@@ -66,13 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--retries",
-        type=int,
+        type=whole_number,
         metavar="N",
         help=f"of failed calls (default: num_retries of --config, or {DEFAULT_RETRIES})",
     )
     parser.add_argument(
         "--deadline",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="for an answer to begin, retries included (default: request_timeout of --config, or "
         f"{DEFAULT_DEADLINE_SECONDS:g})",
@@ -96,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         at_risk="use your models",
         given_as="AGL_PROXY_API_KEY or --api-key",
     )
-    _check_numbers(arguments)
     models = models_of(arguments)
     if not models.entries:
         raise ConfigurationError(f"There is no model to serve; give some with --model, as {FORMS}, or with --config.")
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = store_at(arguments.store, token)
     try:
         proxy = _proxy(arguments, models, store, api_key=api_key)
-        _serve_until_signal(proxy, arguments.store or "memory")
+        ended_by = _serve_until_signal(proxy, arguments.store or "memory")
     except RuntimeError as error:
         if isinstance(error, AgentLightningError):
             raise
@@ -120,16 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         asyncio.run(store.close())
     _say(_told(proxy))
+    if ended_by == signal.SIGINT:
+        raise KeyboardInterrupt
     return 0
-
-
-def _check_numbers(arguments: argparse.Namespace) -> None:
-    if not 0 <= arguments.port <= LAST_PORT:
-        raise ConfigurationError(f"--port {arguments.port} is no port; they go from 0, a free one, to {LAST_PORT}.")
-    if arguments.retries is not None and arguments.retries < 0:
-        raise ConfigurationError(f"--retries {arguments.retries} must not be negative; 0 tries each call once.")
-    if arguments.deadline is not None and not arguments.deadline > 0:
-        raise ConfigurationError(f"--deadline {arguments.deadline:g} must be above zero; it counts seconds.")
 
 
 def _tell_of_store(address: str | None, token: str | None, *, has_rollout_budget: bool) -> None:
@@ -189,17 +181,19 @@ def _journal(text: str | None) -> Path | bool | None:
     return False if text == _OFF else Path(text)
 
 
-def _serve_until_signal(proxy: LLMProxy, store: str) -> None:
-    """Serve until Ctrl-C or SIGTERM, then finish what was begun."""
+def _serve_until_signal(proxy: LLMProxy, store: str) -> int:
+    """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
     leave = threading.Event()
+    received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        for other in _ENDING:
+        for other in ENDING_SIGNALS:
             signal.signal(other, signal.SIG_DFL)  # a second one ends the process at once
+        received.append(number)
         leave.set()
 
     proxy.start()
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         signal.signal(number, note)
     names = ", ".join(dict.fromkeys(entry["model_name"] for entry in proxy.model_list))
     _say(f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
@@ -207,6 +201,7 @@ def _serve_until_signal(proxy: LLMProxy, store: str) -> None:
         leave.wait()
     finally:
         proxy.stop()
+    return received[0]
 
 
 def _say(words: str) -> None:

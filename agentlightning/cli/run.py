@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
+from agentlightning.cli.arguments import CommandParser
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_hear
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.run_report import Report, print_trace
@@ -73,13 +74,12 @@ The program keeps its terminal, its input and its exit code. What it prints is r
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl run",
         usage="agl run [options] -- COMMAND...",
         description="Run a program once, as a rollout with its model calls recorded.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument(
         "--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server (default: %(default)s)"
@@ -276,6 +276,8 @@ class _Session:
         except asyncio.CancelledError:
             if self._ended_by is None:
                 raise
+            if self._ended_by == signal.SIGINT:
+                raise KeyboardInterrupt from None
             return _SIGNALLED + self._ended_by
         report.show(self._address)
         program = self._agent.program

@@ -1,6 +1,5 @@
 """`agl runner`: run an agent for a training on another machine; it may come and go at any time."""
 
-import argparse
 import asyncio
 import inspect
 import os
@@ -8,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 
+from agentlightning.cli.arguments import CommandParser, amount, positive_number
 from agentlightning.cli.store_address import why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -39,27 +39,28 @@ given back.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl runner",
         description="Run an agent on the rollouts of a training.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument(
         "agent", metavar="MODULE:AGENT", help="where the agent is: a function, a LitAgent, or a class of one"
     )
     parser.add_argument("--store", default=DEFAULT_STORE, help="the training's store (default: %(default)s)")
     parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
-    parser.add_argument("--n-runners", type=int, default=1, help="processes (default: %(default)s)")
+    parser.add_argument("--n-runners", type=positive_number, default=1, help="processes (default: %(default)s)")
     parser.add_argument(
-        "--max-concurrency", type=int, default=1, help="rollouts at once in each (default: %(default)s)"
+        "--max-concurrency", type=positive_number, default=1, help="rollouts at once in each (default: %(default)s)"
     )
-    parser.add_argument("--max-rollouts", type=int, help="leave after so many in each process; never by default")
+    parser.add_argument(
+        "--max-rollouts", type=positive_number, help="leave after so many in each process; never by default"
+    )
     parser.add_argument("--name", default="Worker", help="how the workers' ids begin (default: %(default)s)")
     parser.add_argument(
         "--grace",
-        type=float,
+        type=amount,
         default=GRACE_SECONDS,
         metavar="SECONDS",
         help="how long the last rollouts may take once it leaves (default: %(default)s)",
@@ -98,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         strategy.execute(_no_algorithm, side, store)
     finally:
         asyncio.run(store.close())
+    if strategy.is_interrupted:
+        raise KeyboardInterrupt
     return 0
 
 

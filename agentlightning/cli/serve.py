@@ -1,13 +1,13 @@
 """`agl serve`: the embedded engine alone, as a server that OpenAI's clients can call."""
 
-import argparse
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.arguments import port_number, positive_number
+from agentlightning.cli.arguments import CommandParser, port_number, positive_number
 from agentlightning.cli.export_model import check_model
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -32,12 +32,11 @@ Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at 
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl serve",
         description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
@@ -122,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights_key=weights_key if arguments.weights_folder is not None else None,
         weights_folders=[] if arguments.weights_folder is None else [arguments.weights_folder],
     )
-    host(hosting, on_ready=tell)
+    if host(hosting, on_ready=tell) == signal.SIGINT:
+        raise KeyboardInterrupt
     return 0
 
 

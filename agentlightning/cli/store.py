@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentlightning.cli.arguments import named_path, port_number, positive_number
+from agentlightning.cli.arguments import CommandParser, named_path, port_number, positive_number, seconds
 from agentlightning.cli.store_address import existing_file, is_remote, path_of, statistics_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
@@ -29,6 +29,7 @@ from agentlightning.store import (
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
+from agentlightning.utils.signals import ending_signal
 
 __all__ = ["main"]
 
@@ -54,6 +55,7 @@ examples:
     "backup": """\
 examples:
   agl store backup runs.db copy.db           while runs.db is in use, too
+  agl store backup --force runs.db copy.db   replace the copy of yesterday
 """,
     "export": """\
 examples:
@@ -66,12 +68,11 @@ examples:
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl store",
         description="Serve a store. With a verb: look into a store, copy it, move it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
     parser.add_argument(
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
     parser.add_argument(
         "--lost-worker-seconds",
-        type=float,
+        type=seconds,
         default=LOST_WORKER_SECONDS,
         metavar="SECONDS",
         help="how long a worker with heartbeats may be silent until its work is given to others (default: %(default)g)",
@@ -96,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     _add_verbs(parser)
     return parser
+
+
+_WRITING_VERBS = ("backup", "export")
 
 
 def _add_verbs(parser: argparse.ArgumentParser) -> None:
@@ -110,14 +114,15 @@ def _add_verbs(parser: argparse.ArgumentParser) -> None:
             verb,
             help=what,
             description=f"{what.capitalize()}.",
-            epilog=VERB_EXAMPLES[verb],
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            examples=VERB_EXAMPLES[verb],
         )
         if other is None:
             command.add_argument("path", help="the store file, or the address of a server")
         else:
             command.add_argument("path", help="the store file")
             command.add_argument("file", type=named_path, help=other)
+        if verb in _WRITING_VERBS:
+            command.add_argument("--force", action="store_true", help=f"replace an earlier {verb} of this name")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif is_remote(arguments.path):
         asyncio.run(_run(arguments, statistics_of(arguments.path)))
     else:
-        asyncio.run(_run(arguments, _run_on_file(arguments, existing_file(arguments.path))))
+        path = existing_file(arguments.path)
+        if arguments.verb in _WRITING_VERBS and not arguments.force and arguments.file.is_file():
+            raise ConfigurationError(
+                f"'{arguments.file}' exists; give another path, or --force to replace an earlier {arguments.verb}."
+            )
+        asyncio.run(_run(arguments, _run_on_file(arguments, path)))
     return 0
 
 
@@ -161,10 +171,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         token=token,
     )
     try:
-        asyncio.run(_serve_until_signal(server, store))
+        ended_by = asyncio.run(_serve_until_signal(server, store))
     except RuntimeError as error:
         print(f"agl store: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
+    if ended_by == signal.SIGINT:
+        raise KeyboardInterrupt
     return 0
 
 
@@ -183,24 +195,20 @@ def _chosen_tracker(arguments: argparse.Namespace) -> MetricsBackend | None:
     return ConsoleMetricsBackend() if "console" in (arguments.tracker or ()) else None
 
 
-async def _serve_until_signal(server: LightningStoreServer, store: LightningStore) -> None:
-    """Serve until Ctrl-C or SIGTERM, then finish what was begun."""
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave.set)
-    await server.start()
-    gc.freeze()  # what is loaded by now stays, and need not be looked through again
-    console = Console(stderr=True)
-    console.print(
-        f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
-    )
-    await leave.wait()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(number)  # a second Ctrl-C ends the process at once
+async def _serve_until_signal(server: LightningStoreServer, store: LightningStore) -> signal.Signals:
+    """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
+    with ending_signal() as received:
+        await server.start()
+        gc.freeze()  # what is loaded by now stays, and need not be looked through again
+        Console(stderr=True).print(
+            f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.",
+            soft_wrap=True,
+        )
+        ended_by = await received
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two of them
     await server.stop()
     await store.close()
+    return ended_by
 
 
 def _description(store: LightningStore) -> str:
@@ -231,7 +239,7 @@ async def _run(arguments: argparse.Namespace, counting: Awaitable[dict[str, Any]
         counts = await counting
     table = Table(title=escape(f"{arguments.verb} {arguments.path}"), show_header=False)
     for name, value in counts.items():
-        table.add_row(name, _shown(value))
+        table.add_row(name, f"{value:,.1f} s" if name == "uptime" else _shown(value))
     console.print(table)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from agentlightning.cli.arguments import CommandParser
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import Scope, describe_token, sign_token
@@ -29,6 +30,13 @@ examples:
 durations are a number and a unit: 90s, 30m, 24h, 7d.
 """
 
+VERBS = {
+    "new": "make a random master token, which permits everything",
+    "runner": "sign a token that permits to run rollouts and to read all but secrets of proxies",
+    "reader": "sign a token that permits to read all but keys, and to change nothing",
+    "attempt": "sign a token that permits to write the spans of one attempt",
+    "show": "tell what a signed token says, without checking who signed it",
+}
 RUNNER_EXPIRY = "24h"
 ATTEMPT_EXPIRY = "1h"
 MASTER_TOKEN_BYTES = 32
@@ -42,20 +50,18 @@ def _seconds(duration: str) -> int:
     return int(match[1]) * SECONDS_PER_UNIT[match[2]]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="agl tokens",
         description="Make and read the tokens that a store server asks for.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{new,runner,reader,attempt,show}")
-    verbs.add_parser("new", help="make a random master token, which permits everything")
-    runner = verbs.add_parser(
-        "runner", help="sign a token that permits to run rollouts and to read all but secrets of proxies"
-    )
-    reader = verbs.add_parser("reader", help="sign a token that permits to read all but keys, and to change nothing")
-    attempt = verbs.add_parser("attempt", help="sign a token that permits to write the spans of one attempt")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar=f"{{{','.join(VERBS)}}}")
+    parsers = {
+        verb: verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
+        for verb, what in VERBS.items()
+    }
+    runner, reader, attempt, show = (parsers[verb] for verb in ("runner", "reader", "attempt", "show"))
     attempt.add_argument("rollout_id", metavar="ROLLOUT_ID")
     attempt.add_argument("attempt_id", metavar="ATTEMPT_ID")
     for signer, expiry in ((runner, RUNNER_EXPIRY), (reader, RUNNER_EXPIRY), (attempt, ATTEMPT_EXPIRY)):
@@ -67,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
             help=f"how long it is valid; {expiry} by default",
         )
         signer.add_argument("--token", metavar="SECRET", help="the server's master token; AGL_STORE_TOKEN by default")
-    show = verbs.add_parser("show", help="tell what a signed token says, without checking who signed it")
     show.add_argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input")
     return parser
 

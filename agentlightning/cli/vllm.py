@@ -5,7 +5,6 @@ earlier ones are taught to by `instrumentation.vllm` before they start. A vLLM t
 only known by its executable, is run as it is.
 """
 
-import argparse
 import importlib
 import importlib.util
 import os
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from agentlightning.cli.arguments import CommandParser
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 
@@ -35,13 +35,12 @@ examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    return CommandParser(
         prog="agl vllm",
         usage="agl vllm [-h] ARGUMENTS...",
         description="Run vLLM's command line with these arguments; options alone stand behind `serve`.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
 
 

@@ -47,16 +47,18 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.claim(460)
-def test_it_serves_until_it_is_told_to_stop(foreground: tuple[subprocess.Popen[str], str], number: int) -> None:
+def test_it_serves_until_it_is_told_to_stop(
+    foreground: tuple[subprocess.Popen[str], str], number: int, code: int
+) -> None:
     process, address = foreground
     assert ask(f"{address}/v3/auth/token", b"{}") == {"token": "dummy", "project_id": "dummy"}
     assert ask(f"{address}/traces", b"spans") == {"path": "traces"}
 
     process.send_signal(number)
 
-    assert process.wait(10) == 0
+    assert process.wait(10) == code
 
 
 @pytest.mark.claim(461, 463)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -91,6 +92,7 @@ def run(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, 
     return code, capsys.readouterr().err
 
 
+RUNNER_COUNTS = ("--n-runners", "--max-concurrency", "--max-rollouts")
 NO_SERVER = "does not answer"
 STORE_VERBS = {"status": [], "backup": ["out"], "export": ["out"]}
 CASES: list[tuple[list[str], str]] = [
@@ -134,6 +136,16 @@ CASES: list[tuple[list[str], str]] = [
     (["store", "--host", "0.0.0.0"], "or say --insecure"),
     (["store", "--n-workers", "2"], "--n-workers 2 needs --backend sqlite"),
     (["store", "--n-workers", "0"], "0 is too few; give at least 1"),
+    (["store", "--lost-worker-seconds", "nan"], "nan is no finite number"),
+    (["store", "--lost-worker-seconds", "0"], "0 is no time; give seconds above 0"),
+    (["store", "--prot", "5"], "there is no option --prot; did you mean --port?"),
+    (["store", "status", "good.db", "--port", "5", "--verbos"], "there is no option --verbos"),
+    (["store", "statsu", "good.db"], "did you mean status?"),
+    (["store", "backup", "good.db", "text"], "'text' exists; give another path, or --force"),
+    (["store", "backup", "--force", "good.db", "text"], "'text' exists and is not a store"),
+    (["store", "backup", "good.db", "good.db"], "'good.db' exists"),
+    (["store", "backup", "--force", "good.db", "good.db"], "'good.db' is the store itself"),
+    (["store", "export", "good.db", "text"], "'text' exists; give another path, or --force"),
     (["store", "--log-level", "LOUD"], "Log level 'LOUD' is unknown"),
     (["dashboard", "folder"], "a folder"),
     (["dashboard", "binary"], "'binary' is not a store"),
@@ -147,6 +159,7 @@ CASES: list[tuple[list[str], str]] = [
     (["demo", "--folder", ""], "the path is empty"),
     (["demo", "--folder", "folder", "--resume"], "There is nothing to resume in 'folder'"),
     (["demo", "--folder", "nowhere", "--resume"], "There is nothing to resume in 'nowhere'"),
+    (["demo", "--target", "nan"], "nan is no finite number"),
     (["demo", "--runners", "0"], "give at least 1"),
     (["serve", "nope"], "There is no model 'nope'"),
     (["serve", ""], "There is no model ''"),
@@ -160,6 +173,11 @@ CASES: list[tuple[list[str], str]] = [
     (["runner", "--store", "localhost:4747", "misused_agents:agent"], "must begin with http://"),
     (["runner", "--store", "good.db", "misused_agents:agent"], "must begin with http://"),
     (["runner", "misused_agents:number"], "'misused_agents:number' is of type int, no agent"),
+    *((["runner", option, "0", "misused_agents:agent"], "give at least 1") for option in RUNNER_COUNTS),
+    (["runner", "--grace", "-1", "misused_agents:agent"], "-1 is negative; give 0 or more"),
+    (["runner", "--grace", "nan", "misused_agents:agent"], "nan is no finite number"),
+    (["runner", "--stoer", "x", "misused_agents:agent"], "did you mean --store?"),
+    (["runner"], "required: MODULE:AGENT"),
     (["runner", ""], "write it as module:agent"),
     (["run", "--store", "folder", "--", "true"], "a folder"),
     (["run", "--store", "binary", "--", "true"], "'binary' is not a store"),
@@ -169,8 +187,17 @@ CASES: list[tuple[list[str], str]] = [
     (["run", "--show", "ro-1", "--store", "folder"], "a folder"),
     (["run", "--show", "ro-1", "--store", "nope.db"], "There is no store 'nope.db'"),
     (["run", "--show", "ro-1", "--store", "{other}"], "is no store server"),
+    (["run", "--max-cost", "nan", "--", "true"], "nan is no finite number"),
+    (["run", "--max-calls", "-1", "--", "true"], "-1 is negative"),
+    (["run", "--stoer", "x", "--", "true", "--else"], "there is no option --stoer; did you mean --store?"),
     (["run", "--config", "folder", "--", "true"], "'folder' cannot be read"),
     (["run", "--config", "", "--", "true"], "the path is empty"),
+    ([*PROXY, "--port", "70000"], "70000 is no port"),
+    ([*PROXY, "--retries", "-1"], "-1 is negative"),
+    ([*PROXY, "--deadline", "0"], "0 is no time"),
+    ([*PROXY, "--deadline", "inf"], "inf is no finite number"),
+    ([*PROXY, "--run-max-cost", "nan"], "nan is no finite number"),
+    ([*PROXY, "--max-calls", "-1"], "-1 is negative"),
     ([*PROXY, "--store", "folder"], "a folder"),
     ([*PROXY, "--store", "binary"], "'binary' is not a store"),
     ([*PROXY, "--store", "{other}"], "is no store server"),
@@ -183,11 +210,16 @@ CASES: list[tuple[list[str], str]] = [
     ([*EVAL, "--data", "tasks.jsonl", "--store", "folder"], "a folder"),
     ([*EVAL, "--data", "tasks.jsonl", "--store", ""], "'' is no store"),
     ([*EVAL, "--data", "tasks.jsonl", "--n", "0"], "give at least 1"),
+    ([*EVAL, "--data", "tasks.jsonl", "--timeout", "-1"], "-1 is no time"),
+    ([*EVAL, "--data", "tasks.jsonl", "--timeout", "nan"], "nan is no finite number"),
+    ([*EVAL, "--data", "tasks.jsonl", "--temperature", "nan"], "nan is no finite number"),
+    ([*EVAL, "--data", "tasks.jsonl", "--failed", "nan"], "neither worst, skip nor a finite number"),
     (["eval", "nope", *EVAL[2:], "--data", "tasks.jsonl"], "There is no model 'nope'"),
     (["eval", "folder", *EVAL[2:], "--data", "tasks.jsonl"], "'folder' holds no model"),
     (["export-model", "nope", "out"], "There is no folder 'nope'"),
     (["export-model", "binary", "out"], "There is no folder 'binary'"),
     (["export-model", "folder", "out"], "'folder' holds neither checkpoints"),
+    (["export-model", "folder", "out", "--step", "-1"], "-1 is negative"),
     (["export-model", "", "out"], "the path is empty"),
     (["prometheus"], "PROMETHEUS_MULTIPROC_DIR must name the folder"),
     (["prometheus", "--port", "99999"], "99999 is no port"),
@@ -196,6 +228,12 @@ CASES: list[tuple[list[str], str]] = [
     (["tokens", "show", ""], "agl tokens: "),
     (["tokens", "runner"], "There is no master token to sign with"),
     (["tokens", "runner", "--token", "x", "--expires", "7y"], "is not a duration"),
+    (["tokens", "runer"], "did you mean runner?"),
+    (["trian"], "there is no command 'trian'; did you mean `agl demo`?"),
+    (["dashbord", "good.db"], "did you mean `agl dashboard`?"),
+    (["status", "good.db"], "did you mean `agl store status`?"),
+    (["--verson"], "there is no option --verson; did you mean --version?"),
+    (["zzz"], "there is no command 'zzz'. See `agl --help`"),
     (["vllm", "--model"], "--model is the last word"),
 ]
 
@@ -211,6 +249,7 @@ def test_misuse_is_one_clear_line(
     assert code in (1, 2)
     assert expected in shown
     assert "Traceback" not in shown
+    assert len(shown.splitlines()) <= 2  # what is wrong, and before it at most a warning
     left = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
     assert [path for path in left if not path.name.endswith((".db-wal", ".db-shm"))] == before
 
@@ -262,7 +301,7 @@ def test_status_rounds_the_uptime(folder: Path, capsys: pytest.CaptureFixture[st
     assert main(["store", "status", "good.db"]) == 0
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "uptime" in line]
-    assert len(line.split("│")[2].strip().partition(".")[2]) == 1
+    assert re.fullmatch(r"[0-9,]+\.[0-9] s", line.split("│")[2].strip())
 
 
 @pytest.mark.parametrize("verb", ["status", "backup", "export", "import"])
@@ -289,7 +328,7 @@ def test_ctrl_c_during_the_start_is_no_traceback(
 
     monkeypatch.setattr("agentlightning.cli.store.statistics_of", interrupted)
 
-    assert run(capsys, ["store", "status", "http://127.0.0.1:4747"]) == (130, "")
+    assert run(capsys, ["store", "status", "http://127.0.0.1:4747"]) == (130, "agl store: Stopped by Ctrl-C.\n")
 
 
 # ---------------------------------------------------------------------- servers that do not answer, or slowly

@@ -73,7 +73,7 @@ def test_ctrl_c_ends_a_server_cleanly(start: Start) -> None:
 
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(10) == 0
+    assert process.wait(10) == 130
 
 
 def test_token_from_the_environment_is_asked_for(start: Start) -> None:
@@ -159,7 +159,7 @@ def test_figures_of_several_processes_are_added_up(start: Start, tmp_path: Path)
     assert "tests_run_total 4.0" in text
     assert health == {"status": "ok"}
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+    assert process.wait(10) == 130
 
 
 def test_figures_need_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

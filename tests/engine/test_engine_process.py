@@ -287,7 +287,7 @@ def test_the_command_serves_alone_until_it_is_interrupted(folder: Path) -> None:
     code = process.wait(PATIENCE_SECONDS)
     process.stderr.close()
 
-    assert (models["data"][0]["id"], code) == ("own", 0)
+    assert (models["data"][0]["id"], code) == ("own", 130)
 
 
 def test_the_command_does_not_open_itself_to_other_machines_without_a_key() -> None:

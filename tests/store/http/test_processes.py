@@ -32,9 +32,9 @@ def serving(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 async def test_signal_to_the_whole_group_lets_calls_in_flight_end(
-    number: signal.Signals, serving: tuple["subprocess.Popen[str]", str]
+    number: signal.Signals, code: int, serving: tuple["subprocess.Popen[str]", str]
 ) -> None:
     process, address = serving
     asking = [
@@ -47,7 +47,7 @@ async def test_signal_to_the_whole_group_lets_calls_in_flight_end(
     _, written = await asyncio.to_thread(process.communicate, timeout=20)
     answers = await asyncio.gather(*asking, return_exceptions=True)
 
-    assert process.returncode == 0
+    assert process.returncode == code
     assert "Traceback" not in written
     assert [getattr(answer, "status_code", answer) for answer in answers] == [503] * 4
 

@@ -5,7 +5,9 @@ import inspect
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentlightning.cli.arguments import CommandParser, amount, positive_number
 from agentlightning.cli.store_address import why_silent
@@ -108,6 +110,14 @@ async def _no_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
     raise AssertionError("A runner has no algorithm.")
 
 
+def _described(error: Exception) -> str:
+    """An error in a line, with the place where it was raised unless it says that itself."""
+    if isinstance(error, (ImportError, AttributeError, ValueError, SyntaxError)):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
+
+
 def loaded_agent(address: str) -> LitAgent[object]:
     """The agent at `module:name`; modules of the working directory are found too."""
     sys.path.insert(0, os.getcwd())
@@ -115,9 +125,9 @@ def loaded_agent(address: str) -> LitAgent[object]:
         raise ConfigurationError(f"'{address}' does not say where the agent is; write it as module:agent.")
     try:
         found = pkgutil.resolve_name(address)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"There is no agent at '{address}': {error}.") from error
-    agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
+        agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
+    except Exception as error:  # the user's own module is run here, and may raise anything
+        raise ConfigurationError(f"There is no agent at '{address}': {_described(error)}.") from error
     if inspect.isfunction(agent):
         agent = FunctionalLitAgent(agent)
     if not isinstance(agent, LitAgent):

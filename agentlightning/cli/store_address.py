@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -87,6 +88,7 @@ class FirstAnswer:
 
 async def first_answer(server: str, path: str) -> FirstAnswer:
     """Ask a server for a page; StoreUnavailable if nothing comes in the time that a first answer may take."""
+    _check_address(server)
     try:
         limit = aiohttp.ClientTimeout(FIRST_ANSWER_SECONDS)
         async with aiohttp.ClientSession(timeout=limit) as session, session.get(server.rstrip("/") + path) as response:
@@ -94,8 +96,19 @@ async def first_answer(server: str, path: str) -> FirstAnswer:
     except asyncio.TimeoutError as error:
         reason = f"nothing came within {FIRST_ANSWER_SECONDS:g} s"
         raise _silent(server, reason) from error
-    except (aiohttp.ClientError, ValueError) as error:  # nobody listens, or it is no address
+    except aiohttp.ClientError as error:
         raise _silent(server, str(error) or type(error).__name__) from error
+
+
+def _check_address(server: str) -> None:
+    """ConfigurationError if there can be no server at an address, however long one waits."""
+    try:
+        parts = urlsplit(server)
+        reason = None if parts.hostname and parts.port != 0 else "it names no host, or port 0"
+    except ValueError as error:  # of what cannot be an IPv6 address, or a port
+        reason = str(error)
+    if reason is not None:
+        raise ConfigurationError(f"'{server}' is no address of a server ({reason}); write it as http://host:4747.")
 
 
 async def statistics_of(server: str, token: str | None = None) -> dict[str, Any]:

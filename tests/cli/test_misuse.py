@@ -20,6 +20,7 @@ from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 
 AGENT = "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm):\n    return 1.0\n\n\nnumber = 3\n"
+AGENT += "class Demanding(agl.LitAgent):\n    def __init__(self, more):\n        super().__init__()\n"
 EVAL = ["eval", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "misused_agents:agent"]
 PROXY = ["proxy", "--model", "m=http://127.0.0.1:1/v1", "--port", "0"]
 FIRST_ANSWER_SECONDS = 2.0
@@ -76,6 +77,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").touch()
     (tmp_path / "misused_agents.py").write_text(AGENT)
+    (tmp_path / "broken_agents.py").write_text("raise RuntimeError('not today')\n")
+    (tmp_path / "unparsed_agents.py").write_text("agent = (\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("AGL_STORE_TOKEN", "AGL_PROXY_API_KEY", "PROMETHEUS_MULTIPROC_DIR"):
@@ -93,6 +96,7 @@ def run(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, 
 
 
 RUNNER_COUNTS = ("--n-runners", "--max-concurrency", "--max-rollouts")
+NO_ADDRESS = "is no address of a server"
 NO_SERVER = "does not answer"
 STORE_VERBS = {"status": [], "backup": ["out"], "export": ["out"]}
 CASES: list[tuple[list[str], str]] = [
@@ -112,8 +116,16 @@ CASES: list[tuple[list[str], str]] = [
     (["store", "status", "{other}"], "is no store server"),
     (["store", "status", "{refused}"], NO_SERVER),
     (["store", "status", "http://nope.invalid:4747"], NO_SERVER),
-    (["store", "status", "http://"], NO_SERVER),
-    (["store", "status", "http://127.0.0.1:99999"], NO_SERVER),
+    (["store", "status", "http://"], NO_ADDRESS),
+    (["store", "status", "http://[::1"], NO_ADDRESS),
+    (["store", "status", "http://127.0.0.1:99999"], NO_ADDRESS),
+    (["dashboard", "http://[::1"], NO_ADDRESS),
+    (["run", "--store", "http://127.0.0.1:x", "--", "true"], NO_ADDRESS),
+    ([*PROXY, "--store", "http://"], NO_ADDRESS),
+    (["runner", "--store", "http://[::1", "misused_agents:agent"], NO_ADDRESS),
+    (["runner", "broken_agents:agent"], "RuntimeError: not today (broken_agents.py, line 1)"),
+    (["runner", "unparsed_agents:agent"], "(unparsed_agents.py, line 1)"),
+    (["runner", "misused_agents:Demanding"], "TypeError"),
     (["store", "status", "ftp://x"], "is no store; write http://host:4747"),
     (["store", "status", "localhost:4747"], "or http://host:4747"),
     (["store", "import", "folder", "tasks.jsonl"], "a folder"),

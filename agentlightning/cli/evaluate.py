@@ -111,7 +111,9 @@ def _failed_reward(text: str) -> FailedReward:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and tell; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper(), submodule_levels={"agentlightning.runner.failures": "CRITICAL"})
+    # Failed rollouts stand in the report, and what ends the evaluation is the last line.
+    told_here = ("agentlightning.runner.failures", "agentlightning.trainer.trainer")
+    setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]

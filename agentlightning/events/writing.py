@@ -105,7 +105,9 @@ def _of_object(event: ObjectEvent) -> dict[str, AttributeValue | None]:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise InvalidValue(f"The object of an event is a {type_name}, which JSON cannot hold: {error}.") from error
+        raise InvalidValue(
+            f"The object of an event is of type {type_name}, which JSON cannot hold: {error}."
+        ) from error
     own = (
         LightningSpanAttributes.OBJECT_LITERAL if isinstance(value, _LITERALS) else LightningSpanAttributes.OBJECT_JSON
     )

@@ -334,7 +334,9 @@ def _checked_command(command: object) -> tuple[str, ...]:
 def _checked_env(env: Mapping[str, object]) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(value, (str, os.PathLike)):
-            raise ConfigurationError(f"Variables in env are text; {name} is a {type(value).__name__}: give str(...).")
+            raise ConfigurationError(
+                f"Variables in env are text; {name} is of type {type(value).__name__}: give str(...)."
+            )
     return {name: os.fspath(value) for name, value in env.items() if isinstance(value, (str, os.PathLike))}
 
 

@@ -55,7 +55,7 @@ def _as_attribute_value(name: str, value: object) -> object:
             return values
     raise PydanticCustomError(
         "attribute_value",
-        "attribute '{name}' is a {kind}; use a string, bool, number, or a flat list of strings or of numbers",
+        "attribute '{name}' is of type {kind}; use a string, bool, number, or a flat list of strings or of numbers",
         {"name": name, "kind": type(value).__name__},
     )
 

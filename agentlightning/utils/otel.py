@@ -143,7 +143,7 @@ def sanitize_attribute_value(value: Any, force: bool = True) -> Any:
     except (TypeError, ValueError) as error:
         if force:
             return str(value)
-        raise ValueError(f"A {type(value).__name__} cannot be an attribute: {error}.") from error
+        raise ValueError(f"A value of type {type(value).__name__} cannot be an attribute: {error}.") from error
 
 
 def _is_uniform(values: Sequence[Any]) -> bool:

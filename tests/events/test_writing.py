@@ -91,5 +91,5 @@ def test_event_without_ids_gets_a_span_id() -> None:
 
 
 def test_object_that_json_cannot_hold_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="is a set, which JSON cannot hold"):
+    with pytest.raises(InvalidValue, match="is of type set, which JSON cannot hold"):
         attributes_of(DataEvent(value={1, 2}))

@@ -76,6 +76,23 @@ def test_an_option_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[s
     assert shown == "agl store: there is no option --prot; did you mean --port? See `agl store --help`.\n"
 
 
+@pytest.mark.slow
+def test_an_agent_that_always_fails_is_one_line_of_an_evaluation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "failing_agent.py").write_text("def agent(task):\n    raise ValueError('not this one')\n")
+    (folder / "tasks.jsonl").write_text("1\n")
+    monkeypatch.syspath_prepend(folder)
+
+    code = main(
+        ["eval", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "failing_agent:agent", "--data", "tasks.jsonl"]
+    )
+
+    shown = capfd.readouterr().err
+    assert (code, "Traceback" in shown) == (1, False), shown
+    assert "agl eval: None of 1 rollouts gave a reward; most often: ValueError: not this one" in shown
+
+
 def test_a_run_leaves_its_store_and_nothing_else(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--", "true"]) == 0
 

@@ -73,7 +73,7 @@ def test_subclass_of_an_accepted_type_is_accepted(value: object) -> None:
     ids=lambda case: case if isinstance(case, str) else None,
 )
 def test_attribute_of_another_type_is_refused_by_name(value: object, kind: str) -> None:
-    with pytest.raises(ValidationError, match=f"attribute 'key' is a {kind}; use a string"):
+    with pytest.raises(ValidationError, match=f"attribute 'key' is of type {kind}; use a string"):
         ADAPTER.validate_python({"fine": 1, "key": value})
 
 

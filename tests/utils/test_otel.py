@@ -87,7 +87,7 @@ def test_any_value_can_be_made_an_attribute(value: Any, sane: Any) -> None:
 
 
 def test_without_force_what_json_does_not_know_is_refused() -> None:
-    with pytest.raises(ValueError, match="Attribute 'a': A type cannot be an attribute"):
+    with pytest.raises(ValueError, match="Attribute 'a': A value of type type cannot be an attribute"):
         sanitize_attributes({"a": object}, force=False)
 
 

@@ -191,7 +191,9 @@ def _json(value: Any, indent: str = "\n") -> str:
         return _number(value)
     if value is None or isinstance(value, (bool, str)):
         return json.dumps(value, ensure_ascii=False)
-    raise ConfigurationError(f"A {type(value).__name__} cannot be shown as JSON; traces hold plain values.")
+    raise ConfigurationError(
+        f"A value of type {type(value).__name__} cannot be shown as JSON; traces hold plain values."
+    )
 
 
 def _number(value: float) -> str:

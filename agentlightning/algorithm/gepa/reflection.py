@@ -57,7 +57,9 @@ def asking(
     if model is None or hasattr(model, "chat"):
         return lambda text: optimiser.ask(model_name, [{"role": "user", "content": text}], temperature)
     if not callable(model):
-        raise ConfigurationError(f"A reflecting model is a client or a function; this is a {type(model).__name__}.")
+        raise ConfigurationError(
+            f"A reflecting model is a client or a function; this is of type {type(model).__name__}."
+        )
     function: ReflectionModel = model
 
     async def ask(text: str) -> str | None:

@@ -117,7 +117,7 @@ def add_metrics(tx: Transaction, now: float, run_id: str, step: int, values: Map
     _known_run(tx, run_id)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InvalidValue(f"Metric '{name}' is a {type(value).__name__}; give a number.")
+            raise InvalidValue(f"Metric '{name}' is of type {type(value).__name__}; give a number.")
         check_json(float(value), f"Metric '{name}' at step {step}")
     point = MetricPoint(run_id=run_id, step=step, time=now, values=dict(values))
     tx.append_metrics(point)

@@ -361,7 +361,7 @@ def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> Non
 
 def test_a_model_is_a_client_or_a_function() -> None:
     model: Any = "gpt-5"
-    with pytest.raises(ConfigurationError, match="a client or a function; this is a str"):
+    with pytest.raises(ConfigurationError, match="a client or a function; this is of type str"):
         GEPA(model)
 
 

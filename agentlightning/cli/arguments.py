@@ -46,15 +46,22 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Leave; a misspelt option is the likeliest cause of whatever else seems to be wrong."""
-        known = set(self._known_options())
-        for word in self._words[: self._words.index(_END_OF_OPTIONS) if _END_OF_OPTIONS in self._words else None]:
-            option = word.partition("=")[0]
-            if option.startswith("--") and not any(name.startswith(option) for name in known):
-                message = f"there is no option {option}{_suggested(similar_word(option, known))}"
-                break
+        """Leave; where no option has a wrong value, a misspelt one is the likeliest cause of what seems to be wrong."""
+        unknown = None if message.startswith("argument -") else self._unknown_option()
+        if unknown is not None:
+            message = f"there is no option {unknown}{_suggested(similar_word(unknown, self._known_options()))}"
         end = "" if message.endswith("?") else "."
         self.exit(_WRONG_USE, f"{self.prog}: {message}{end} See `{self.prog} --help`.\n")
+
+    def _unknown_option(self) -> str | None:
+        known = list(self._known_options())
+        for word in self._words:
+            option = word.partition("=")[0]
+            if option == _END_OF_OPTIONS:
+                break
+            if option.startswith("--") and not any(name.startswith(option) for name in known):
+                return option
+        return None
 
     def _known_options(self) -> Iterator[str]:
         """The options of the command and of its verbs."""

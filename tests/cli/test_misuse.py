@@ -200,6 +200,7 @@ CASES: list[tuple[list[str], str]] = [
     (["run", "--show", "ro-1", "--store", "nope.db"], "There is no store 'nope.db'"),
     (["run", "--show", "ro-1", "--store", "{other}"], "is no store server"),
     (["run", "--max-cost", "nan", "--", "true"], "nan is no finite number"),
+    (["run", "--max-cost", "inf", "true", "--option-of-true"], "--max-cost: inf is no finite number"),
     (["run", "--max-calls", "-1", "--", "true"], "-1 is negative"),
     (["run", "--stoer", "x", "--", "true", "--else"], "there is no option --stoer; did you mean --store?"),
     (["run", "--config", "folder", "--", "true"], "'folder' cannot be read"),

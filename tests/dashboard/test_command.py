@@ -90,16 +90,22 @@ def total(url: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
-def test_command_serves_a_file_and_ends_with_nothing_left(store_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "agl dashboard: Stopped by Ctrl-C.\n"), (signal.SIGTERM, 0, "")],
+    ids=["ctrl-c", "terminate"],
+)
+def test_command_serves_a_file_and_ends_with_nothing_left(
+    store_path: Path, number: signal.Signals, code: int, words: str
+) -> None:
     with running(store_path) as (process, url):
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as page:
             assert b"Agent Lightning" in page.read()
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.wait(PATIENCE_SECONDS) == code
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == words
 
     assert children == []
     assert sorted(file.name for file in store_path.parent.iterdir()) == ["runs.db"]
@@ -160,7 +166,7 @@ def opened_by_command(path: Path, folder: Path) -> Iterator[tuple[str, str]]:
                 time.sleep(LOOK_SECONDS)
             yield line, given.read_text()
             process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE_SECONDS) == 0
+            assert process.wait(PATIENCE_SECONDS) == 130
         finally:
             process.kill()
 

@@ -20,7 +20,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.arguments import CommandParser, finite_number, named_path, positive_number
+from agentlightning.cli.arguments import CommandParser, named_path, positive_number
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup

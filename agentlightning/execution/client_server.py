@@ -333,7 +333,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return
         crew = self._started_runners(runner, store, stop, ctx)
         try:
-            with children.handling(self._noted(signal.default_int_handler)):
+            with children.handling(signal.default_int_handler, self._note_interrupt):
                 asyncio.run(self._attend(crew, store))
         except KeyboardInterrupt:  # which the runners were told of too
             logger.warning(LEAVING.format(self.graceful_timeout))
@@ -368,17 +368,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """In this process; Ctrl-C or SIGTERM lets it finish what it is at, if that does not take too long."""
         own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
         work = self._execute_runner(runner, 0, store, own_stop)
-        with children.handling(self._noted(own_stop.interrupt)):
+        with children.handling(own_stop.interrupt, self._note_interrupt):
             asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
 
-    def _noted(self, handler: Callable[[int, FrameType | None], None]) -> Callable[[int, FrameType | None], None]:
-        """The handler of a signal, which also notes that Ctrl-C came."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.is_interrupted = self.is_interrupted or number == signal.SIGINT
-            handler(number, frame)
-
-        return handle
+    def _note_interrupt(self) -> None:
+        self.is_interrupted = True
 
     def _execute_both(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any

@@ -223,14 +223,20 @@ def end_with_parent(stop: ExecutionEvent, patience_seconds: float) -> None:
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call the handler at Ctrl-C and, unless the program handles that itself, at SIGTERM."""
+def handling(handler: Callable[[int, FrameType | None], None], note_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call the handler at Ctrl-C, which is noted first, and, unless the program handles that itself, at SIGTERM."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            note_interrupt()
+        handler(number, frame)
+
     numbers = [signal.SIGINT]
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         numbers.append(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
         numbers = []
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

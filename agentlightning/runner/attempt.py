@@ -375,7 +375,8 @@ class AttemptRun:
 
 def _is_task(rollout: AttemptedRollout) -> bool:
     """Whether the rollout was enqueued as a `Task`, as which the agent expects it."""
-    return TASK_ROW in (rollout.metadata or ()) or type(rollout.input) is Task
+    metadata = rollout.metadata
+    return bool(metadata and isinstance(metadata.get(TASK_ROW), dict)) or type(rollout.input) is Task
 
 
 def _settle(is_over: "asyncio.Future[None]") -> None:

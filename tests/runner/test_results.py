@@ -399,3 +399,16 @@ async def test_every_attempt_of_a_retried_rollout_has_its_own_spans() -> None:
     assert (first.status, second.status) == ("failed", "succeeded")
     assert len(await worked.store.query_spans(worked.rollout_ids[0], first.attempt_id)) == 2  # the exception too
     assert await worked.rewards() == [1.0]
+
+
+async def test_metadata_that_only_look_like_a_task_s_leave_the_input_alone() -> None:
+    store = await stocked_store()
+    rollout = await store.enqueue_rollout("plain", metadata={"agentlightning.task": 5})
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
+
+    with runner.run_context(agent=Answering(lambda task: type(task).__name__), store=store):
+        await runner.iter()
+
+    finished = await store.get_rollout_by_id(rollout.rollout_id)
+    assert finished is not None
+    assert finished.output == "str"

@@ -200,11 +200,23 @@ async def test_without_a_comparison_the_higher_mean_wins() -> None:
 
 
 async def test_candidates_are_made_at_the_same_time_within_the_limit() -> None:
-    client = Optimiser()
+    client, have_met, counts = Optimiser(), asyncio.Event(), [0]
+    create = client.chat.completions.create
 
+    async def create_together(**asked: Any) -> Any:
+        """The first three wait for each other, however slowly each of them is prepared."""
+        counts.append(counts[-1] + 1)
+        if counts[-1] == 3:
+            have_met.set()
+        await asyncio.wait_for(have_met.wait(), 60)
+        answer = await create(**asked)
+        counts.append(counts[-1] - 1)
+        return answer
+
+    client.chat.completions.create = create_together
     await optimised(client, concurrency=3, beam_rounds=1)
 
-    assert client.most_running == 3
+    assert max(counts) == 3
 
 
 @pytest.mark.parametrize("rollouts", [0, 40, 100, 151, 200])

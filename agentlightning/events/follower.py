@@ -14,8 +14,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentlightning.errors import SpansEvicted, StoreError, StoreUnavailable
+from agentlightning.errors import SpansEvicted
 from agentlightning.store import LightningStore
+from agentlightning.store.capabilities import is_unable
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
 from agentlightning.types import Notice, Rollout, Span
 
@@ -159,10 +160,10 @@ class SpanFollower:
         self._changed.discard(rollout_id)
         try:
             return await self._store.query_open_spans(rollout_id)
-        except StoreUnavailable:
-            raise
-        except (StoreError, NotImplementedError):  # a server, or a store, of an earlier release
-            self._knows_open_spans = False
+        except Exception as error:
+            if not is_unable(error):
+                raise
+            self._knows_open_spans = False  # a server, or a store, of an earlier release
             return None
 
     def _begun(self, rollout_id: str, open_spans: Sequence[Span]) -> Iterator[Arrival]:

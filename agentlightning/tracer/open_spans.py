@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.open_spans import outline_of
+from agentlightning.store.capabilities import is_unable
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import attributes_behind
 from agentlightning.types import Span, TraceStatus
@@ -62,8 +62,7 @@ class OpenSpans:
         try:
             await store.add_open_spans(spans)
         except Exception as error:  # noqa: BLE001 # the boundary: whatever a store raises, the finished spans will come
-            # A store that refuses is of an earlier release, and would refuse the next ones too.
-            self._is_refused = not isinstance(error, (StoreUnavailable, OSError))
+            self._is_refused = is_unable(error)  # a store of an earlier release
             logger.debug("%d open spans were not shown: %s: %s", len(spans), type(error).__name__, error)
 
 

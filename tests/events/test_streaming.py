@@ -32,6 +32,7 @@ from agentlightning.store import (
     LightningStoreServer,
     SqliteLightningStore,
 )
+from agentlightning.store.http.failures import _remote_error
 from agentlightning.store.notices import NoticeBoard
 from agentlightning.types import AttemptedRollout, Notice, RolloutConfig, Span
 from tests.events.conftest import finish, message_span, say
@@ -121,10 +122,18 @@ async def test_a_stream_that_begins_late_is_told_what_is_open(store: LightningSt
     assert isinstance(begun, StartEvent)
 
 
-async def test_a_store_that_knows_no_open_spans_is_followed_all_the_same() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidQuery("There is no store operation 'query_open_spans'."),
+        _remote_error(404, "UnknownRoute", "There is no route /v1/agl/spans/open/search.", "POST", "http://localhost/"),
+    ],
+    ids=["live", "http"],
+)
+async def test_a_store_that_knows_no_open_spans_is_followed_all_the_same(error: Exception) -> None:
     class EarlierRelease(InMemoryLightningStore):
         async def query_open_spans(self, rollout_id: str) -> list[Span]:
-            raise InvalidQuery("There is no store operation 'query_open_spans'.")
+            raise error
 
     store = EarlierRelease()
     rollout = await store.start_rollout("task")

@@ -59,6 +59,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     """
 
     alias = "cs"
+    is_interrupted = False
+    """Whether Ctrl-C has ended runners that are alone in their process."""
 
     def __init__(
         self,
@@ -98,8 +100,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.role not in get_args(Role):
             raise ConfigurationError(f"role must be algorithm, runner or both; it is {self.role!r}.")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
-        self.is_interrupted = False
-        """Whether Ctrl-C has ended runners that are alone in their process."""
         self._reserved: socket.socket | None = None
         given_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port)
         self._own_port = DEFAULT_PORT if given_port is None else None

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agentlightning.adapter import TraceAdapter, TraceToMessages
+from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.apo import poml
 from agentlightning.algorithm.apo.bounded import gathered
 from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
@@ -133,7 +133,6 @@ class APO(Algorithm, Generic[_TaskT]):
         """How the last run ended."""
         self._optimiser = Optimiser(async_openai_client)
         self._poml_trace = _poml_trace
-        self._messages_adapter: TraceToMessages | None = None
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
         self._history_best_version: str | None = None
@@ -169,13 +168,8 @@ class APO(Algorithm, Generic[_TaskT]):
 
     def get_adapter(self) -> TraceToMessages:
         """The adapter, if it is a TraceToMessages; else one of APO's own, for only that gives conversations."""
-        if self._messages_adapter is None:
-            self._messages_adapter = messages_adapter(self._adapter, "APO")
-        return self._messages_adapter
-
-    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
-        super().set_adapter(adapter)
-        self._messages_adapter = None
+        self._adapter = adapter = messages_adapter(self._adapter, "APO")
+        return adapter
 
     def get_best_prompt(self) -> PromptTemplate:
         """The best prompt of the last run; ValueError if there was none."""

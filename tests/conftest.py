@@ -43,6 +43,9 @@ def own_logging() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in (None, "agentlightning")]
     before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
     yield
+    for name, one in list(logging.Logger.manager.loggerDict.items()):
+        if name.startswith("agentlightning.") and isinstance(one, logging.Logger):
+            one.setLevel(logging.NOTSET)
     for logger, level, propagate, disabled, handlers in before:
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled

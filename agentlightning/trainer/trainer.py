@@ -233,8 +233,11 @@ class Trainer(TrainingControl):
             raise failure
 
     def _do(self, work: Callable[[], _T], thread: CallingThread | None = None) -> _T:
-        """Do work that makes event loops: in another thread if this one runs a loop, or is to run functions for it."""
-        if thread is None and not _is_loop_running():
+        """Do work that makes event loops and processes: in a thread of its own, unless this one is free for both.
+
+        A thread of a pool is not: a process forked from it waits at its end for that very thread.
+        """
+        if thread is None and not _is_loop_running() and threading.current_thread() is threading.main_thread():
             return work()
         is_done = threading.Event()
 

@@ -68,7 +68,7 @@ def test_an_algorithm_that_offers_none_leaves_the_latest_resources_of_the_store(
     store, agent = InMemoryLightningStore(), Looking()
     asyncio.run(store.add_resources({"latest": OFFERED}))
 
-    a_trainer(algorithm=Nothing(), store=store).dev(agent, [1])
+    a_trainer(algorithm=Nothing(), store=store, initial_resources=None).dev(agent, [1])
 
     assert agent.seen == [{"latest": OFFERED}]
 

@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start
+.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -32,8 +32,26 @@ browser: ## Install the browser in which the dashboard is tested (Debian, as roo
 		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
 		echo "There is no Chromium, and it cannot be installed here: the tests of the dashboard in a browser are skipped."
 
+# Every run leaves a report, from which `make claims` reads what was proven.
+REPORTS := .reports
+REPORT = --junit-xml=$(REPORTS)/$(1).xml
+
 test: $(READY) ## Run all tests (ARGS="-k name" passes options to pytest)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(ARGS),$(ARGS),$(call REPORT,test))
+
+# The notes speak of frameworks too, whose tests run in environments of their own.
+CLAIM_RUNS := $(addprefix claims-,openai2 agentops)
+.PHONY: claims check-claims $(CLAIM_RUNS)
+
+claims: $(READY) $(CLAIM_RUNS) ## Prove what the design notes promise, and print every promise with its tests
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m claim $(call REPORT,claims); test $$? -le 1
+	$(BIN)/python scripts/claims.py --report $(REPORTS)/claims.xml $(REPORTS)/claims-*.xml
+
+$(CLAIM_RUNS): claims-%: .venv-%/.ready
+	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -q -n $(WORKERS) -m claim tests/frameworks $(call REPORT,claims-$*); test $$? -le 1
+
+check-claims: $(READY) ## The same from the reports that `make test` and `make test-frameworks` have left
+	$(BIN)/python scripts/claims.py --quiet --report $(REPORTS)/test.xml $(REPORTS)/frameworks-*.xml
 
 # OpenAI's client for Node, with which the LLM proxy is tested.
 NODE_CLIENTS := .node-clients
@@ -60,7 +78,7 @@ FRAMEWORK_RUNS := $(addprefix frameworks-,$(FRAMEWORK_GROUPS))
 
 $(FRAMEWORK_RUNS): frameworks-%: .venv-%/.ready
 	AGL_FRAMEWORK_GROUP=$* .venv-$*/bin/python -m pytest -n $(WORKERS) tests/frameworks \
-		$(if $(filter openai%,$*),tests/instrumentation) $(ARGS)
+		$(if $(filter openai%,$*),tests/instrumentation) $(call REPORT,frameworks-$*) $(ARGS)
 
 test-frameworks: $(FRAMEWORK_RUNS) ## Run agents of every framework we know, in environments of their own
 
@@ -79,6 +97,24 @@ test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an env
 test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about seven minutes)
 	.venv-models/bin/python -m pytest tests/engine/test_hf_model.py tests/algorithm/grpo/test_hf_loop.py \
 		tests/algorithm/grpo/test_smollm_loop.py $(ARGS)
+
+# Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
+PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))
+PYTHON_TESTS := types contract design_notes first_contact store runner trainer execution litagent tracer emitter events adapter legacy utils
+PYTHON_RUNS := test-python-3.10 test-python-3.12 test-python-3.13
+.PHONY: $(PYTHON_RUNS)
+
+.venv-py%/.ready: pyproject.toml constraints.txt
+	test -x .venv-py$*/bin/python || $(call PYTHON_OF,$*) -m venv .venv-py$*
+	.venv-py$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+$(PYTHON_RUNS): test-python-%: ## Run the tests of the core on another version of Python, if it is there
+	@$(if $(call PYTHON_OF,$*),$(MAKE) --no-print-directory .venv-py$*/.ready,echo "There is no Python $* here: its tests are skipped.")
+	$(if $(call PYTHON_OF,$*),.venv-py$*/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(addprefix tests/,$(PYTHON_TESTS)) $(ARGS))
+
+walk: $(READY) ## Count the files and functions that one GRPO rollout passes
+	$(BIN)/python scripts/walk_rollout.py $(ARGS)
 
 check: $(READY) ## Format, lint, types, import contract, size budgets
 	$(BIN)/ruff format --check .
@@ -114,4 +150,4 @@ docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) .venv-* $(NODE_CLIENTS) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* $(REPORTS) $(NODE_CLIENTS) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ that is not used.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ _RENAMED = {
 }
 _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
 
-__all__ = ["__version__", *_HOME_OF]  # strings, of the table
+# `import *` loads everything: without torch, all but what cannot be loaded then.
+_NEED_TORCH = ("GRPO", "SFT")
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+__all__ = ["__version__", *(name for name in _HOME_OF if _HAS_TORCH or name not in _NEED_TORCH)]
 
 
 _ROOMS = frozenset(

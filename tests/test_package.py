@@ -127,6 +127,7 @@ def all_names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", all_names())
+@pytest.mark.claim(300)
 def test_public_name_resolves_or_is_announced(name: str) -> None:
     assert hasattr(agl, name)
 

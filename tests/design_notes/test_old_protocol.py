@@ -5,6 +5,7 @@ import inspect
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -479,3 +480,44 @@ async def test_the_data_store_keeps_versions_of_resources() -> None:
     latest = await store.get_latest_resources()
     assert latest is not None
     assert latest.resources_id in {update.resources_id for update in updates}
+
+
+# ------------------------------------------------------------------ speed
+
+
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.claim(81)), pytest.param(8, marks=pytest.mark.claim(79))]
+)
+async def test_the_new_store_is_faster_than_the_old_server(workers: int) -> None:
+    """Ten times faster in `make bench`; the bound is so low that only a mistake reaches it."""
+    rounds = 10
+
+    async def use_store(store: LightningStore) -> None:
+        for _ in range(rounds):
+            await store.enqueue_rollout("task")
+            claimed = await store.dequeue_rollout()
+            assert claimed is not None
+            await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+
+    async def use_server(client: agl.AgentLightningClient) -> None:
+        for _ in range(rounds):
+            await client.submit_task_async("task")
+            task = await client.poll_next_task_async()
+            assert task is not None
+            await client.post_rollout_async(RolloutLegacy(rollout_id=task.rollout_id, final_reward=1.0))
+
+    server = agl.AgentLightningServer(port=0)
+    await server.start()
+    clients = [agl.AgentLightningClient(server.endpoint, poll_interval=0.001) for _ in range(workers)]
+    began = time.perf_counter()
+    await asyncio.gather(*(use_server(client) for client in clients))
+    old_seconds = time.perf_counter() - began
+    store = InMemoryLightningStore()
+    began = time.perf_counter()
+    await asyncio.gather(*(use_store(store) for _ in range(workers)))
+    new_seconds = time.perf_counter() - began
+    for client in clients:
+        await client.aclose()
+    await server.stop()
+
+    assert new_seconds < old_seconds / 2

@@ -90,6 +90,7 @@ def test_chat_is_a_tree_of_replies_with_their_calls_and_tools(stub_model: StubMo
     assert trace.named("user.chat").attributes == {"ag2.chat.sender": "user", "ag2.chat.recipient": "assistant"}
 
 
+@pytest.mark.claim(335, 295)
 def test_a_chat_tells_who_spoke_to_whom_and_by_which_framework(stub_model: StubModel) -> None:
     stub_model.script = Script([ASK_WEATHER, ANSWER])
     user, assistant = pair(stub_model)

@@ -167,6 +167,7 @@ def test_tasks_say_what_they_are_and_what_came_out(team: Team) -> None:
     assert trace.named("write.task").attributes["crewai.task.context"] == "It is sunny."
 
 
+@pytest.mark.claim(342)
 async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(team: Team, stub_model: StubModel) -> None:
     answers, has_been_seen = iter(FORECAST), threading.Event()
 

@@ -75,7 +75,7 @@ def rewards_of_result(result: object) -> dict[str, float] | None:
         reward = _number(result)
         if reward is None:
             return None
-        logger.warning("The agent returned %r, which is taken as the reward %s.", result, reward)
+        logger.debug("The agent returned %r, which is taken as the reward %s.", result, reward)
         return {_PRIMARY_NAMES[0]: reward}
     rewards = {str(name): number for name, value in result.items() if (number := _number(value)) is not None}
     if not rewards or len(rewards) < len(result):

@@ -77,7 +77,7 @@ def resolved_mode(mode: ProgressMode | None) -> Literal["rich", "plain", "json",
         return "off"
     asked = mode if mode != "auto" else resolve_str_env_var(LightningEnvVar.AGL_PROGRESS, fallback="auto")
     for known in get_args(ProgressMode):
-        if asked.strip().lower() == known:
+        if str(asked).strip().lower() == known:
             chosen: ProgressMode = known
             break
     else:

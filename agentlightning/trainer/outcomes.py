@@ -64,4 +64,5 @@ async def failure_of_all(store: LightningStore, moment: float) -> TrainingError 
     text = f"{len(failed)} of {len(failed)} rollouts failed"
     line = str(failure).partition("\n")[0][:LONGEST_LINE]
     text += f" with {line}" if not others else f", {count} of them with {line}, the rest with {others} other errors"
-    return TrainingError(f"{text}\n\n{failure.traceback}".strip() if failure.traceback else text)
+    has_frames = '  File "' in failure.traceback  # without any it would say the same again
+    return TrainingError(f"{text}\n\n{failure.traceback}".strip() if has_frames else text)

@@ -33,7 +33,7 @@ def test_what_is_wrong_is_said(proofs: dict[int, list[Proof]], unproven: dict[in
 
 
 def test_too_many_promises_without_a_test_are_a_breach() -> None:
-    claims = {number: "It holds." for number in range(MOST_UNPROVEN + 1)}
+    claims = dict.fromkeys(range(MOST_UNPROVEN + 1), "It holds.")
 
     [found] = breaches_of(claims, dict.fromkeys(claims, "later"), {})
 
@@ -43,7 +43,8 @@ def test_too_many_promises_without_a_test_are_a_breach() -> None:
 def test_a_report_of_pytest_is_read(tmp_path: Path) -> None:
     cases = [("passed", ""), ("failed", "<failure/>"), ("skipped", "<skipped/>")]
     text = "".join(
-        f'<testcase classname="tests.a" name="{name}"><properties><property name="claim" value="{number}"/></properties>'
+        f'<testcase classname="tests.a" name="{name}">'
+        f'<properties><property name="claim" value="{number}"/></properties>'
         f"{outcome}</testcase>"
         for number, (name, outcome) in enumerate(cases)
     )

@@ -154,3 +154,12 @@ async def test_the_page_on_running_an_agent_can_be_pasted_into_a_notebook() -> N
         exec(compile(block, "cell", "exec"), namespace)
 
     assert len(blocks()) > 2
+
+
+@pytest.mark.parametrize("strategy", ["shm", "cs"])
+async def test_fit_works_in_a_thread_of_a_pool(strategy: str) -> None:
+    trainer = agl.Trainer(algorithm=agl.Baseline(), strategy=strategy, progress=None)
+
+    await asyncio.to_thread(trainer.fit, lambda task: 1.0, [1, 2])
+
+    assert [one.status for one in await trainer.store.query_rollouts()] == ["succeeded"] * 2

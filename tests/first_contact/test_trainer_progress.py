@@ -93,3 +93,9 @@ def test_an_algorithm_without_metrics_is_followed_by_its_counts(
 
     shown_so_far = [""]
     fit(until_shown)
+
+
+@pytest.mark.parametrize("progress", [True, 3, "jsn"])
+def test_a_progress_that_is_no_mode_is_answered_with_the_modes(progress: Any) -> None:
+    with pytest.raises(ValueError, match="progress must be one of auto, rich, plain, json, off; it is"):
+        agl.Trainer(progress=progress)

@@ -114,10 +114,12 @@ async def test_a_reward_that_is_not_finite_is_refused_in_words(any_tracer: Trace
     assert "finite" in (await worked.error())["message"]
 
 
-async def test_a_whole_number_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    await work_off(Answering(lambda _: 1))
+@pytest.mark.parametrize("result", [1, True])
+async def test_a_whole_number_is_a_reward_without_a_warning(caplog: pytest.LogCaptureFixture, result: float) -> None:
+    worked = await work_off(Answering(lambda _: result))
 
-    assert "taken as the reward 1.0" in caplog.text
+    assert await worked.rewards() == [1.0]
+    assert caplog.text == ""
 
 
 async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:

@@ -20,7 +20,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.grpo.collecting import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.arguments import CommandParser, named_path, positive_number
+from agentlightning.cli.arguments import CommandParser, finite_number, named_path, positive_number
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
@@ -78,11 +78,8 @@ def _parser() -> CommandParser:
 
 
 def _target(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
-    if not 0 < number <= 1:  # nan is neither
+    number = finite_number(text)
+    if not 0 < number <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no mean of rewards of 0 and 1; give more than 0, and at most 1")
     return number
 

@@ -14,7 +14,7 @@ from agentlightning.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("--target", "nan", "is no mean of rewards"),
+        ("--target", "nan", "is no finite number"),
         ("--target", "-1", "is no mean of rewards"),
         ("--target", "1.5", "is no mean of rewards"),
         ("--target", "high", "is no number"),

@@ -229,7 +229,7 @@ async def test_schema_version_is_recorded(tmp_path: Path) -> None:
     settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "journal_mode")]
     connection.close()
 
-    assert (rows, settings) == ([(1,), (2,)], [2, "wal"])
+    assert (rows, settings) == ([(1,), (2,), (3,)], [3, "wal"])
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])

@@ -462,5 +462,5 @@ def test_importing_algorithms_does_not_import_gepa() -> None:
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gepa", None)
 
-    with pytest.raises(ConfigurationError, match=r"agentlightning\[gepa\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[gepa\]"):
         GEPA()

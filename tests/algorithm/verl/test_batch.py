@@ -331,7 +331,7 @@ class TestDataProto:
     def test_without_verl_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "verl", None)
 
-        with pytest.raises(ConfigurationError, match=r"agentlightning\[verl\]"):
+        with pytest.raises(ConfigurationError, match=r"pip install .*\[verl\]"):
             batch([triplet([1], [2])], settings_of()).to_dataproto()
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from agentlightning.emitter import emit_message
 from agentlightning.litagent import LitAgent
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Hook, NamedResources, Rollout, RolloutRawResult, Task
 from tests.runner.working import Answering, work_off
 
@@ -166,7 +165,9 @@ async def test_an_agent_s_own_callback_that_fails_is_logged(caplog: pytest.LogCa
 
 async def test_a_hook_is_told_of_no_end_without_a_start() -> None:
     log: list[str] = []
+    row = Task(rollout_id="mine", input="task", resources_id="missing")
 
-    await work_off(Answering(lambda _: 1.0), store=InMemoryLightningStore(), hooks=[Noting(log)])
+    worked = await work_off(Answering(lambda _: 1.0), row, hooks=[Noting(log)])
 
-    assert [line for line in log if "end" in line] == [] or "hook rollout start" in log
+    assert await worked.statuses() == ["failed"]  # before it began: its resources are missing
+    assert log == []

@@ -100,7 +100,7 @@ test-models: .venv-models/.ready ## Train and serve Hugging Face models, with Sm
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
 PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))
-PYTHON_TESTS := types contract design_notes first_contact store runner trainer execution litagent tracer emitter events adapter legacy utils
+PYTHON_TESTS := types contract design_notes first_contact runner trainer execution litagent tracer emitter events adapter legacy
 PYTHON_RUNS := test-python-3.10 test-python-3.12 test-python-3.13
 .PHONY: $(PYTHON_RUNS)
 

@@ -11,7 +11,6 @@ import openai
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPO
 from agentlightning.errors import TrainingError
 from agentlightning.litagent import FunctionalLitAgent, exclude_from_redirect, not_redirected
 from tests.stub_model.script import Failure, Script
@@ -180,7 +179,8 @@ def test_a_training_whose_calls_bring_no_token_ids_stops_at_its_first_step(origi
             client.responses.create(model="gpt-4.1-nano", input=task)
         return float(len(asked) % 2)
 
-    algorithm = GRPO(model="tiny", group_size=2, tasks_per_step=1, steps=9)
+    pytest.importorskip("torch")
+    algorithm = agl.GRPO(model="tiny", group_size=2, tasks_per_step=1, steps=9)
     trainer = agl.Trainer(algorithm=algorithm, strategy="shm", progress="off")
 
     with pytest.raises(TrainingError, match=r"None of the 2 model calls brought the token ids .* 'openai.responses'"):

@@ -12,13 +12,16 @@ from pydantic import BaseModel, SecretStr
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Baseline, algo
 from agentlightning.algorithm.apo import APO
-from agentlightning.algorithm.grpo import GRPO, LearnerSettings
-from agentlightning.algorithm.sft import SFT
 from agentlightning.algorithm.verl import VERL
-from agentlightning.engine.lora import LoraOptions
 from agentlightning.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
 from agentlightning.tracer import OtelTracer
 from agentlightning.trainer.run_config import run_config, settings_of
+
+pytest.importorskip("torch", reason="settings of algorithms that train models are among them")
+
+from agentlightning.algorithm.grpo import GRPO, LearnerSettings  # noqa: E402 # they load torch
+from agentlightning.algorithm.sft import SFT  # noqa: E402
+from agentlightning.engine.lora import LoraOptions  # noqa: E402
 
 STRATEGIES = (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy)
 

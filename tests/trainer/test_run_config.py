@@ -19,9 +19,9 @@ from agentlightning.trainer.run_config import run_config, settings_of
 
 pytest.importorskip("torch", reason="settings of algorithms that train models are among them")
 
-from agentlightning.algorithm.grpo import GRPO, LearnerSettings  # noqa: E402 # they load torch
-from agentlightning.algorithm.sft import SFT  # noqa: E402
-from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.algorithm.grpo import GRPO, LearnerSettings  # they load torch
+from agentlightning.algorithm.sft import SFT
+from agentlightning.engine.lora import LoraOptions
 
 STRATEGIES = (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy)
 

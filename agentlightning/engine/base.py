@@ -1,0 +1,70 @@
+"""What training knows of an engine: something that serves a model to agents and takes its new weights.
+
+The embedded engine (`serving.EngineServer`) and vLLM are the two that come with the package; another is one class with
+these methods, and one with `create` that `GRPO(engine=…)` takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from agentlightning.engine.lora import LoraOptions
+    from agentlightning.engine.published import PublishedWeights
+
+__all__ = ["Engine", "EngineChoice", "EngineRequest"]
+
+
+class Engine(Protocol):
+    """Serves one model that is under training. Its methods block; training calls them off its event loop."""
+
+    @property
+    def address(self) -> str:
+        """Where OpenAI's clients find it, such as `http://127.0.0.1:8000/v1`; EngineError before `start`."""
+        ...
+
+    def start(self) -> None:
+        """Serve; returns when calls are answered. EngineError with the engine's last words if that does not happen."""
+        ...
+
+    def stop(self) -> None:
+        """End what `start` began; harmless if nothing runs."""
+        ...
+
+    def is_running(self) -> bool: ...
+
+    def status(self) -> dict[str, Any]:
+        """What the engine reports of itself; EngineError with its last words if it has ended."""
+        ...
+
+    def publish(self, version: int, weights: PublishedWeights) -> None:
+        """Sample from these weights; returns when it does. Weights that do not fit are an EngineError."""
+        ...
+
+    def model_config(self) -> dict[str, Any]:
+        """Its entry in the model list of `LLMProxy`, of the version that was published last."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """The engine that a policy needs."""
+
+    source: str
+    """The model, as `engine.loading.load` takes it."""
+    name: str
+    """What agents call the model."""
+    device: str = "auto"
+    max_sequences: int = 64
+    """Answers that are sampled together at most."""
+    lora: LoraOptions | None = None
+    """Given where adapters are trained instead of the weights."""
+
+
+class EngineChoice(Protocol):
+    """What `GRPO(engine=…)` takes beside the names of engines."""
+
+    def create(self, request: EngineRequest) -> Engine:
+        """An engine that is not started yet; ConfigurationError where the request cannot be met."""
+        ...

@@ -68,7 +68,7 @@ class EmittedSpan(ReadableSpan):
 
     @property
     def sequence_id(self) -> int | None:
-        """Its number in the store; None as long as a store that is not in this process's memory has not given it."""
+        """Its number in the store; None as long as a store of another process has not given it."""
         binding, context = self._binding, self.get_span_context()
         if binding is None or binding.carrier is None or context is None:
             return None

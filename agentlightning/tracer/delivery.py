@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS: Final = 60.0
 """How long the end of a trace waits for its spans: as long as a store client waits for a server that went away."""
 CLOSE_SECONDS: Final = 5.0
+NUMBER_SECONDS: Final = 1.0
+"""How long somebody who asks for the number of a span waits for a store of this process."""
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 UNNUMBERED: Final = 0
@@ -224,10 +226,17 @@ class Delivery:
             self._queued_bytes += sum(parcel.weight for parcel in left)
 
     def number_waiting(self) -> None:
-        """Give what waits its numbers, if the store gives numbers at once; elsewhere they come with the delivery."""
-        if self._local is not None:
-            with self._taking:
-                self._number([item for item in self._queue.copy() if isinstance(item, Parcel)])
+        """Give what waits its numbers, if the store is in this process: memory numbers at once, a file as it stores."""
+        if self._local is None:
+            return
+        with self._taking:
+            waiting = [item for item in self._queue.copy() if isinstance(item, Parcel)]
+            self._number(waiting)
+            is_numbered = all(parcel.sequence_id is not None for parcel in (*self._in_flight, *waiting))
+        marker = None if is_numbered or threading.get_ident() == self._loop_thread_id else self._mark()
+        if marker is not None:
+            with suppress(FutureTimeout):
+                marker.result(NUMBER_SECONDS)
 
     def _number(self, parcels: Sequence[Parcel]) -> None:
         """Number those that have none; a store that takes its time numbers them when they are stored."""

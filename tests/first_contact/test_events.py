@@ -133,8 +133,10 @@ async def test_an_emitted_span_knows_its_rollout_its_attempt_and_its_number(runn
     assert (first.sequence_id, second.sequence_id) == (1, 2)
 
 
-async def test_the_number_of_an_emitted_span_is_that_of_the_store() -> None:
-    store = agl.InMemoryLightningStore()
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_number_of_an_emitted_span_is_that_of_the_store(kind: str, tmp_path: Path) -> None:
+    memory = kind == "memory"
+    store: Any = agl.InMemoryLightningStore() if memory else agl.SqliteLightningStore(tmp_path / "runs.db")
     rollout = await store.start_rollout("task")
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
 
@@ -145,6 +147,8 @@ async def test_the_number_of_an_emitted_span_is_that_of_the_store() -> None:
             number = emitted.sequence_id
 
     stored = await store.query_spans(rollout.rollout_id)
+    await store.close()
+    assert number == 2
     assert [(span.name, span.sequence_id) for span in stored] == [
         ("agentlightning.message", 1),
         ("agentlightning.reward", number),

@@ -3,6 +3,9 @@
 Slots without gaps are what makes a step one call: the model reads the slots 0 to n-1. New sequences take the gaps that
 finished ones left, and what is left of the gaps is closed with sequences from the end. A step that fails fails the
 sequences that took part in it, and no other.
+
+Where the model can go on reading after a prefix, what a finished sequence left in its slot stays there until the slot
+is needed, and a prompt that begins as another did reads only what is new.
 """
 
 import logging
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.picking import pick
+from agentlightning.engine.prefixes import BLOCK, HeldPrefixes
 from agentlightning.engine.sequence import Running
 from agentlightning.errors import EngineError
 
@@ -27,6 +31,8 @@ _CHEAP_PADDING: Final = 1024
 """Tokens of padding that cost less than another call."""
 _PADDING_SHARE: Final = 0.5
 """Of the tokens of the prompts, that may be padding beyond that."""
+_WORTH_WAITING: Final = 256
+"""Tokens in common with a prompt of the same round, from which on it is read first and the others go on after it."""
 
 
 class Batch:
@@ -46,6 +52,7 @@ class Batch:
         self._is_cache_bad = False
         """Whether it holds values that are no numbers; a mask does not keep them from who takes their slot next."""
         self._occupied: list[Running | None] = []
+        self._held = HeldPrefixes()
 
     @property
     def running(self) -> int:
@@ -62,23 +69,47 @@ class Batch:
         dropped = 0
         for slot, sequence in enumerate(self._occupied):
             if sequence is not None and sequence.future.is_cancel_requested:
+                self._release(slot, sequence)
                 sequence.finish("cancelled")
-                self._occupied[slot] = None
                 dropped += 1
         return dropped
+
+    def forget_prefixes(self) -> None:
+        """What slots hold is of other weights than those that read next; sequences that run go on with it."""
+        self._held.clear()
+        for sequence in self._occupied:
+            if sequence is not None:
+                sequence.is_of_current_weights = False
 
     def admit(self, arriving: Sequence[Running], version: int) -> None:
         """Read the prompts of new sequences, and sample their first tokens; there must be slots for all of them."""
         if self._is_cache_bad:
-            self._cache, self._is_cache_bad = None, False
-        for group in _grouped(arriving):
-            slots = self._take_slots(group)
-            try:
-                logits = self._read(group, slots)
-            except Exception as error:  # noqa: BLE001 # whatever went wrong belongs to the callers of this step
-                self._fail(slots, error)
-            else:
-                self._sample(logits, slots, version)
+            self._drop_cache()
+        while arriving:
+            first, arriving = self._first_readers(arriving)
+            for sequence in first:
+                match = self._held.longest(sequence.prompt[:-1])
+                sequence.shared = 0 if match is None else match.length
+            for group in _grouped(first):
+                self._admit_group(group, version)
+
+    def _admit_group(self, group: Sequence[Running], version: int) -> None:
+        slots: list[int] = []
+        try:
+            if self._cache is None:
+                self._cache = self.model.new_cache(self.slots, self.length)
+            for sequence in group:
+                slots.append(self._take_slot(sequence))  # noqa: PERF401 # those before one that fails are known
+            logits = self._read(group, slots)
+        except Exception as error:  # noqa: BLE001 # whatever went wrong belongs to the callers of this step
+            self._fail(slots, error)
+            for sequence in group[len(slots) :]:
+                sequence.fail(EngineError(f"A step of the model failed: {error!r}"))
+            return
+        if self.model.shares_prefixes:
+            for slot, sequence in zip(slots, group, strict=True):
+                self._held.hold(slot, sequence.prompt)
+        self._sample(logits, slots, version)
 
     def step(self, version: int) -> None:
         """Sample one more token for every sequence."""
@@ -89,10 +120,9 @@ class Batch:
         self.steps += 1
         slots = range(count)
         sequences = self._at(slots)
-        device = self.model.device
         try:
-            tokens = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=device)
-            positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
+            tokens = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
+            positions = torch.tensor([sequence.cached for sequence in sequences])
             logits = self.model.decode(tokens, positions, self._cache, count)
         except Exception as error:  # noqa: BLE001 # as above
             self._fail(slots, error)
@@ -108,16 +138,41 @@ class Batch:
 
     # ------------------------------------------------------------------ parts
 
+    def _first_readers(self, arriving: Sequence[Running]) -> tuple[list[Running], list[Running]]:
+        """Those to read now, and those that share so much with one of them that it pays to read it first."""
+        if not self.model.shares_prefixes or len(arriving) == 1:
+            return list(arriving), []
+        least = BLOCK if self.model.device.type == "cpu" else _WORTH_WAITING
+        first: list[Running] = []
+        later: list[Running] = []
+        prompts = HeldPrefixes()
+        for number, sequence in enumerate(arriving):
+            prompt = sequence.prompt[:-1]
+            held, among_them = self._held.longest(prompt), prompts.longest(prompt)
+            gain = 0 if among_them is None else among_them.length - (0 if held is None else held.length)
+            if gain >= least:
+                later.append(sequence)
+            else:
+                first.append(sequence)
+                prompts.hold(number, sequence.prompt)
+        return first, later
+
     def _read(self, group: Sequence[Running], slots: Sequence[int]) -> Tensor:
-        device = self.model.device
-        if self._cache is None:
-            self._cache = self.model.new_cache(self.slots, self.length)
-        longest = max(len(sequence.prompt) for sequence in group)
-        rows = [[*sequence.prompt, *[0] * (longest - len(sequence.prompt))] for sequence in group]
-        lengths = torch.tensor([len(sequence.prompt) for sequence in group], device=device)
-        self.read += sum(len(sequence.prompt) for sequence in group)
+        """Read what is new of the prompts."""
+        lengths = [len(sequence.prompt) - sequence.shared for sequence in group]
+        longest = max(lengths)
+        rows = [
+            [*sequence.prompt[sequence.shared :], *[0] * (longest - length)]
+            for sequence, length in zip(group, lengths, strict=True)
+        ]
+        self.read += sum(lengths)
+        starts = [sequence.shared for sequence in group]
         return self.model.prefill(
-            torch.tensor(rows, device=device), lengths, self._cache, torch.tensor(slots, device=device)
+            torch.tensor(rows),
+            torch.tensor(lengths),
+            self._cache,
+            torch.tensor(slots),
+            torch.tensor(starts) if any(starts) else None,
         )
 
     def _sample(self, logits: Tensor, slots: Sequence[int], version: int) -> None:
@@ -143,24 +198,36 @@ class Batch:
                 self._end(slot, EngineError(f"The function that takes the tokens failed: {error!r}"))
                 continue
             if reason is not None:
-                self._occupied[slot] = None
+                self._release(slot, sequence)
                 sequence.finish(reason)
 
     def _at(self, slots: Sequence[int]) -> list[Running]:
         sequences = [self._occupied[slot] for slot in slots]
         return [sequence for sequence in sequences if sequence is not None]
 
-    def _take_slots(self, group: Sequence[Running]) -> list[int]:
-        gaps = (slot for slot, sequence in enumerate(self._occupied) if sequence is None)
-        taken = []
-        for sequence in group:
-            slot = next(gaps, len(self._occupied))
-            if slot == len(self._occupied):
-                self._occupied.append(sequence)
-            else:
-                self._occupied[slot] = sequence
-            taken.append(slot)
-        return taken
+    def _take_slot(self, sequence: Running) -> int:
+        """A slot without a gap before it, with as much of the prompt in it as is known."""
+        occupied = self._occupied
+        place = next((slot for slot, one in enumerate(occupied) if one is None), len(occupied))
+        free = [slot for slot in range(place, self.slots) if slot >= len(occupied) or occupied[slot] is None]
+        match = self._held.longest(sequence.prompt[:-1]) if sequence.shared else None
+        sequence.shared = 0 if match is None else match.length
+        if match is not None and match.slot in free:
+            if match.slot != place:
+                self._swap(match.slot, place)
+        else:
+            if place in self._held:
+                other = self._held.least_recent(free)
+                if other != place:
+                    self._move(place, other)
+                self._held.drop(place)
+            if match is not None:
+                self._copy(match.slot, place, match.length)
+        if place == len(occupied):
+            occupied.append(sequence)
+        else:
+            occupied[place] = sequence
+        return place
 
     def _close_gaps(self) -> None:
         occupied = self._occupied
@@ -171,13 +238,51 @@ class Batch:
                 return
             last = occupied[-1]
             if occupied[slot] is None and last is not None:
-                self.model.move(self._cache, len(occupied) - 1, slot, last.cached)
+                self._swap(len(occupied) - 1, slot, last.cached)
                 occupied[slot] = last
                 occupied.pop()
+
+    def _swap(self, source: int, target: int, length: int = 0) -> None:
+        """Move a slot to another place, and what the other holds to its own if that is of use.
+
+        Args:
+            length: Positions of the source that are in use, if more than it holds.
+        """
+        length = max(length, self._held.length(source))
+        if target in self._held:
+            both = [source, target]
+            self.model.move(self._cache, both, both[::-1], max(length, self._held.length(target)))
+        else:
+            self.model.move(self._cache, [source], [target], length)
+        self._held.swap(source, target)
+
+    def _move(self, source: int, target: int) -> None:
+        """Keep what a slot holds in another."""
+        self._held.drop(target)
+        self._copy(source, target, self._held.length(source))
+        self._held.swap(source, target)
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        self.model.move(self._cache, [source], [target], length)
+
+    def _release(self, slot: int, sequence: Running) -> None:
+        """The sequence has ended; what its slot holds may be of use to others."""
+        self._occupied[slot] = None
+        if not self.model.shares_prefixes or not sequence.token_ids:
+            return
+        if sequence.is_of_current_weights:
+            self._held.hold(slot, [*sequence.prompt, *sequence.token_ids[:-1]])
+        else:
+            self._held.drop(slot)
+
+    def _drop_cache(self) -> None:
+        self._cache, self._is_cache_bad = None, False
+        self._held.clear()
 
     def _end(self, slot: int, error: EngineError) -> None:
         sequence = self._occupied[slot]
         self._occupied[slot] = None
+        self._held.drop(slot)
         self.failed += 1
         if sequence is not None:
             sequence.fail(error)
@@ -189,15 +294,15 @@ class Batch:
             failure.__cause__ = error
             self._end(slot, failure)
         if not self.running:
-            self._cache = None  # whatever state the failure left it in
+            self._drop_cache()  # whatever state the failure left it in
 
 
 def _grouped(arriving: Sequence[Running]) -> Iterator[list[Running]]:
     """Sequences that are read in one call: of similar length, and not too many at once."""
     group: list[Running] = []
     tokens = 0
-    for sequence in sorted(arriving, key=lambda sequence: len(sequence.prompt)):
-        length = len(sequence.prompt)
+    for sequence in sorted(arriving, key=_unread):
+        length = _unread(sequence)
         area = length * (len(group) + 1)
         padding = area - tokens - length
         if group and (area > PREFILL_TOKENS or padding > max(_CHEAP_PADDING, _PADDING_SHARE * (tokens + length))):
@@ -207,3 +312,7 @@ def _grouped(arriving: Sequence[Running]) -> Iterator[list[Running]]:
         tokens += length
     if group:
         yield group
+
+
+def _unread(sequence: Running) -> int:
+    return len(sequence.prompt) - sequence.shared

@@ -4,8 +4,9 @@ Attention is torch's own (SDPA). With LoRA the model trains adapters, and publis
 so that the engine that samples needs to know nothing of them.
 """
 
+import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.hf_cache import SlotCache
+from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms
+from agentlightning.engine.hf_cache import CachePass, SlotCache
 from agentlightning.engine.hf_codec import HfChatCodec
+from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.weights import copy_weights
@@ -34,17 +37,21 @@ _SAME: Final = 1e-3
 class HfModel:
     """A `CausalModel` around a model of transformers."""
 
+    shares_prefixes = True
+
     def __init__(self, network: Any, *, name: str, end_ids: frozenset[int], lora: LoraOptions | None = None) -> None:
         config = network.config.get_text_config() if hasattr(network.config, "get_text_config") else network.config
         self.name = name
         self.vocab_size = int(config.vocab_size)
         self.max_length = _longest(config)
         self.end_ids = end_ids
+        self._layers = int(config.num_hidden_layers)
         self.network = network if lora is None else _with_adapters(network, lora)
         self.has_adapters = lora is not None
         self._plain = network
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
+        self._graphs = CudaGraphs(self.device)
         self.train_mode(enabled=False)
 
     @property
@@ -59,30 +66,71 @@ class HfModel:
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
         """Room for `slots` sequences of at most `length` tokens, taken when it is needed."""
-        return SlotCache(slots, length)
+        self._graphs.forget()
+        if self._graphs.is_enabled:
+            fuse_norms(self._plain)
+        return SlotCache(slots, length, layers=self._layers)
 
-    def prefill(self, ids: Tensor, lengths: Tensor, cache: SlotCache, slots: Tensor) -> Tensor:
+    def prefill(
+        self, ids: Tensor, lengths: Tensor, cache: SlotCache, slots: Tensor, starts: Tensor | None = None
+    ) -> Tensor:
         """Read prompts into slots; the logits after the last token of each."""
-        cache.reading(slots)
-        selected = torch.zeros_like(ids, dtype=torch.bool)
-        selected[torch.arange(len(lengths), device=ids.device), lengths - 1] = True
-        return self._forward(ids, selected, past_key_values=cache, use_cache=True)
+        shape = ReadShape.of(ids, starts, cache, is_graphed=self._graphs.is_enabled)
+        self._make_room(cache, int(slots.max()) + 1, max(shape.reads, shape.tokens))
+        inputs = shape.packed(ids, lengths, slots, starts, spare_slot=cache.spare_slot)
+        compute = functools.partial(self._read, cache, shape)
+        logits = self._graphs.run(shape, inputs, compute) if shape.is_small else compute(inputs.to(self.device))
+        return logits[: len(lengths)]
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: SlotCache, n: int) -> Tensor:
         """Read one token in each of the first n slots; the logits after it."""
-        mask = cache.stepping(positions, n)
-        return self._forward(
-            tokens[:, None],
-            None,
-            attention_mask=mask,
-            position_ids=positions[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        shape = StepShape.of(positions, cache, is_graphed=self._graphs.is_enabled)
+        self._make_room(cache, shape.rows, shape.reads)
+        inputs = shape.packed(tokens, positions, spare_slot=cache.spare_slot)
+        return self._graphs.run(shape, inputs, functools.partial(self._step, cache, shape))[:n]
 
-    def move(self, cache: SlotCache, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot over another."""
-        cache.move(source, target, length)
+    def move(self, cache: SlotCache, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slots over others."""
+        self._make_room(cache, max(targets) + 1, length)
+        both = torch.tensor([list(sources), list(targets)]).to(self.device)
+        cache.move(both[0], both[1], length)
+
+    def _make_room(self, cache: SlotCache, slots: int, length: int) -> None:
+        moves = cache.moves
+        cache.make_room(slots, length)
+        if cache.moves != moves:
+            self._graphs.forget()
+
+    def _read(self, cache: SlotCache, shape: ReadShape, inputs: Tensor) -> Tensor:
+        ids, lengths, slots, starts = shape.parts(inputs)
+        columns = torch.arange(shape.tokens, device=self.device)
+        positions = starts[:, None] + columns
+        is_prompt = columns < lengths[:, None]
+        targets = torch.where(is_prompt, slots[:, None], cache.spare_slot)
+        mask = None
+        if shape.reads:
+            mask = (torch.arange(shape.reads, device=self.device) <= positions[:, :, None])[:, None]
+        written = torch.where(is_prompt, positions, columns)
+        cache.begin(CachePass(targets, written, slots if shape.reads else None, shape.reads))
+        return self._logits_after(ids, lengths - 1, mask, positions, cache)
+
+    def _step(self, cache: SlotCache, shape: StepShape, inputs: Tensor) -> Tensor:
+        tokens, positions, slots = inputs.view(3, shape.rows, 1).unbind()
+        mask = (torch.arange(shape.reads, device=self.device) <= positions)[:, None, None]
+        cache.begin(CachePass(slots, positions, shape.rows, shape.reads))
+        return self._logits_after(tokens, None, mask, positions, cache)
+
+    def _logits_after(
+        self, ids: Tensor, last: Tensor | None, mask: Tensor | None, positions: Tensor, cache: SlotCache
+    ) -> Tensor:
+        """The logits after one token of each row: the one at `last`, or the only one."""
+        options = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        if self._has_plain_head:
+            found = self._plain.base_model(input_ids=ids, **options).last_hidden_state
+        else:
+            found = self._plain(input_ids=ids, **options).logits
+        found = found[:, 0] if last is None else found[torch.arange(len(last), device=self.device), last]
+        return cast("Tensor", self._plain.get_output_embeddings()(found) if self._has_plain_head else found)
 
     # ------------------------------------------------------------------ training
 

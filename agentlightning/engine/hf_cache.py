@@ -1,21 +1,34 @@
 """A cache of keys and values in numbered slots, as the models of transformers use one.
 
 Each slot is at a position of its own, which the caches of transformers do not know. A model only asks its cache to take
-the new keys and values of a layer and to give those to attend to, so that is all there is here: after a prompt was
-read, these are the prompt's own; in a step, those of all active slots up to the longest. Memory grows with its use.
+the new keys and values of a layer and to give those to attend to, so that is all there is here. All layers of a shape
+lie in one block of memory, so that slots are copied in one operation. It grows by doubling, and nothing else moves it,
+so that a captured CUDA graph may refer to it. One slot more than there are sequences takes what padding writes.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
-__all__ = ["SlotCache"]
+__all__ = ["CachePass", "SlotCache"]
 
-SLOT_STEP: Final = 8
-LENGTH_STEP: Final = 256
-READ_STEP: Final = 64
-"""Attention reads up to a multiple of this, so that the shapes of its operations rarely change."""
+FIRST_SLOTS: Final = 8
+FIRST_LENGTH: Final = 256
+
+
+@dataclass(frozen=True)
+class CachePass:
+    """Where one pass through the model writes and what it reads."""
+
+    slots: Tensor
+    """[rows, tokens]"""
+    positions: Tensor
+    """[rows, tokens]"""
+    read: "Tensor | int | None"
+    """The slots that are attended to, one for each row, or how many of the first; None attends to the pass alone."""
+    length: int = 0
+    """Positions of these slots that are attended to."""
 
 
 class SlotCache:
@@ -23,52 +36,72 @@ class SlotCache:
 
     is_compileable = False
 
-    def __init__(self, slots: int, length: int) -> None:
+    def __init__(self, slots: int, length: int, *, layers: int) -> None:
         self.slots = slots
         self.length = length
-        self._layers: dict[int, list[Tensor]] = {}
-        """By layer, keys and values [slots, heads, length, head width]."""
-        self._target: Tensor | None = None
-        self._positions: Tensor | None = None
-        self._active = 0
-        self._reads = 0
+        self.layers = layers
+        """That the model has."""
+        self.moves = 0
+        """How often the memory was moved to grow."""
+        self._room = (0, 0)
+        """Slots and positions for which there is memory."""
+        self._blocks: dict[tuple[int, int], Tensor] = {}
+        """By heads and head width [2 * layers, slots + 1, heads, length, head width]: keys, and then values."""
+        self._pass: CachePass | None = None
 
-    # ------------------------------------------------------------------ what the engine says
+    @property
+    def spare_slot(self) -> int:
+        """Takes what padding writes."""
+        return self._room[0]
 
-    def reading(self, slots: Tensor) -> None:
-        """Prompts are read next, into these slots."""
-        self._target, self._positions = slots, None
-        self._active = int(slots.max()) + 1
+    # ------------------------------------------------------------------ what the engine does
 
-    def stepping(self, positions: Tensor, active: int) -> Tensor:
-        """One token of each active slot is read next, at its position; the mask of what it attends to."""
-        self._target, self._positions, self._active = torch.arange(active, device=positions.device), positions, active
-        longest = int(positions.max()) + 1
-        self._reads = min(-(-longest // READ_STEP) * READ_STEP, self.length)
-        columns = torch.arange(self._reads, device=positions.device)
-        return (columns <= positions[:, None])[:, None, None, :]
+    def make_room(self, slots: int, length: int) -> None:
+        """Have memory for so many slots of so many positions."""
+        have_slots, have_length = self._room
+        if slots <= have_slots and length <= have_length:
+            return
+        room = (
+            _doubled(slots, have_slots or FIRST_SLOTS, self.slots),
+            _doubled(length, have_length or FIRST_LENGTH, self.length),
+        )
+        for shape, old in self._blocks.items():
+            new = self._blocks[shape] = self._block(old, shape, room)
+            new[:, :have_slots, :, :have_length] = old[:, :have_slots]
+        self._room = room
+        self.moves += 1
 
-    def move(self, source: int, target: int, length: int) -> None:
-        for layer in self._layers.values():
-            for stored in layer:
-                stored[target, :, :length] = stored[source, :, :length]
+    def begin(self, one: CachePass) -> None:
+        """Say what the next pass through the model writes and reads."""
+        self._pass = one
+
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        """Copy the first positions of slots over others; all are read before any is written."""
+        for block in self._blocks.values():
+            block[:, targets, :, :length] = block[:, sources, :, :length]
 
     # ------------------------------------------------------------------ what a model asks
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
         """Take the new keys and values of a layer [rows, heads, tokens, head width]; give those to attend to."""
-        target, positions = self._target, self._positions
-        assert target is not None
-        if positions is None:
-            length = keys.shape[2]
-            for stored, new in zip(self._room(layer_idx, keys, values, length), (keys, values), strict=True):
-                stored[target, :, :length] = new
-            return keys, values
+        now = self._pass
+        assert now is not None
         given = []
-        for stored, new in zip(self._room(layer_idx, keys, values, self._reads), (keys, values), strict=True):
-            stored[target, :, positions] = new[:, :, 0]
-            given.append(stored[: self._active, :, : self._reads])
-        return given[0], given[1]
+        for number, new in ((layer_idx, keys), (layer_idx + self.layers, values)):
+            shape = (new.shape[1], new.shape[3])
+            block = self._blocks.get(shape)
+            if block is None:
+                block = self._blocks[shape] = self._block(new, shape, self._room)
+            block[number][now.slots, :, now.positions] = new.transpose(1, 2)
+            given.append(block[number])
+        if now.read is None:
+            return keys, values
+        if isinstance(now.read, int):
+            return given[0][: now.read, :, : now.length], given[1][: now.read, :, : now.length]
+        return given[0][now.read, :, : now.length], given[1][now.read, :, : now.length]
+
+    def _block(self, like: Tensor, shape: tuple[int, int], room: tuple[int, int]) -> Tensor:
+        return like.new_zeros(2 * self.layers, room[0] + 1, shape[0], room[1], shape[1])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -82,20 +115,8 @@ class SlotCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return int(getattr(query_length, "shape", [query_length])[0]), 0
 
-    # ------------------------------------------------------------------ parts
 
-    def _room(self, layer_idx: int, keys: Tensor, values: Tensor, length: int) -> list[Tensor]:
-        """The memory of a layer, made larger if slots or positions are missing."""
-        layer = self._layers.get(layer_idx)
-        if layer is not None and layer[0].shape[0] >= self._active and layer[0].shape[2] >= length:
-            return layer
-        slots, room = self._active, length
-        if layer is not None:
-            slots, room = max(slots, layer[0].shape[0]), max(room, layer[0].shape[2])
-        slots = min(-(-slots // SLOT_STEP) * SLOT_STEP, self.slots)
-        room = min(-(-room // LENGTH_STEP) * LENGTH_STEP, self.length)
-        larger = [new.new_zeros(slots, new.shape[1], room, new.shape[3]) for new in (keys, values)]
-        for old, new in zip(layer or (), larger, strict=False):
-            new[: old.shape[0], :, : old.shape[2]] = old
-        self._layers[layer_idx] = larger
-        return larger
+def _doubled(needed: int, have: int, most: int) -> int:
+    while have < needed:
+        have *= 2
+    return min(have, most)

@@ -1,13 +1,14 @@
 """What the engine and the trainer need of a model, whatever family it is of.
 
-One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients, the trainer
-calls `logits`. Rows of a batch are padded on the right; a position that is padding is never looked at.
+One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients and with tensors
+on the CPU, the trainer calls `logits`. Rows of a batch are padded on the right; a position that is padding is never
+looked at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class CausalModel(Protocol):
     """Tokens of the longest sequence, prompt and answer together."""
     end_ids: frozenset[int]
     """Tokens that end a message."""
+    shares_prefixes: bool
+    """Whether `prefill` takes `starts`."""
 
     @property
     def device(self) -> device: ...
@@ -39,16 +42,19 @@ class CausalModel(Protocol):
         """Room for `slots` sequences of at most `length` tokens."""
         ...
 
-    def prefill(self, ids: Tensor, lengths: Tensor, cache: Any, slots: Tensor) -> Tensor:
-        """Read prompts [B, T] of `lengths` [B] into `slots` [B]; the logits [B, vocab] after each one's last token."""
+    def prefill(self, ids: Tensor, lengths: Tensor, cache: Any, slots: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Read prompts [B, T] of `lengths` [B] into `slots` [B]; the logits [B, vocab] after each one's last token.
+
+        With `starts` [B], so many positions of each slot hold what comes before.
+        """
         ...
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: Any, n: int) -> Tensor:
         """Read one token at its position in each of the slots 0 to n-1; the logits after it [n, vocab]."""
         ...
 
-    def move(self, cache: Any, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot over another, so that active slots stay without gaps."""
+    def move(self, cache: Any, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slots over others; all are read before any is written."""
         ...
 
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ def pick(logits: Tensor, rows: Sequence[Running]) -> Picked:
             greedy = torch.tensor(is_greedy, device=logits.device)
             token_ids = torch.where(greedy, choosable.argmax(-1), token_ids)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-    return Picked(token_ids.tolist(), chosen.tolist(), _likeliest(logprobs, rows))
+    ids, likelihoods = torch.stack([token_ids.double(), chosen.double()]).tolist()  # the device is waited for once
+    return Picked([int(number) for number in ids], likelihoods, _likeliest(logprobs, rows))
 
 
 def _scaled(logits: Tensor, rows: Sequence[Running]) -> Tensor:
@@ -60,9 +61,10 @@ def _without_early_ends(logprobs: Tensor, rows: Sequence[Running]) -> Tensor:
     early = [number for number, row in enumerate(rows) if len(row.token_ids) < row.sampling.min_new_tokens]
     if not early:
         return logprobs
+    places = [(number, token) for number in early for token in rows[number].stop_ids]
+    left_out = torch.tensor(places, dtype=torch.long).reshape(-1, 2).to(logprobs.device)
     choosable = logprobs.clone()
-    for number in early:
-        choosable[number, list(rows[number].stop_ids)] = _NEVER
+    choosable[left_out[:, 0], left_out[:, 1]] = _NEVER
     return choosable
 
 

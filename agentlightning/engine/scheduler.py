@@ -235,6 +235,8 @@ class InferenceEngine:
             except Exception as error:  # noqa: BLE001 # is raised where the weights came from
                 new.taken.set_exception(_as_engine_error(error, new.version))
                 continue
+            finally:
+                self._batch.forget_prefixes()
             self.version = new.version
             self._loads += 1
             new.taken.set_result(None)

@@ -38,12 +38,14 @@ class Running:
         "draw",
         "first_version",
         "future",
+        "is_of_current_weights",
         "last_version",
         "limit",
         "logprobs",
         "on_token",
         "prompt",
         "sampling",
+        "shared",
         "stop_ids",
         "token_ids",
         "top_logprobs",
@@ -74,6 +76,10 @@ class Running:
         self.future.top_logprobs = self.top_logprobs
         self.first_version = 0
         self.last_version = 0
+        self.shared = 0
+        """Tokens of the prompt that were read for another sequence."""
+        self.is_of_current_weights = True
+        """Whether all its keys and values are of the weights that are sampled from."""
 
     @property
     def cached(self) -> int:

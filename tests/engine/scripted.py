@@ -37,7 +37,7 @@ class ScriptedModel(TinyModel):
     def new_cache(self, slots: int, length: int) -> Any:
         return ScriptedCache()
 
-    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any) -> Any:
+    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any, starts: Any = None) -> Any:
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             cache.beginnings[slot] = length
         return self._saying([0] * len(lengths))
@@ -45,8 +45,9 @@ class ScriptedModel(TinyModel):
     def decode(self, tokens: Any, positions: Any, cache: Any, n: int) -> Any:
         return self._saying([place - cache.beginnings[slot] + 1 for slot, place in enumerate(positions.tolist())])
 
-    def move(self, cache: Any, source: int, target: int, length: int) -> None:
-        cache.beginnings[target] = cache.beginnings[source]
+    def move(self, cache: Any, sources: Any, targets: Any, length: int) -> None:
+        for target, beginning in zip(targets, [cache.beginnings[source] for source in sources], strict=True):
+            cache.beginnings[target] = beginning
 
     def _saying(self, places: list[int]) -> Any:
         logits = torch.zeros(len(places), self.vocab_size)

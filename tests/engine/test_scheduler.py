@@ -282,7 +282,7 @@ class FaultyModel(TinyModel):
     forbidden: int | None = None
     is_nowhere = False
 
-    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any) -> Any:
+    def prefill(self, ids: Any, lengths: Any, cache: Any, slots: Any, starts: Any = None) -> Any:
         if self.forbidden is not None and (ids == self.forbidden).any():
             raise torch.OutOfMemoryError("no room for this prompt")
         logits = super().prefill(ids, lengths, cache, slots)

@@ -6,7 +6,7 @@ leaves values as they are), one assignment writes keys and values into the cache
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -70,6 +70,8 @@ class TinyBlock(nn.Module):
 class TinyModel(nn.Module):
     """A decoder-only transformer; a `CausalModel`."""
 
+    shares_prefixes = False
+
     def __init__(self, shape: TinyShape | None = None, *, name: str = "tiny") -> None:
         super().__init__()
         self.shape = shape or TinyShape()
@@ -112,8 +114,11 @@ class TinyModel(nn.Module):
             layers, torch.arange(slots, device=self.device), torch.arange(length, device=self.device)[None]
         )
 
-    def prefill(self, ids: Tensor, lengths: Tensor, cache: TinyCache, slots: Tensor) -> Tensor:
+    def prefill(
+        self, ids: Tensor, lengths: Tensor, cache: TinyCache, slots: Tensor, starts: Tensor | None = None
+    ) -> Tensor:
         """Read prompts into slots; the logits after the last token of each."""
+        ids, lengths, slots = (given.to(self.device) for given in (ids, lengths, slots))
         rows, length = ids.shape
         hidden = functional.embedding(ids, self.embedding)
         for block, stored in zip(self._layers(), cache.layers, strict=True):
@@ -126,6 +131,7 @@ class TinyModel(nn.Module):
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: TinyCache, n: int) -> Tensor:
         """Read one token in each of the first n slots; the logits after it."""
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
         heads, head_width = self.shape.heads, self.shape.head_width
         capacity = cache.columns.shape[1]
         read = min(capacity, (int(positions.max()) // CACHE_STRIDE + 1) * CACHE_STRIDE)
@@ -146,10 +152,10 @@ class TinyModel(nn.Module):
             hidden = self._finish(block, hidden, torch.bmm(weights, values).view(n, -1))
         return self._predict(hidden)
 
-    def move(self, cache: TinyCache, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot over another."""
+    def move(self, cache: TinyCache, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slots over others."""
         for stored in cache.layers:
-            stored[:, target, :, :length] = stored[:, source, :, :length]
+            stored[:, targets, :, :length] = stored[:, sources, :, :length]
 
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """Logits after the selected positions; padding on the right is hidden by causality alone."""

@@ -1,0 +1,155 @@
+"""What prompts have in common is read once: in a group of rollouts, and from turn to turn of a conversation."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine needs torch")
+pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+
+from agentlightning.engine.generation import Generation  # noqa: E402
+from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.prefixes import BLOCK, HeldPrefixes, Match  # noqa: E402
+from agentlightning.engine.sampling import Sampling  # noqa: E402
+from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_llama(tmp_path_factory.mktemp("hf") / "small-llama", subword_tokenizer())
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[InferenceEngine]:
+    model, _ = load(str(folder), device="cpu")
+    with InferenceEngine(model, max_sequences=4) as engine:
+        yield engine
+
+
+def a_prompt(length: int, seed: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(200) for _ in range(length)]
+
+
+def sampled(engine: InferenceEngine, prompts: list[list[int]], tokens: int = 8) -> list[Generation]:
+    sampling = Sampling(max_new_tokens=tokens, min_new_tokens=tokens)
+    futures = [engine.submit(prompt, sampling) for prompt in prompts]
+    return [future.result(PATIENCE_SECONDS) for future in futures]
+
+
+def tokens_read(engine: InferenceEngine) -> int:
+    return int(engine.statistics()["prompt_tokens"])
+
+
+def check_logprobs(model: Any, prompt: list[int], generation: Generation) -> None:
+    ids = torch.tensor([prompt + generation.token_ids])
+    selected = torch.zeros_like(ids, dtype=torch.bool)
+    selected[0, len(prompt) - 1 : -1] = True
+    with torch.no_grad():
+        logits = model.logits(ids, torch.tensor([ids.shape[1]]), selected)
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].tolist()
+    assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_group_reads_its_prompt_once(engine: InferenceEngine) -> None:
+    prompt = a_prompt(100, 1)
+
+    generations = sampled(engine, [prompt] * 4)
+
+    assert tokens_read(engine) == 100 + 3  # each but the first reads the last token, for its logits
+    for generation in generations:
+        check_logprobs(engine.model, prompt, generation)
+
+
+def test_the_next_turn_reads_what_is_new(engine: InferenceEngine) -> None:
+    prompt = a_prompt(100, 2)
+    [first] = sampled(engine, [prompt])
+    following = [*prompt, *first.token_ids, *a_prompt(20, 3)]
+
+    [second] = sampled(engine, [following])
+
+    assert tokens_read(engine) == 100 + 1 + 20  # the last token sampled was not read before
+    check_logprobs(engine.model, following, second)
+
+
+def test_conversations_that_take_turns_keep_their_places(engine: InferenceEngine) -> None:
+    conversations = [a_prompt(60 + 7 * number, number) for number in range(4)]
+    expected = sum(map(len, conversations))
+
+    for turn in range(5):
+        for pair in ((0, 1), (2, 3), (1, 2), (3, 0)):
+            prompts = [list(conversations[number]) for number in pair]
+            for number, prompt, generation in zip(pair, prompts, sampled(engine, prompts, 3 + turn), strict=True):
+                check_logprobs(engine.model, prompt, generation)
+                conversations[number] = [*prompt, *generation.token_ids, number, turn]
+
+    # Each turn but the first reads the last token sampled and the two that follow it.
+    assert tokens_read(engine) == expected + 3 * (5 * 8 - 4)
+
+
+def test_new_weights_read_everything_again(engine: InferenceEngine) -> None:
+    prompt = a_prompt(64, 4)
+    running = engine.submit(prompt, Sampling(max_new_tokens=200, min_new_tokens=200))
+    sampled(engine, [prompt])
+    weights = {name: tensor * 1.1 for name, tensor in engine.model.state().items()}
+
+    engine.load_weights(1, weights).result(PATIENCE_SECONDS)
+    running.result(PATIENCE_SECONDS)
+    before = tokens_read(engine)
+    [generation] = sampled(engine, [prompt])
+
+    assert tokens_read(engine) - before == 64
+    check_logprobs(engine.model, prompt, generation)
+
+
+def test_many_conversations_of_many_lengths_are_sampled_as_without_sharing(engine: InferenceEngine) -> None:
+    source = random.Random(5)
+    stems = [a_prompt(length, length) for length in (40, 70, 130)]
+    prompts = [[*source.choice(stems), *a_prompt(source.randrange(1, 60), number)] for number in range(40)]
+
+    for prompt, generation in zip(prompts, sampled(engine, prompts, 12), strict=True):
+        check_logprobs(engine.model, prompt, generation)
+
+    assert tokens_read(engine) < sum(map(len, prompts)) * 0.7
+
+
+def test_conversations_one_after_the_other_are_kept_while_the_cache_grows(folder: Path) -> None:
+    model, _ = load(str(folder), device="cpu")
+    conversations = [a_prompt(33 + 20 * number, number) for number in range(12)]
+    with InferenceEngine(model, max_sequences=16) as engine:
+        for number, prompt in enumerate(conversations):
+            [generation] = sampled(engine, [prompt], 3)
+            conversations[number] = [*prompt, *generation.token_ids, number]
+        before = tokens_read(engine)
+        for prompt in conversations:
+            [generation] = sampled(engine, [prompt], 3)
+            check_logprobs(model, prompt, generation)
+
+        assert tokens_read(engine) - before == 2 * len(conversations)
+
+
+def test_the_longest_beginning_is_found_and_the_slot_used_last_wins() -> None:
+    held = HeldPrefixes()
+    stem = a_prompt(3 * BLOCK, 6)
+    held.hold(0, stem)
+    held.hold(1, [*stem[: 2 * BLOCK], 7, 8, 9])
+    held.hold(2, stem)
+
+    assert held.longest([*stem, 1]) == Match(2, 3 * BLOCK)
+    assert held.longest([*stem[: 2 * BLOCK], 7, 8]) == Match(2, 2 * BLOCK)
+    assert held.longest(stem[: BLOCK - 1]) is None
+    held.swap(2, 5)
+    assert held.longest(stem) == Match(5, 3 * BLOCK)
+    assert held.least_recent([0, 5]) == 0
+    assert held.least_recent([0, 3]) == 3
+    held.drop(5)
+    assert held.longest(stem) == Match(0, 3 * BLOCK)
+    held.clear()
+    assert held.longest(stem) is None

@@ -209,25 +209,33 @@ class Batch:
         """A slot without a gap before it, with as much of the prompt in it as is known."""
         occupied = self._occupied
         place = next((slot for slot, one in enumerate(occupied) if one is None), len(occupied))
-        free = [slot for slot in range(place, self.slots) if slot >= len(occupied) or occupied[slot] is None]
         match = self._held.longest(sequence.prompt[:-1]) if sequence.shared else None
         sequence.shared = 0 if match is None else match.length
-        if match is not None and match.slot in free:
+        if match is not None and self._is_free(match.slot):
             if match.slot != place:
                 self._swap(match.slot, place)
         else:
             if place in self._held:
-                other = self._held.least_recent(free)
-                if other != place:
-                    self._move(place, other)
-                self._held.drop(place)
+                self._vacate(place)
             if match is not None:
-                self._copy(match.slot, place, match.length)
+                self.model.move(self._cache, [match.slot], [place], match.length)
         if place == len(occupied):
             occupied.append(sequence)
         else:
             occupied[place] = sequence
         return place
+
+    def _is_free(self, slot: int) -> bool:
+        return slot >= len(self._occupied) or self._occupied[slot] is None
+
+    def _vacate(self, place: int) -> None:
+        """Keep what a free slot holds in the free slot that can best do without what it holds."""
+        other = self._held.least_recent(slot for slot in range(self.slots) if self._is_free(slot))
+        if other != place:
+            self._held.drop(other)
+            self.model.move(self._cache, [place], [other], self._held.length(place))
+            self._held.swap(place, other)
+        self._held.drop(place)
 
     def _close_gaps(self) -> None:
         occupied = self._occupied
@@ -255,15 +263,6 @@ class Batch:
         else:
             self.model.move(self._cache, [source], [target], length)
         self._held.swap(source, target)
-
-    def _move(self, source: int, target: int) -> None:
-        """Keep what a slot holds in another."""
-        self._held.drop(target)
-        self._copy(source, target, self._held.length(source))
-        self._held.swap(source, target)
-
-    def _copy(self, source: int, target: int, length: int) -> None:
-        self.model.move(self._cache, [source], [target], length)
 
     def _release(self, slot: int, sequence: Running) -> None:
         """The sequence has ended; what its slot holds may be of use to others."""

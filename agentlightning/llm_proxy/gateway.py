@@ -82,7 +82,6 @@ class Gateway:
 
     def note_models(self, model_list: Sequence[Any]) -> None:
         """The list of models has changed."""
-        self.plain_backends = set()
         self.versioned_models = frozenset(
             str(entry.get("model_name"))
             for entry in model_list

@@ -62,7 +62,7 @@ class CallRecord:
     backend_dialect: DialectName | None = None
     """What was spoken to the backend; None if none was asked."""
     version: str | None = None
-    """Of the model that answered."""
+    """Of the model, by the list of models when the call was sent."""
     tries: int = 0
     waited_seconds: float = 0.0
     token_ids: TokenIds = "not asked"

@@ -106,7 +106,7 @@ class Service:
 
     async def replace_models(self, model_list: Sequence[Any]) -> None:
         """Swap the backends; calls in flight finish on the old ones."""
-        self.fleet.replace(model_list)
+        self.gateway.plain_backends &= self.fleet.replace(model_list)
         self.gateway.note_models(model_list)
 
     async def flush(self, timeout: float) -> bool:

@@ -68,7 +68,7 @@ class Backend:
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     """Seconds it may be silent, before the first byte and between two."""
     version: str | None = None
-    """Version of the model that is served, for the record."""
+    """Version of the model that is served; written on each call that is sent, unless the server tells its own."""
     resources_id: str | None = None
     """Version of the resources this backend belongs to; None serves any."""
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
@@ -95,6 +95,10 @@ class Backend:
 
     def __str__(self) -> str:
         return self.name
+
+    def is_updated_by(self, other: "Backend") -> bool:
+        """Whether the other is this server with another version of the model, or another name for it."""
+        return dataclasses.replace(self, version=other.version, model=other.model) == other
 
     def url_of(self, dialect: DialectName) -> str:
         """Where calls in this dialect are sent."""

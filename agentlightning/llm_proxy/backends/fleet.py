@@ -2,9 +2,11 @@
 
 A fleet lives in one event loop. `ask` gives an answer as soon as its head is there, or says in words why no backend
 gave one. The list of models can be replaced at any moment: calls that were sent or stand in line stay where they are,
-later ones see the new list, and backends that are in both keep what is known of them.
+later ones see the new list, and backends that are in both keep what is known of them. A backend whose entry has another
+version or another name of the model is the same one; calls in line for it go out under the new name and version.
 """
 
+import operator
 import random
 import weakref
 from collections.abc import Iterable, Mapping
@@ -66,21 +68,31 @@ class Fleet:
 
     # ------------------------------------------------------------------ the list
 
-    def replace(self, model_list: Iterable[Mapping[str, Any]]) -> None:
-        """Serve this list from the next call on; a list that cannot be read changes nothing."""
+    def replace(self, model_list: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+        """Serve this list from the next call on; a list that cannot be read changes nothing.
+
+        Returns:
+            The names of the backends that stay, under the names they had.
+        """
         backends = [backend_of(entry, number) for number, entry in enumerate(model_list)]
         left = list(self._table.lanes)
         kept: dict[int, Lane] = {}
-        for number, backend in enumerate(backends):
-            same = next((lane for lane in left if lane.backend == backend), None)
-            if same is not None:
+        names: set[str] = set()
+        for is_same in (operator.eq, Backend.is_updated_by):  # an equal one is found before one that only resembles it
+            for number, backend in enumerate(backends):
+                same = None if number in kept else next((lane for lane in left if is_same(lane.backend, backend)), None)
+                if same is None:
+                    continue
                 left.remove(same)
-                same.backend = backend  # the same but for its position in the list, which its name tells
+                if same.backend.name == backend.name:
+                    names.add(backend.name)
+                same.update(backend)
                 kept[number] = same
         keys = {lane.key for lane in kept.values()}
         lanes = [kept.get(number) or self._new_lane(backend, keys) for number, backend in enumerate(backends)]
         self._retired.update(left)
         self._table = Table(lanes)
+        return frozenset(names)
 
     def models(self) -> list[str]:
         """The names agents may ask for, in the order of the list."""

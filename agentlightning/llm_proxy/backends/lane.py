@@ -48,6 +48,12 @@ class Lane:
         self._urls: dict[DialectName, yarl.URL] = {}
         self._called: dict[str, Backend] = {}
 
+    def update(self, backend: Backend) -> None:
+        """Serve under another version, name of the model or position in the list; all that is known of it stays."""
+        self.backend = backend
+        self._urls.clear()
+        self._called.clear()
+
     def load(self, now: float) -> float:
         """How busy it is for its weight; late failures count as calls, since one that fails fast seems idle."""
         calls = self.gate.in_flight + self.gate.waiting

@@ -294,6 +294,44 @@ async def test_backend_in_both_lists_keeps_what_is_known_of_it(serve: Serve, mak
     assert [entry["breaker"] for entry in fleet.describe()] == ["closed", "closed"]
 
 
+@pytest.mark.parametrize(
+    "changed", [{"version": 2}, {"model": "hosted_vllm/policy-v2"}], ids=["version", "name of the model"]
+)
+async def test_backend_of_a_new_version_keeps_what_is_known_of_it(
+    serve: Serve, make_fleet: MakeFleet, changed: dict[str, Any]
+) -> None:
+    server, other = await serve(reply(500)), await serve()
+    fleet = make_fleet({**server.entry(), "version": 1}, other.entry("other"))
+    for _ in range(5):
+        await call(fleet)
+
+    params = {"model": changed.get("model", "hosted_vllm/up")}
+    fleet.replace([other.entry("other"), {**server.entry(**params), "version": changed.get("version", 1)}])
+
+    updated = fleet.describe()[1]
+    assert (updated["breaker"], updated["failures"], server.connections) == ("open", 5, 1)
+    assert (updated["version"], updated["upstream_model"]) == (
+        str(changed.get("version", 1)),
+        params["model"].removeprefix("hosted_vllm/"),
+    )
+
+
+async def test_pattern_is_served_under_the_new_name_at_once(serve: Serve, make_fleet: MakeFleet) -> None:
+    server = await serve()
+    fleet = make_fleet(server.entry("m*", model="hosted_vllm/old-*"))
+    named: list[str] = []
+
+    def prepare(backend: Backend) -> Outgoing:
+        named.append(backend.model)
+        return chat(backend)
+
+    await call(fleet, model="m1", prepare=prepare)
+    fleet.replace([server.entry("m*", model="hosted_vllm/new-*")])
+    await call(fleet, model="m1", prepare=prepare)
+
+    assert named == ["old-1", "new-1"]
+
+
 async def test_rollouts_stay_with_their_backends_when_one_is_added(serve: Serve, make_fleet: MakeFleet) -> None:
     servers = [await serve() for _ in range(3)]
     fleet = make_fleet(*servers[:2])

@@ -91,7 +91,8 @@ _WORDS: Final[Mapping[FinishReason, tuple[str, ...]]] = {
     ),
     "tool_calls": ("tool_calls", "tool_call", "tool_use", "function_call"),
     "content_filter": ("content_filter", "content_filtered", "refusal", "safety", "guardrail_intervened"),
-    "cancelled": ("cancelled", "abort"),
+    "cancelled": ("cancelled",),
+    "abort": ("abort", "aborted"),
 }
 """What the APIs of models call the ends of answers, in small letters."""
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {

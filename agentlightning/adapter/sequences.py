@@ -4,7 +4,7 @@ Plain data that never changes once made, and goes to JSON and back without loss.
 """
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -19,9 +19,11 @@ __all__ = [
     "Trajectory",
 ]
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled"]
-"""Why an answer ended, in one word for all APIs. `length`: it was cut off, for it had all the tokens it was allowed, or
-the context was full. `cancelled`: the caller stopped reading."""
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "abort"]
+"""Why an answer ended, in one word for all APIs. Three of them say that it was cut off. `length`: it had all the tokens
+it was allowed, or the context was full. `cancelled`: the caller stopped reading. `abort`: the server broke it off, as
+vLLM does with answers in flight when it is paused."""
+_CUT_OFF: Final = ("length", "cancelled", "abort")
 
 
 class BreakReason(str, Enum):
@@ -91,7 +93,7 @@ class SampledCall(_Value):
     @property
     def is_truncated(self) -> bool:
         """Whether the answer is known to have been cut off before the model ended it."""
-        return self.finish_reason == "length"
+        return self.finish_reason in _CUT_OFF
 
 
 class TokenSequence(_Value):
@@ -125,6 +127,11 @@ class TokenSequence(_Value):
     def is_truncated(self) -> bool:
         """Whether one of its answers, at the end or before, is known to have been cut off."""
         return any(call.is_truncated for call in self.calls)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the server broke one of its answers off: it says nothing of the model and is never learned from."""
+        return any(call.finish_reason == "abort" for call in self.calls)
 
 
 class Break(_Value):

@@ -34,6 +34,7 @@ TOOL_CALL = {"gen_ai.completion.0.tool_calls.0.name": "weather"}
         ("content_filter", "content_filter"),
         ("refusal", "content_filter"),
         ("cancelled", "cancelled"),
+        ("abort", "abort"),
         ("in_progress", None),
         ("pause_turn", None),
         ("", None),
@@ -89,8 +90,15 @@ def test_every_call_of_a_sequence_has_its_reason() -> None:
 
 @pytest.mark.parametrize(
     ("reasons", "is_truncated"),
-    [(("length", "stop"), True), (("stop", "length"), True), (("stop", "tool_calls"), False), ((None, None), False)],
-    ids=["before", "at-the-end", "whole", "unknown"],
+    [
+        (("length", "stop"), True),
+        (("stop", "length"), True),
+        (("stop", "cancelled"), True),
+        (("abort", "stop"), True),
+        (("stop", "tool_calls"), False),
+        ((None, None), False),
+    ],
+    ids=["before", "at-the-end", "reader-left", "broken-off", "whole", "unknown"],
 )
 def test_one_answer_that_was_cut_off_makes_the_sequence_truncated(
     reasons: tuple[str | None, ...], is_truncated: bool

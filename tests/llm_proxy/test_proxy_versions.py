@@ -1,4 +1,4 @@
-"""The version of the weights that the model list names: stamped on calls as they are sent, through changes of the list."""
+"""The version of the weights that the model list names, stamped on calls as they are sent."""
 
 import asyncio
 import threading

@@ -86,7 +86,7 @@ class Skipped(str, Enum):
     NO_TOKENS = "no_tokens"
     """A rollout whose calls were recorded without tokens, or are not to be trained."""
     TRUNCATED = "truncated"
-    """A sequence with an answer that was cut off, at its end or before."""
+    """A sequence with an answer that was cut off or broken off, at its end or before."""
     TOO_LONG = "too_long"
     """A sequence of more tokens than allowed."""
     TOO_STALE = "too_stale"
@@ -107,7 +107,8 @@ class SampleSettings:
     min_group_size: int = 2
     """Rewards that a group needs; with "reinforce_plus_plus", that the batch needs."""
     skip_truncated: bool = True
-    """Leave out sequences with an answer that was cut off; False learns from them as from any other."""
+    """Leave out sequences with an answer that was cut off; False learns from them as from any other, but for those that
+    the server broke off."""
     guess_truncated: bool = False
     """Where the finish reason of a call was not recorded, an answer that does not end with an end token counts as cut
     off; that is wrong for those that a stop text ended."""
@@ -327,7 +328,7 @@ class _Sieve:
         settings = self.settings
         truncated = sum(self._is_truncated(sequence, call) for call in sequence.calls)
         self.report.truncated_calls += truncated
-        if truncated and settings.skip_truncated:
+        if sequence.is_aborted or (truncated and settings.skip_truncated):
             return Skipped.TRUNCATED
         if settings.max_tokens is not None and len(sequence.token_ids) > settings.max_tokens:
             return Skipped.TOO_LONG

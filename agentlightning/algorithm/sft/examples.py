@@ -114,7 +114,8 @@ class Acceptance:
     keep_per_task: int | None = None
     """The best so many of each task, of equal ones the first; None keeps all."""
     skip_truncated: bool = True
-    """Leave out sequences with an answer that was cut off, as far as the finish reasons of the calls tell."""
+    """Leave out sequences with an answer that was cut off, as far as the finish reasons of the calls tell; those that
+    the server broke off are left out in any case."""
 
     def __post_init__(self) -> None:
         if self.keep_per_task is not None and self.keep_per_task < 1:
@@ -188,7 +189,7 @@ def examples_of(
         assert outcome.trajectory is not None
         kept: list[TokenSequence] = []
         for sequence in outcome.trajectory.sequences:
-            is_cut = acceptance.skip_truncated and sequence.is_truncated
+            is_cut = sequence.is_aborted or (acceptance.skip_truncated and sequence.is_truncated)
             unfit = Rejected.TRUNCATED if is_cut else _unfit(sequence, max_length, vocab_size)
             if unfit is not None:
                 rejected[unfit] += 1

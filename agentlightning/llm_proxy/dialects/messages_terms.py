@@ -10,6 +10,7 @@ __all__ = ["counts_of", "ending", "finish_reason_of", "usage_of"]
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "length": "max_tokens",
+    "abort": "max_tokens",  # vLLM's; the nearest word that says that it was cut off
     "tool_calls": "tool_use",
     "function_call": "tool_use",
     "content_filter": "refusal",

@@ -40,7 +40,11 @@ _REPEATED: Final[Mapping[str, Any]] = {
     "user": None,
 }
 """Fields of a request that its answer repeats, and what it gives for those that were not set."""
-_INCOMPLETE_REASONS: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE_REASONS: Final[Mapping[str, str]] = {
+    "length": "max_output_tokens",
+    "abort": "max_output_tokens",  # of the two reasons there are, the one that says that it was cut off
+    "content_filter": "content_filter",
+}
 
 
 def frame(request: Mapping[str, Any], *, answer_id: str, model: str, created: float) -> JsonObject:

@@ -195,17 +195,33 @@ def test_samples_without_logprobs_or_version_are_kept_and_counted() -> None:
 
 
 def test_truncated_sequences_are_learned_from_where_that_is_wanted_and_counted_all_the_same() -> None:
-    found = batch(outcome(0.0), outcome(1.0, sequence(ended="length")), skip_truncated=False)
+    cut = sequence(ended="length"), sequence(ended="cancelled")
+
+    found = batch(outcome(0.0), outcome(1.0, *cut), skip_truncated=False)
 
     metrics = found.report.metrics()
-    assert len(found.samples) == 2
-    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (1, 0)
+    assert len(found.samples) == 3
+    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (2, 0)
+
+
+def test_an_answer_that_the_server_broke_off_is_never_learned_from() -> None:
+    found = batch(outcome(0.0), outcome(1.0, sequence(ended="abort")), skip_truncated=False)
+
+    metrics = found.report.metrics()
+    assert len(found.samples) == 1
+    assert (metrics["samples/truncated_calls"], metrics["skipped/truncated"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("ends", "cut"),
-    [(("length", "stop"), 1), (("tool_calls", "length"), 1), (("length", "stop", "length"), 2)],
-    ids=["before", "at-the-end", "twice"],
+    [
+        (("length", "stop"), 1),
+        (("tool_calls", "length"), 1),
+        (("length", "stop", "length"), 2),
+        (("stop", "cancelled"), 1),
+        (("abort", "stop"), 1),
+    ],
+    ids=["before", "at-the-end", "twice", "reader-left", "broken-off"],
 )
 def test_one_answer_that_was_cut_off_makes_the_whole_sequence_truncated(
     ends: tuple[FinishReason, ...], cut: int
@@ -217,7 +233,7 @@ def test_one_answer_that_was_cut_off_makes_the_whole_sequence_truncated(
     assert (metrics["skipped/truncated"], metrics["samples/truncated_calls"]) == (1, cut)
 
 
-@pytest.mark.parametrize("ended", ["stop", "tool_calls", "content_filter", "cancelled"])
+@pytest.mark.parametrize("ended", ["stop", "tool_calls", "content_filter"])
 def test_a_sequence_of_answers_that_ended_otherwise_is_whole_whatever_its_last_token(ended: FinishReason) -> None:
     found = batch(outcome(0.0), outcome(1.0, sequence((4, 5), ended=ended)), guess_truncated=True)
 

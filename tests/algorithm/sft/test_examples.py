@@ -143,6 +143,12 @@ class TestAcceptance:
 
         assert found.rollout_ids == ["a"]
 
+    def test_answers_that_the_server_broke_off_are_never_imitated(self) -> None:
+        found = examples([outcome("a", 1.0, sequence([1], [2], "abort"))], skip_truncated=False)
+
+        assert found.rollout_ids == []
+        assert found.rejected[Rejected.TRUNCATED] == 1
+
     def test_failures_empty_traces_and_foreign_tokens_are_counted(self) -> None:
         empty = Trajectory(rollout_id="b", attempt_id="at", sequences=())
         outcomes = [

@@ -34,6 +34,8 @@ __all__ = ["InferenceEngine"]
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS: Final = 30.0
+SHORTEST_LENGTH: Final = 2
+"""A token of the prompt and one of the answer."""
 """How long the last round may take when the engine is closed."""
 
 
@@ -62,14 +64,19 @@ class InferenceEngine:
         Args:
             model: Belongs to the engine from now on.
             max_sequences: Sampled together at most; others wait.
-            max_length: Tokens of prompt and answer together, if fewer than the model can take.
+            max_length: Tokens of prompt and answer together, if fewer than the model can take; EngineError for more.
             clock: For the statistics.
         """
         if max_sequences < 1:
             raise EngineError(f"max_sequences is {max_sequences}; at least 1 is needed.")
+        self.max_length = model.max_length if max_length is None else max_length
+        if not SHORTEST_LENGTH <= self.max_length <= model.max_length:
+            raise EngineError(
+                f"max_length is {self.max_length}; model '{model.name}' takes {SHORTEST_LENGTH} to {model.max_length} "
+                "tokens of prompt and answer together."
+            )
         self.model = model
         self.max_sequences = max_sequences
-        self.max_length = min(max_length or model.max_length, model.max_length)
         self.version = 0
         """Of the weights that are sampled from; 0 until `load_weights`."""
         self._clock = clock

@@ -150,6 +150,12 @@ def test_end_tokens_end_and_are_kept_but_not_before_the_least_number(engine: Inf
     )
 
 
+@pytest.mark.parametrize("length", [0, 1, SHAPE.max_length + 1, 1_000_000])
+def test_a_context_that_the_model_does_not_have_is_refused(length: int) -> None:
+    with pytest.raises(EngineError, match=f"max_length is {length}; model 'tiny' takes 2 to 96 tokens"):
+        InferenceEngine(TinyModel(SHAPE), max_length=length)
+
+
 def test_an_answer_ends_where_the_context_does(engine: InferenceEngine) -> None:
     prompt = [20] * (SHAPE.max_length - 3)
 

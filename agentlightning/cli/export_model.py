@@ -32,9 +32,11 @@ examples:
   agl export-model calc/checkpoints model --best     the one that did best in validation
   agl export-model calc/checkpoints model --step 40
   agl export-model run/checkpoints solver --policy solver       of a training with several models
-  agl serve model                                    serve it
+  agl export-model tiny model                        the model in this package
+  agl serve model                                    serve it; so does: vllm serve model
 
-Nothing is downloaded; a Hugging Face model is written as safetensors, with adapters merged into its weights.
+The folder is that of a Hugging Face model, which transformers and vLLM load as well: safetensors, with adapters merged
+into the weights, a tokenizer and its chat template. A tiny model is written as a Starcoder2. Nothing is downloaded.
 """
 
 
@@ -55,7 +57,9 @@ def _parser() -> CommandParser:
         description="Write a trained model as a folder of its own.",
         examples=EXAMPLES,
     )
-    parser.add_argument("checkpoint", type=named_path, help="the checkpoints of a training, or a folder with a model")
+    parser.add_argument(
+        "checkpoint", type=named_path, help="the checkpoints of a training, a folder with a model, tiny or smollm2"
+    )
     parser.add_argument(
         "out", type=named_path, help="folder for the model; one that is there is replaced if it holds one"
     )
@@ -125,9 +129,10 @@ def _has_steps(folder: Path) -> bool:
 
 
 def _check_places(source: Path, out: Path) -> None:
-    if not source.is_dir():
+    is_named = str(source) in NAMED_MODELS and not source.exists()
+    if not is_named and not source.is_dir():
         raise ConfigurationError(f"There is no folder '{source}'; name the checkpoints of a training, or a model.")
-    if not is_checkpoints(source) and not any((source / name).is_file() for name in MODEL_FILES):
+    if not (is_named or is_checkpoints(source) or any((source / name).is_file() for name in MODEL_FILES)):
         raise ConfigurationError(f"'{source}' holds neither checkpoints ({STEP_FOLDERS}) nor a model.")
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise ConfigurationError(f"'{out}' would be written over; name another folder.")

@@ -1,7 +1,7 @@
 """Models on disk: a folder that is there whole or not at all, and that `load` takes back.
 
-A tiny model is written as `tiny.json` and its weights, any other as the folder transformers writes, which `vllm` and
-others load as well.
+It is the folder of a Hugging Face model, which transformers, vLLM and others load as well; adapters are merged. That of
+a tiny model has `tiny.json` in it besides.
 """
 
 import json
@@ -20,7 +20,7 @@ from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.disk import bring_to_disk
 
-__all__ = ["EXTRA_FILE", "check_replaceable", "export_hf", "read_extra", "save_model"]
+__all__ = ["EXTRA_FILE", "check_replaceable", "read_extra", "save_model"]
 
 EXTRA_FILE: Final = "agentlightning.json"
 MODEL_FILES: Final = ("tiny.json", "config.json", EXTRA_FILE)
@@ -67,15 +67,6 @@ def read_extra(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise EngineError(f"The notes '{path}' cannot be read: {error}") from error
-
-
-def export_hf(model: CausalModel, codec: ChatCodec, folder: Path) -> None:
-    """Write a folder that transformers loads; adapters are merged. EngineError for the tiny model, which is not one."""
-    if not isinstance(model, HfModel):
-        raise EngineError(
-            f"The model '{model.name}' is not one that transformers knows; its checkpoint is served by `agl serve`."
-        )
-    save_model(model, codec, folder)
 
 
 def _write(model: CausalModel, codec: ChatCodec, folder: Path) -> None:

@@ -59,6 +59,15 @@ def test_model_is_copied_over_another_model(checkpoints: Path, tmp_path: Path) -
     assert is_of_step(second, 3)
 
 
+def test_model_of_the_package_is_exported_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export-model", "tiny", str(tmp_path / "out")]) == 0
+
+    assert is_of_step(tmp_path / "out", 0)
+    assert "the model 'tiny'" in capsys.readouterr().out
+    assert main(["export-model", "tiny", str(tmp_path / "out"), "--best"]) == 1
+    assert "has no checkpoints" in capsys.readouterr().err
+
+
 def test_one_of_several_models_is_named(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = Checkpoints(checkpoints / "solver")
     kept.save(7, model_state=shifted(7), learner_state={}, progress={"model": "tiny"})

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine import checkpoint  # noqa: E402
-from agentlightning.engine.checkpoint import export_hf, read_extra, save_model  # noqa: E402
+from agentlightning.engine.checkpoint import read_extra, save_model  # noqa: E402
 from agentlightning.engine.loading import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
@@ -52,8 +52,6 @@ def test_a_failure_on_the_way_leaves_the_old_model(tmp_path: Path, monkeypatch: 
 
 
 def test_what_cannot_be_is_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="not one that transformers knows"):
-        export_hf(a_model(), CODEC, tmp_path / "model")
     save_model(a_model(), CODEC, tmp_path / "model")
     with pytest.raises(EngineError, match="trained whole"):
         load(str(tmp_path / "model"), lora=LoraOptions())

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.checkpoint import export_hf, read_extra, save_model  # noqa: E402
+from agentlightning.engine.checkpoint import read_extra, save_model  # noqa: E402
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, ReasoningDelta  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.hf_codec import HfChatCodec  # noqa: E402
@@ -233,7 +233,6 @@ def test_a_saved_model_is_loaded_as_it_was(model: HfModel, codec: HfChatCodec, t
             parameter.mul_(0.9)
 
     save_model(model, codec, tmp_path / "kept", {"step": 3})
-    export_hf(model, codec, tmp_path / "kept")
     save_model(model, codec, tmp_path / "kept", {"step": 4})
     again, codec_again = load(str(tmp_path / "kept"), device="cpu")
 

@@ -20,7 +20,7 @@ from agentlightning.engine.hf_cache import CachePass, SlotCache
 from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, Head
 from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
@@ -137,6 +137,20 @@ class HfModel:
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """Logits after the selected positions; padding on the right is hidden by causality alone."""
         return self._forward(ids, selected, use_cache=False)
+
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        """The states at the selected positions, or their logits where `head` is None."""
+        if self.head() is None:
+            return self.logits(ids, attention_lengths, selected)
+        states = self._plain.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return cast("Tensor", states[selected])
+
+    def head(self) -> Head | None:
+        """The output embeddings; None where the model scales its logits, or has adapters there."""
+        last = self._plain.get_output_embeddings()
+        if not self._has_plain_head or type(last) is not nn.Linear:
+            return None
+        return Head(last.weight, last.bias)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every weight, or with LoRA the adapters."""

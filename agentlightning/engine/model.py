@@ -1,23 +1,34 @@
 """What the engine and the trainer need of a model, whatever family it is of.
 
 One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients and with tensors
-on the CPU, the trainer calls `logits`. Rows of a batch are padded on the right; a position that is padding is never
-looked at.
+on the CPU, the trainer calls `hidden` and `head`. Rows of a batch are padded on the right; a position that is padding is
+never looked at.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from torch.nn import Parameter
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "Head", "is_small"]
 
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
+
+
+@dataclass(frozen=True)
+class Head:
+    """What makes logits of hidden states: their product with `weight`, and `bias` added."""
+
+    weight: Tensor
+    """[vocab, width]"""
+    bias: Tensor | None = None
+    """[vocab]"""
 
 
 class CausalModel(Protocol):
@@ -59,6 +70,14 @@ class CausalModel(Protocol):
 
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """Logits [k, vocab] after those k positions of `ids` [B, T] that `selected` [B, T] marks; differentiable."""
+        ...
+
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        """The states [k, width] that `head` makes the same logits of; the logits themselves where there is no head."""
+        ...
+
+    def head(self) -> Head | None:
+        """The last layer, for those who cannot hold the logits of all positions; None if it is no plain product."""
         ...
 
     def trainable(self) -> dict[str, Parameter]:

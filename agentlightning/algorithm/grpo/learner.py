@@ -15,14 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.objective import (
-    Choices,
-    ChosenTokens,
-    Loss,
-    choices,
-    policy_loss,
-    sequence_coefficients,
-)
+from agentlightning.algorithm.grpo.choices import Choices, choices
+from agentlightning.algorithm.grpo.objective import ChosenTokens, Loss, policy_loss, sequence_coefficients
 from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
@@ -184,8 +178,14 @@ class Learner:
 
     def _choices(self, pack: Pack) -> Choices:
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
-            logits = self.model.logits(pack.ids, pack.lengths, pack.selected)
-        return choices(logits, pack.chosen, pack.temperatures, entropy_gradient=self.settings.entropy_coefficient > 0)
+            hidden = self.model.hidden(pack.ids, pack.lengths, pack.selected)
+            return choices(
+                hidden,
+                pack.chosen,
+                pack.temperatures,
+                head=self.model.head(),
+                entropy_gradient=self.settings.entropy_coefficient > 0,
+            )
 
     def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
         """One step of the optimiser."""

@@ -27,7 +27,7 @@ from typing_extensions import assert_never
 
 from agentlightning.algorithm.grpo.settings import Aggregate, KlEstimator, LearnerSettings
 
-__all__ = ["Choices", "ChosenTokens", "Loss", "choices", "kl_estimate", "policy_loss", "sequence_coefficients"]
+__all__ = ["ChosenTokens", "Loss", "kl_estimate", "policy_loss", "sequence_coefficients"]
 
 MAX_LOG_RATIO: Final = 20.0
 """Logarithms of ratios beyond this are cut before they are raised, so that no ratio is infinite."""
@@ -85,29 +85,6 @@ def sequence_coefficients(
     if aggregate == "constant":
         return [weight / (total * constant_length) for weight in weights]
     assert_never(aggregate)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """How likely the k tokens that were chosen are, and how open the choice was."""
-
-    logprobs: Tensor
-    """[k]"""
-    entropies: Tensor
-    """[k]"""
-
-
-def choices(
-    logits: Tensor, chosen: Tensor, temperatures: Tensor | None = None, *, entropy_gradient: bool = False
-) -> Choices:
-    """Read logits [k, vocab] at temperatures [k], in 32 bits at least; without `temperatures`, at 1."""
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    scaled = exact if temperatures is None else exact / temperatures.to(exact.dtype)[:, None]
-    total = scaled.logsumexp(-1)
-    logprobs = scaled.gather(-1, chosen[:, None]).squeeze(-1) - total
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = torch.special.entr((scaled - total[:, None]).exp()).sum(-1)
-    return Choices(logprobs, entropies)
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
+from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.objective import choices
 from agentlightning.algorithm.grpo.packing import Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.sft.examples import Split
@@ -37,7 +37,8 @@ def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens:
     total, count = 0.0, 0
     with torch.no_grad():
         for pack in packs(rows, max_batch_tokens, model.device):
-            found = choices(model.logits(pack.ids, pack.lengths, pack.selected), pack.chosen)
+            hidden = model.hidden(pack.ids, pack.lengths, pack.selected)
+            found = choices(hidden, pack.chosen, head=model.head())
             total -= found.logprobs.sum(dtype=torch.float64).item()
             count += found.logprobs.numel()
     return total / count if count else math.nan

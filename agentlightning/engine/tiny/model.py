@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentlightning.engine.model import Head
 from agentlightning.engine.tiny.tokenizer import END, VOCABULARY_SIZE
 from agentlightning.engine.weights import copy_weights
 
@@ -158,12 +159,20 @@ class TinyModel(nn.Module):
             stored[:, targets, :, :length] = stored[:, sources, :, :length]
 
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """Logits after the selected positions; padding on the right is hidden by causality alone."""
+        """Logits after the selected positions."""
+        return functional.linear(self.hidden(ids, attention_lengths, selected), self.embedding)
+
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        """The states at the selected positions; padding on the right is hidden by causality alone."""
         hidden = functional.embedding(ids, self.embedding)
         turns = self._turns_until(ids.shape[1])
         for block in self._layers():
             hidden = self._finish(block, hidden, _attend(*self._project(block, hidden, turns)))
-        return self._predict(hidden[selected])
+        return self._norm(hidden[selected], self.final_norm)
+
+    def head(self) -> Head:
+        """The embeddings, which are tied to it."""
+        return Head(self.embedding)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every weight."""

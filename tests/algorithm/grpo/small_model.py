@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentlightning.engine.model import Head
+
 __all__ = ["SmallModel"]
 
 
@@ -36,10 +38,16 @@ class SmallModel(nn.Module):
         return self.embedding.dtype
 
     def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        return self.hidden(ids, attention_lengths, selected) @ self.outer.T
+
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         embedded = self.embedding[ids]
         counts = torch.arange(1, ids.shape[1] + 1, dtype=self.dtype)[None, :, None]
         hidden = (embedded.cumsum(1) / counts + embedded) @ self.inner
-        return hidden[selected].tanh() @ self.outer.T
+        return hidden[selected].tanh()
+
+    def head(self) -> Head:
+        return Head(self.outer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return dict(self.named_parameters())

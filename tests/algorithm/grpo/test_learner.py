@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.advantages import advantages
+from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.objective import choices
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings
@@ -302,8 +302,8 @@ class Broken(SmallModel):
         self.good_passes = good_passes
         self.gradient_only = gradient_only
 
-    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        found = super().logits(ids, attention_lengths, selected)
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        found = super().hidden(ids, attention_lengths, selected)
         self.good_passes -= 1
         if self.good_passes >= 0:
             return found
@@ -377,9 +377,9 @@ def test_the_number_of_threads_is_put_back() -> None:
 @pytest.mark.parametrize(("limit", "wanted"), [(10**6, 1), (0, 3)], ids=["small", "large"])
 def test_a_small_model_is_trained_with_one_thread(monkeypatch: pytest.MonkeyPatch, limit: int, wanted: int) -> None:
     class Counting(SmallModel):
-        def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+        def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
             threads.append(torch.get_num_threads())
-            return super().logits(ids, attention_lengths, selected)
+            return super().hidden(ids, attention_lengths, selected)
 
     monkeypatch.setattr(model_module, "SMALL_MODEL_PARAMETERS", limit)
     threads: list[int] = []

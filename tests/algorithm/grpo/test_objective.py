@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.objective import (
     ChosenTokens,
     Loss,
-    choices,
     kl_estimate,
     policy_loss,
     sequence_coefficients,

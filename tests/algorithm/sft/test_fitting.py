@@ -16,6 +16,7 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft.examples import Split
 from agentlightning.algorithm.sft.fitting import Fitting, sft_loss
 from agentlightning.algorithm.sft.settings import FittingSettings
+from agentlightning.engine.model import Head
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo.small_model import SmallModel
 
@@ -137,11 +138,14 @@ class AdaptedModel(SmallModel):
         super().__init__()
         self.added = torch.nn.Parameter(torch.zeros_like(self.inner))
 
-    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         embedded = self.embedding.detach()[ids]
         counts = torch.arange(1, ids.shape[1] + 1, dtype=self.dtype)[None, :, None]
         hidden = (embedded.cumsum(1) / counts + embedded) @ (self.inner.detach() + self.added)
-        return hidden[selected].tanh() @ self.outer.detach().T
+        return hidden[selected].tanh()
+
+    def head(self) -> Head:
+        return Head(self.outer.detach())
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return {"added": self.added}

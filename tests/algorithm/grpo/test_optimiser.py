@@ -8,6 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.optimiser import AdamW
+from agentlightning.algorithm.grpo.quantised import BLOCK, Quantised
 from agentlightning.errors import TrainingError
 
 OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -78,6 +79,107 @@ def test_the_state_of_other_weights_is_refused(other: dict[str, tuple[int, ...]]
         stranger.load_state(first.state())
 
     assert stranger.state()["steps"] == {}
+
+
+# ---------------------------------------------------------------------- moments in 8 bits
+
+
+def large_weights(seed: int = 0) -> dict[str, Parameter]:
+    """One is kept in 8 bits, in blocks of which the last is not full, and one is too small for that."""
+    source = torch.Generator().manual_seed(seed)
+    return {
+        name: Parameter(torch.randn(shape, generator=source))
+        for name, shape in {"large": (70, 61), "small": (30,)}.items()
+    }
+
+
+def after_steps(optimiser: AdamW, steps: range) -> AdamW:
+    for step in steps:
+        source = torch.Generator().manual_seed(100 + step)
+        for weight in optimiser.weights.values():
+            spread = torch.logspace(-4, 0, weight.numel()).view(weight.shape)
+            weight.grad = (torch.randn(weight.shape, generator=source) + 0.3) * spread
+        optimiser.step(1e-2)
+    return optimiser
+
+
+def adamw(weights: dict[str, Parameter], *, in_8_bits: bool) -> AdamW:
+    return AdamW(weights, epsilon=1e-8, in_8_bits=in_8_bits, **OPTIONS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_numbers_in_8_bits_are_near_those_that_were_given(is_signed: bool) -> None:
+    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3e-5
+    numbers = numbers if is_signed else numbers.abs() + 1e-12
+    kept = Quantised(1000, is_signed=is_signed, device=torch.device("cpu"))
+
+    for part in kept.slices():
+        kept.write(part, numbers[part])
+    found = torch.cat([kept.read(part) for part in kept.slices()])
+
+    largest = torch.nn.functional.pad(numbers.abs(), (0, 24)).view(-1, BLOCK).amax(-1)
+    bound = largest.repeat_interleave(BLOCK)[:1000] * (0.9 / (64 if is_signed else 128) / 2 + 1e-6)
+    assert bool(((found - numbers).abs() <= bound).all())
+    assert bool((found.sign() == numbers.sign()).all())
+    assert kept.codes.numel() + kept.scales.numel() * 4 <= 1.02 * 1024
+
+
+def test_a_slice_of_zeros_stays_zero() -> None:
+    kept = Quantised(300, is_signed=False, device=torch.device("cpu"))
+
+    kept.write(slice(0, 300), torch.zeros(300))
+
+    assert kept.read(slice(0, 300)).tolist() == [0.0] * 300
+
+
+def test_the_first_step_with_8_bits_is_that_of_32_and_later_ones_are_near() -> None:
+    short, long = (adamw(large_weights(), in_8_bits=in_8_bits) for in_8_bits in (True, False))
+    began = large_weights()["large"]
+
+    after_steps(short, range(1)), after_steps(long, range(1))
+    assert torch.equal(short.weights["large"], long.weights["large"])
+    after_steps(short, range(1, 20)), after_steps(long, range(1, 20))
+
+    moved = long.weights["large"] - began
+    error = short.weights["large"] - long.weights["large"]
+    assert error.norm() < 0.03 * moved.norm()
+    assert error.abs().max() < 0.02  # of 20 steps of 0.01
+    assert torch.equal(short.weights["small"], long.weights["small"])
+
+
+def test_large_weights_have_their_moments_in_8_bits() -> None:
+    state = after_steps(adamw(large_weights(), in_8_bits=True), range(2)).state()
+
+    assert {name: moment.dtype for name, moment in state["mean"].items()} == {
+        "large": torch.uint8,
+        "small": torch.float32,
+    }
+    assert state["square"]["large"].shape == (70, 61)
+
+
+def test_8_bits_go_on_from_their_own_state_without_a_difference() -> None:
+    first = after_steps(adamw(large_weights(), in_8_bits=True), range(3))
+    copies = {name: Parameter(weight.detach().clone()) for name, weight in first.weights.items()}
+    second = adamw(copies, in_8_bits=True)
+    second.load_state(first.state())
+
+    after_steps(first, range(3, 6)), after_steps(second, range(3, 6))
+
+    assert all(torch.equal(copies[name], weight) for name, weight in first.weights.items())
+
+
+@pytest.mark.parametrize("in_8_bits", [False, True], ids=["to 32", "to 8"])
+def test_either_kind_goes_on_from_a_state_of_the_other(in_8_bits: bool) -> None:
+    first = after_steps(adamw(large_weights(), in_8_bits=not in_8_bits), range(3))
+    copies = {name: Parameter(weight.detach().clone()) for name, weight in first.weights.items()}
+    second = adamw(copies, in_8_bits=in_8_bits)
+    second.load_state(first.state())
+    began = first.weights["large"].detach().clone()
+
+    after_steps(first, range(3, 6)), after_steps(second, range(3, 6))
+
+    moved = first.weights["large"] - began
+    assert (copies["large"] - first.weights["large"]).norm() < 0.05 * moved.norm()
 
 
 def test_gradients_are_forgotten() -> None:

@@ -6,6 +6,7 @@ so that the engine that samples needs to know nothing of them.
 
 import functools
 import importlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from agentlightning.engine import packed_attention
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms
 from agentlightning.engine.hf_cache import CachePass, SlotCache
@@ -27,11 +29,14 @@ from agentlightning.utils.installation import install_command
 
 __all__ = ["HfModel", "load_hf"]
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_LENGTH: Final = 4096
 """Of models that do not say how far they can read."""
 _BASE_LAYER: Final = ".base_layer"
 _SAME: Final = 1e-3
 """How far the logits of two ways through the model may differ, of their largest."""
+_SAME_IN_16_BITS: Final = 2e-2
 
 
 class HfModel:
@@ -140,9 +145,12 @@ class HfModel:
 
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """The states at the selected positions, or their logits where `head` is None."""
+        options: dict[str, Any] = {"use_cache": False}
+        if len(attention_lengths) > len(ids):
+            options |= packed_attention.row_arguments(attention_lengths.tolist(), ids.device)
         if self.head() is None:
-            return self.logits(ids, attention_lengths, selected)
-        states = self._plain.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            return self._forward(ids, selected, **options)
+        states = self._plain.base_model(input_ids=ids, **options).last_hidden_state
         return cast("Tensor", states[selected])
 
     def head(self) -> Head | None:
@@ -151,6 +159,44 @@ class HfModel:
         if not self._has_plain_head or type(last) is not nn.Linear:
             return None
         return Head(last.weight, last.bias)
+
+    def checkpoint_gradients(self) -> bool:
+        """In training, keep of a layer its input alone, and compute the rest again when gradients need it.
+
+        False, and nothing changed, if the layers of this model cannot.
+        """
+        if not self._plain.supports_gradient_checkpointing:
+            return False
+        # Without reentrance, the first layer's input needs no gradient of its own where adapters alone are trained.
+        self._plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return True
+
+    def pack_rows(self) -> bool:
+        """Prepare `hidden` for rows end to end; False, and nothing changed, if this model does not compute the same so.
+
+        Two short rows are tried both ways, since models of transformers differ in what they make of positions.
+        """
+        before = self._plain.config._attn_implementation
+        lengths = torch.tensor([4, 3], device=self.device)
+        padded = torch.tensor([[1, 2, 3, 1], [2, 1, 3, 0]], device=self.device)
+        is_token = torch.arange(4, device=self.device) < lengths[:, None]
+        try:
+            packed_attention.register()
+            self._plain.set_attn_implementation(packed_attention.NAME)
+            with torch.no_grad():
+                whole = self.hidden(padded, lengths, is_token)
+                packed = padded[is_token][None]
+                found = self.hidden(packed, lengths, torch.ones_like(packed, dtype=torch.bool))
+        except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            logger.info("Rows of model '%s' are padded, for they cannot be packed: %s", self.name, error)
+        else:
+            is_short = self.dtype.itemsize == 2 or torch.is_autocast_enabled(self.device.type)
+            bound = _SAME_IN_16_BITS if is_short else _SAME
+            if (whole - found).abs().max() <= bound * whole.abs().max():
+                return True
+            logger.info("Rows of model '%s' are padded, for packed ones give other results.", self.name)
+        self._plain.set_attn_implementation(before)
+        return False
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every weight, or with LoRA the adapters."""

@@ -1,8 +1,8 @@
 """What the engine and the trainer need of a model, whatever family it is of.
 
 One object serves both: the engine calls `new_cache`, `prefill`, `decode` and `move` without gradients and with tensors
-on the CPU, the trainer calls `hidden` and `head`. Rows of a batch are padded on the right; a position that is padding is
-never looked at.
+on the CPU, the trainer calls `hidden` and `head`. Rows of a batch are padded on the right; a position that is padding
+is never looked at.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class CausalModel(Protocol):
         ...
 
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """The states [k, width] that `head` makes the same logits of; the logits themselves where there is no head."""
+        """The states [k, width] that `head` makes the same logits of; the logits themselves where there is no head.
+
+        A model that packs rows takes them end to end too: `ids` [1, T] of several rows of `attention_lengths`.
+        """
         ...
 
     def head(self) -> Head | None:

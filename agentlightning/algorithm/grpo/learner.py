@@ -23,7 +23,7 @@ from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
-from agentlightning.errors import TrainingError
+from agentlightning.errors import ConfigurationError, TrainingError
 
 __all__ = ["Learner"]
 
@@ -67,12 +67,30 @@ class Learner:
             betas=self.settings.betas,
             epsilon=self.settings.epsilon,
             weight_decay=self.settings.weight_decay,
+            in_8_bits=self.settings.optimiser == "adamw8bit",
         )
+        self.is_checkpointed = self.is_packed = False
+        """Whether layers are computed again for their gradients, and whether rows lie end to end."""
+        if isinstance(model, HfModel):
+            self._save_memory(model)
         self._threads = self.settings.threads or (1 if is_small(model) else None)
         self._order = random.Random(self.settings.seed)
         self._reference: dict[str, Tensor] | None = None
         if self.settings.kl_coefficient > 0:
             self._reference = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    def _save_memory(self, model: HfModel) -> None:
+        """Choose what computes the same with less memory; ConfigurationError if the model cannot do what is set."""
+        settings, is_on_gpu = self.settings, model.device.type == "cuda"
+        if settings.gradient_checkpointing or (settings.gradient_checkpointing is None and is_on_gpu):
+            self.is_checkpointed = model.checkpoint_gradients()
+        is_short = settings.precision == "bf16" or model.dtype.itemsize == 2
+        if settings.packing or (settings.packing is None and is_on_gpu and is_short):
+            with self._precision():
+                self.is_packed = model.pack_rows()
+        for name, is_used in (("gradient_checkpointing", self.is_checkpointed), ("packing", self.is_packed)):
+            if getattr(settings, name) and not is_used:
+                raise ConfigurationError(f"Model '{model.name}' cannot be trained with {name}=True; leave it None.")
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Learn from samples once; the metrics of it.
@@ -160,7 +178,7 @@ class Learner:
         """Rows with the log-probabilities that the model gives their chosen tokens."""
         self.model.train_mode(enabled=False)
         with torch.no_grad():
-            for pack in packs(rows, self.settings.max_batch_tokens, self.model.device):
+            for pack in self._packs(rows):
                 logprobs = self._choices(pack).logprobs
                 yield from zip(pack.rows, torch.split(logprobs.cpu(), pack.counts), strict=True)
 
@@ -177,7 +195,7 @@ class Learner:
                 weight.data = own[name]
 
     def _choices(self, pack: Pack) -> Choices:
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        with self._precision():
             hidden = self.model.hidden(pack.ids, pack.lengths, pack.selected)
             return choices(
                 hidden,
@@ -186,6 +204,14 @@ class Learner:
                 head=self.model.head(),
                 entropy_gradient=self.settings.entropy_coefficient > 0,
             )
+
+    def _precision(self) -> torch.autocast:
+        # A weight is used once in a pass, so a cache of weights in 16 bits would only take their memory.
+        is_short = self.settings.precision == "bf16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_short, cache_enabled=False)
+
+    def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
+        return packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed)
 
     def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
         """One step of the optimiser."""
@@ -196,7 +222,7 @@ class Learner:
         )
         coefficient_of = dict(zip(map(id, rows), coefficients, strict=True))
         total = 0.0
-        for pack in packs(rows, settings.max_batch_tokens, self.model.device):
+        for pack in self._packs(rows):
             loss = policy_loss(self._tokens(pack, [coefficient_of[id(row)] for row in pack.rows]), settings)
             total += self._finite(loss.value, "loss")
             loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it

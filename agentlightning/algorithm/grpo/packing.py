@@ -1,7 +1,7 @@
 """Samples become tensors: checked one by one, then put together so that little of a batch is padding.
 
 A batch is bounded by its tokens with padding, not by its rows, so that memory is bounded whatever the lengths are; rows
-of similar length go together.
+of similar length go together. Where the model can tell rows apart that lie end to end, there is no padding at all.
 """
 
 import math
@@ -75,11 +75,11 @@ class Pack:
 
     rows: Sequence[Row]
     ids: Tensor
-    """[B, T], padded on the right."""
+    """[B, T], padded on the right; [1, T] where rows lie end to end."""
     lengths: Tensor
-    """[B]"""
+    """[n], of all rows."""
     selected: Tensor
-    """[B, T]"""
+    """As `ids`."""
     chosen: Tensor
     """[k], row after row."""
     sequences: Tensor
@@ -88,7 +88,10 @@ class Pack:
     """[k]; None if all are 1."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> Self:
+    def of(cls, rows: Sequence[Row], device: torch.device, *, end_to_end: bool = False) -> Self:
+        def together(parts: list[Tensor]) -> Tensor:
+            return (torch.cat(parts)[None] if end_to_end else pad_sequence(parts, batch_first=True)).to(device)
+
         counts = torch.tensor([row.n_chosen for row in rows])
         temperatures: Tensor | None = None
         if any(row.temperature != 1 for row in rows):
@@ -97,9 +100,9 @@ class Pack:
             temperatures = each.repeat_interleave(counts).to(device)
         return cls(
             rows=rows,
-            ids=pad_sequence([row.ids for row in rows], batch_first=True).to(device),
+            ids=together([row.ids for row in rows]),
             lengths=torch.tensor([row.length for row in rows], device=device),
-            selected=pad_sequence([row.selected for row in rows], batch_first=True).to(device),
+            selected=together([row.selected for row in rows]),
             chosen=torch.cat([row.chosen for row in rows]).to(device),
             sequences=torch.arange(len(rows)).repeat_interleave(counts).to(device),
             temperatures=temperatures,
@@ -110,16 +113,19 @@ class Pack:
         return [row.n_chosen for row in self.rows]
 
 
-def packs(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[Pack]:
+def packs(rows: Sequence[Row], max_tokens: int, device: torch.device, *, end_to_end: bool = False) -> Iterator[Pack]:
     """All rows, the longest first, in packs of at most so many tokens; a row that is longer is a pack of its own."""
     waiting: list[Row] = []
+    tokens = 0
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        if waiting and waiting[0].length * (len(waiting) + 1) > max_tokens:
-            yield Pack.of(waiting, device)
-            waiting = []
+        added = row.length if end_to_end or not waiting else waiting[0].length
+        if waiting and tokens + added > max_tokens:
+            yield Pack.of(waiting, device, end_to_end=end_to_end)
+            waiting, tokens, added = [], 0, row.length
         waiting.append(row)
+        tokens += added
     if waiting:
-        yield Pack.of(waiting, device)
+        yield Pack.of(waiting, device, end_to_end=end_to_end)
 
 
 def _precision(model: CausalModel) -> torch.dtype:

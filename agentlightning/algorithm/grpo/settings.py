@@ -6,13 +6,14 @@ from typing import Literal, get_args
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["Aggregate", "KlEstimator", "LearnerSettings", "Objective", "Precision", "RatioLevel"]
+__all__ = ["Aggregate", "KlEstimator", "LearnerSettings", "Objective", "Optimiser", "Precision", "RatioLevel"]
 
 Objective = Literal["policy", "likelihood"]
 RatioLevel = Literal["token", "sequence"]
 Aggregate = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Precision = Literal["full", "bf16"]
+Optimiser = Literal["adamw", "adamw8bit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class LearnerSettings:
     learning_rate: float | None = None
     """None is 1e-6 for all weights of a Hugging Face model, 1e-5 for adapters of one, and 5e-4 for the tiny model. 0
     computes everything and changes nothing."""
+    optimiser: Optimiser = "adamw"
+    """"adamw8bit" keeps its two moments of every weight in 8 bits each instead of 32."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -60,6 +63,12 @@ class LearnerSettings:
     the engine's log-probabilities."""
     precision: Precision = "full"
     """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
+    gradient_checkpointing: bool | None = None
+    """Of Hugging Face models: keep the inputs of layers alone for the backward pass, which computes the rest again. It
+    takes a third more time and a fraction of the memory. None does so on a GPU."""
+    packing: bool | None = None
+    """Of Hugging Face models: lay rows end to end instead of padding them. None does so on a GPU in 16 bits, where
+    torch has a kernel for it, if the model computes the same then."""
     threads: int | None = None
     """Threads of torch within one operation while the learner works; None is one for a small model on the CPU, where
     a second costs far more than it does on busy cores, and else torch's own number."""
@@ -77,6 +86,7 @@ class LearnerSettings:
             ("aggregate", Aggregate),
             ("kl_estimator", KlEstimator),
             ("precision", Precision),
+            ("optimiser", Optimiser),
         ):
             if getattr(self, name) not in get_args(kind):
                 options = ", ".join(repr(option) for option in get_args(kind))

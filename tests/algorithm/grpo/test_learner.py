@@ -18,7 +18,7 @@ from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
-from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings
+from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings, Optimiser
 from agentlightning.engine import model as model_module
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.scheduler import InferenceEngine
@@ -77,10 +77,11 @@ def learned(settings: LearnerSettings, *batches: list[Sample], model: SmallModel
 # ---------------------------------------------------------------------- it learns
 
 
-def test_a_policy_rewarded_for_one_token_learns_it_in_20_steps() -> None:
+@pytest.mark.parametrize("optimiser", ["adamw", "adamw8bit"])
+def test_a_policy_rewarded_for_one_token_learns_it_in_20_steps(optimiser: Optimiser) -> None:
     torch.manual_seed(0)
     model, prompt, wanted = TinyModel(), [5, 6, 7], 42
-    learner = Learner(model, LearnerSettings(learning_rate=5e-3, minibatches=1))
+    learner = Learner(model, LearnerSettings(learning_rate=5e-3, minibatches=1, optimiser=optimiser))
     source = torch.Generator().manual_seed(1)
 
     def probabilities() -> Tensor:
@@ -479,6 +480,7 @@ def test_the_same_seed_makes_the_same_weights_and_another_others() -> None:
         {"kl_estimator": "k4"},
         {"objective": "q"},
         {"precision": "fp8"},
+        {"optimiser": "sgd"},
     ],
     ids=str,
 )

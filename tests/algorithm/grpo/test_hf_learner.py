@@ -1,0 +1,159 @@
+"""What saves memory with Hugging Face models: layers computed again, rows end to end; the steps stay the same."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the learner needs torch")
+transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+
+from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
+from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
+from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
+from agentlightning.engine.hf import HfModel  # noqa: E402
+from agentlightning.engine.lora import LoraOptions  # noqa: E402
+from agentlightning.errors import ConfigurationError  # noqa: E402
+
+VOCABULARY = 40
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 64,
+}
+LORA = LoraOptions(rank=2, dropout=0.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def a_model(family: str = "Llama", lora: LoraOptions | None = None, **changes: Any) -> HfModel:
+    config = getattr(transformers, f"{family}Config")(**SIZES, **changes)
+    torch.manual_seed(0)
+    network = getattr(transformers, f"{family}ForCausalLM")(config).double()
+    model = HfModel(network, name=family.lower(), end_ids=frozenset([0]), lora=lora)
+    with torch.no_grad():
+        for name, weight in model.trainable().items():
+            if "lora_B" in name:
+                weight.normal_(0, 0.3)  # which peft begins at zero, where half of the gradients are too
+    return model
+
+
+def a_sample(number: int) -> Sample:
+    source = random.Random(number)
+    mask = [0] * source.randint(1, 9) + [1] * source.randint(1, 9) + [0] * source.randint(0, 3) + [1]
+    ids = [source.randrange(VOCABULARY) for _ in mask]
+    logprobs = [source.uniform(-4, -3) if chosen else None for chosen in mask]
+    return Sample(ids, mask, logprobs, source.choice([-1.0, 1.0]), 0, "g", f"ro-{number}")
+
+
+SAMPLES = [a_sample(number) for number in range(9)]
+
+
+def learned(model: HfModel, **settings: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """The weights after two steps, and the metrics."""
+    learner = Learner(model, LearnerSettings(learning_rate=1e-2, max_batch_tokens=40, **settings))
+    metrics = learner.update(SAMPLES)
+    return {name: weight.detach().clone() for name, weight in model.trainable().items()}, metrics
+
+
+def passes_of_a_layer(model: HfModel) -> list[bool]:
+    """Filled, while the model works, with whether it was in training when its first layer was computed."""
+    found: list[bool] = []
+    layer = model._plain.model.layers[0].self_attn
+    layer.register_forward_hook(lambda *_: found.append(model._plain.training))
+    return found
+
+
+# ---------------------------------------------------------------------- gradient checkpointing
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["weights", "adapters"])
+def test_layers_computed_again_give_the_same_step(lora: LoraOptions | None) -> None:
+    plain, _ = learned(a_model(lora=lora), gradient_checkpointing=False)
+    saved, _ = learned(a_model(lora=lora), gradient_checkpointing=True)
+
+    for name, weight in plain.items():
+        torch.testing.assert_close(saved[name], weight, rtol=0, atol=1e-12 if weight.dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["weights", "adapters"])
+def test_layers_are_computed_again_in_training_and_not_in_evaluation(lora: LoraOptions | None) -> None:
+    model = a_model(lora=lora)
+    passes = passes_of_a_layer(model)
+
+    learned(model, gradient_checkpointing=True, importance_cap=2.0, minibatches=1)
+
+    evaluations = passes.count(False)
+    assert evaluations > 1
+    assert passes.count(True) == 2 * evaluations
+
+
+def test_by_default_nothing_is_computed_again_on_the_cpu() -> None:
+    assert not Learner(a_model()).is_checkpointed
+    assert not Learner(a_model()).is_packed
+
+
+# ---------------------------------------------------------------------- packing
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [("Llama", None), ("Llama", LORA), ("Qwen2", None), ("Qwen3", None), ("Granite", None)],
+    ids=["llama", "adapters", "qwen2", "qwen3", "no-plain-head"],
+)
+def test_rows_end_to_end_give_the_same_step(family: str, lora: LoraOptions | None, checkpointing: bool) -> None:
+    changes = {"logits_scaling": 4.0} if family == "Granite" else {"head_dim": 4} if family == "Qwen3" else {}
+
+    plain, padded = learned(a_model(family, lora, **changes), packing=False)
+    packed, unpadded = learned(a_model(family, lora, **changes), packing=True, gradient_checkpointing=checkpointing)
+
+    for name, weight in plain.items():
+        torch.testing.assert_close(packed[name], weight, rtol=0, atol=1e-10 if weight.dtype == torch.float64 else 1e-5)
+    tokens = sum(len(sample.token_ids) - 1 for sample in SAMPLES)
+    assert unpadded["learner/padded_tokens"] == tokens < padded["learner/padded_tokens"]
+    assert unpadded["learner/loss"] == pytest.approx(padded["learner/loss"], rel=1e-9)
+
+
+def test_a_model_that_would_mix_rows_keeps_its_padding() -> None:
+    class Mixing(HfModel):
+        """Sees everything before, whatever the rows."""
+
+        def hidden(self, ids: Any, attention_lengths: Any, selected: Any) -> Any:
+            return self.logits(ids, attention_lengths, selected)
+
+    model = Mixing(a_model()._plain, name="mixing", end_ids=frozenset([0]))
+
+    assert not model.pack_rows()
+    assert model._plain.config._attn_implementation == "sdpa"
+    with pytest.raises(ConfigurationError, match="'mixing' cannot be trained with packing=True"):
+        Learner(model, LearnerSettings(packing=True))
+
+
+def test_a_model_that_packs_rows_is_exported_as_any_other(tmp_path: Path) -> None:
+    model = a_model()
+    assert model.pack_rows()
+
+    model.save(tmp_path)
+
+    assert "agentlightning" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+
+
+def test_16_bits_pack_rows_too() -> None:
+    model = HfModel(a_model()._plain.float(), name="llama", end_ids=frozenset([0]))
+
+    assert Learner(model, LearnerSettings(packing=True, precision="bf16")).is_packed

@@ -8,6 +8,7 @@ its own source of chance, which is part of its state, so a run that is resumed m
 
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.choices import Choices, choices
+from agentlightning.algorithm.grpo.memory import remedies
 from agentlightning.algorithm.grpo.objective import ChosenTokens, Loss, policy_loss, sequence_coefficients
 from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
@@ -69,6 +71,8 @@ class Learner:
             weight_decay=self.settings.weight_decay,
             in_8_bits=self.settings.optimiser == "adamw8bit",
         )
+        self._pack: Pack | None = None
+        """What goes through the model now."""
         self.is_checkpointed = self.is_packed = False
         """Whether layers are computed again for their gradients, and whether rows lie end to end."""
         if isinstance(model, HfModel):
@@ -96,7 +100,8 @@ class Learner:
         """Learn from samples once; the metrics of it.
 
         Raises:
-            TrainingError: there are no samples, one cannot be learned from, or a loss or gradient is not finite.
+            TrainingError: there are no samples, one cannot be learned from, a loss or gradient is not finite, or the
+                GPU's memory does not suffice.
         """
         if not samples:
             raise TrainingError("There are no samples to learn from.")
@@ -110,6 +115,9 @@ class Learner:
                 for _ in range(self.settings.epochs):
                     for minibatch in self._minibatches(rows):
                         self._step(minibatch, figures)
+            except torch.OutOfMemoryError as error:
+                traceback.clear_frames(error.__traceback__)  # which hold what was computed so far
+                raise TrainingError(self._shortage()) from error
             finally:
                 self._optimiser.forget_gradients()
                 self.model.train_mode(enabled=False)
@@ -211,7 +219,27 @@ class Learner:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_short, cache_enabled=False)
 
     def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
-        return packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed)
+        for pack in packs(rows, self.settings.max_batch_tokens, self.model.device, end_to_end=self.is_packed):
+            self._pack = pack
+            yield pack
+        self._pack = None
+
+    def _shortage(self) -> str:
+        """What to say where the GPU's memory did not suffice."""
+        where = f"The GPU's memory does not suffice for step {self.steps + 1} (update {self.version + 1})"
+        has_adapters = isinstance(self.model, HfModel) and self.model.has_adapters
+        ways = remedies(self.settings, has_adapters=has_adapters, is_checkpointed=self.is_checkpointed)
+        pack, self._pack = self._pack, None
+        if pack is None:
+            return (
+                f"{where} of the optimiser, which may have changed some weights: go on from a checkpoint, with {ways}."
+            )
+        longest = max(row.length for row in pack.rows)
+        return (
+            f"{where}, with {pack.ids.numel():,} tokens in {len(pack.rows)} rows together, the longest of {longest:,} "
+            f"(max_batch_tokens is {self.settings.max_batch_tokens:,}); the weights are as they were before this step. "
+            f"Give {ways}, or let answers be shorter."
+        )
 
     def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
         """One step of the optimiser."""

@@ -78,12 +78,23 @@ class Policy:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Load the model, and start its engine beside; both take seconds."""
+        """Load the model, and start its engine beside; both take seconds.
+
+        ConfigurationError, before either, if they need clearly more memory than the GPU has.
+        """
+        await undisturbed(asyncio.to_thread(self._check_memory))
         await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
         await undisturbed(asyncio.to_thread(self._start_engine))
+
+    def _check_memory(self) -> None:
+        from agentlightning.algorithm.grpo.memory import check_memory
+
+        check_memory(
+            self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=self._max_sequences
+        )
 
     def _start_engine(self) -> None:
         from agentlightning.engine.serving import EngineServer

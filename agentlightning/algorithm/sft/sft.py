@@ -20,6 +20,7 @@ from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
+from agentlightning.algorithm.grpo.memory import check_memory
 from agentlightning.algorithm.grpo.policy import Policy, training_sampling
 from agentlightning.algorithm.grpo.scoring import score_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -199,6 +200,7 @@ class SFT(Algorithm):
 
     async def _load(self) -> None:
         def learner() -> Learner:
+            check_memory(self._model, self.learning, device=self._device, lora=self._lora, engine_sequences=None)
             # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
             dtype = "float32" if self._lora is None else "auto"
             model, _ = load(self._model, device=self._device, dtype=dtype, lora=self._lora)

@@ -1,7 +1,6 @@
 """Log-probabilities in chunks: equal to those of whole logits, gradients too, and within the promised memory."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from agentlightning.algorithm.grpo.choices import Choices, choices
 from agentlightning.engine.model import Head
+from tests.algorithm.grpo.peaks import peak_bytes
 
 CHUNK = 7
 EPSILON = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -138,16 +138,6 @@ def test_a_token_that_cannot_be_chosen_leaves_values_and_gradients_finite() -> N
 
 
 # ---------------------------------------------------------------------- memory
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """What torch's allocator gave out at most while some work was done, beyond what was in use before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        kept = work()
-    found = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    found.sort(key=lambda event: event.start_ns())
-    del kept
-    return max(itertools.accumulate(event.nbytes() for event in found))
 
 
 @pytest.mark.parametrize("entropy", [False, True], ids=["plain", "entropy"])

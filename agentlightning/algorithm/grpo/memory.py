@@ -121,7 +121,8 @@ def memory_need(
             "moments": sum(_moment_bytes(count, settings) for count in trained),
             "reference": 4 * sum(trained) if settings.kl_coefficient > 0 else 0,
             "activations": _activation_bytes(network, settings, computed, stream, has_adapters=lora is not None),
-            "logits": CHUNK_BYTES + _head_bytes(network, computed, stream, is_trained=lora is None),
+            "logits": min(CHUNK_BYTES, 6 * settings.max_batch_tokens * network.config.get_text_config().vocab_size)
+            + _head_bytes(network, computed, stream, is_trained=lora is None),
             "engine": engine,
             "CUDA": CONTEXT_BYTES,
         }

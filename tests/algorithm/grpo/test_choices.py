@@ -158,3 +158,21 @@ def test_forward_and_backward_take_little_more_than_one_chunk(dtype: torch.dtype
     assert 0.7 * chunk <= peak_bytes(work) - results <= 1.2 * chunk
     naive = peak_bytes(lambda: whole((hidden @ weight.T).float(), case.chosen, None))
     assert naive > 3 * count / rows * chunk  # which shows that it is measured
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("entropy", [False, True], ids=["plain", "entropy"])
+def test_on_a_gpu_it_takes_little_more_than_one_chunk(entropy: bool) -> None:
+    count, width, vocabulary, chunk = 4096, 64, 150_000, 1 << 28
+    hidden = torch.randn(count, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocabulary, width, device="cuda", dtype=torch.bfloat16)
+    chosen = torch.randint(vocabulary, (count,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+
+    found = choices(hidden, chosen, head=Head(weight), entropy_gradient=entropy, chunk_bytes=chunk)
+    (found.logprobs + found.entropies).sum().backward()
+
+    results = hidden.numel() * 2 + count * 4 * 6
+    assert torch.cuda.max_memory_allocated() - before - results <= 1.2 * chunk

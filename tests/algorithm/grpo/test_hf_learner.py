@@ -153,6 +153,26 @@ def test_a_model_that_packs_rows_is_exported_as_any_other(tmp_path: Path) -> Non
     assert "agentlightning" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("lora", [None, LORA], ids=["weights", "adapters"])
+def test_on_a_gpu_packed_rows_are_near_padded_ones(lora: LoraOptions | None) -> None:
+    losses, norms = [], []
+    for packing in (False, True):
+        plain = a_model(head_dim=64).network.to("cuda", torch.float32 if lora is None else torch.bfloat16)
+        learner = Learner(
+            HfModel(plain, name="llama", end_ids=frozenset([0]), lora=lora),
+            LearnerSettings(minibatches=1, precision="bf16", packing=packing),
+        )
+        metrics = learner.update(SAMPLES)
+        losses.append(metrics["learner/loss"])
+        norms.append(metrics["learner/grad_norm"])
+        assert (learner.is_packed, learner.is_checkpointed) == (packing, True)
+
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+
+
 def test_16_bits_pack_rows_too() -> None:
     model = HfModel(a_model()._plain.float(), name="llama", end_ids=frozenset([0]))
 

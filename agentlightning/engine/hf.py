@@ -22,7 +22,7 @@ from agentlightning.engine.hf_cache import CachePass, SlotCache
 from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.model import CausalModel, Head
+from agentlightning.engine.model import CausalModel
 from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
@@ -153,12 +153,11 @@ class HfModel:
         states = self._plain.base_model(input_ids=ids, **options).last_hidden_state
         return cast("Tensor", states[selected])
 
-    def head(self) -> Head | None:
-        """The output embeddings; None where the model scales its logits, or has adapters there."""
+    def head(self) -> Tensor | None:
+        """The output embeddings; None where the model scales its logits, adds to them, or has adapters there."""
         last = self._plain.get_output_embeddings()
-        if not self._has_plain_head or type(last) is not nn.Linear:
-            return None
-        return Head(last.weight, last.bias)
+        is_plain = self._has_plain_head and type(last) is nn.Linear and last.bias is None
+        return last.weight if is_plain else None
 
     def checkpoint_gradients(self) -> bool:
         """In training, keep of a layer its input alone, and compute the rest again when gradients need it.

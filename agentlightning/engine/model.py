@@ -9,26 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from torch.nn import Parameter
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "Head", "is_small"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small"]
 
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
-
-
-@dataclass(frozen=True)
-class Head:
-    """What makes logits of hidden states: their product with `weight`, and `bias` added."""
-
-    weight: Tensor
-    """[vocab, width]"""
-    bias: Tensor | None = None
-    """[vocab]"""
 
 
 class CausalModel(Protocol):
@@ -79,8 +68,8 @@ class CausalModel(Protocol):
         """
         ...
 
-    def head(self) -> Head | None:
-        """The last layer, for those who cannot hold the logits of all positions; None if it is no plain product."""
+    def head(self) -> Tensor | None:
+        """What `hidden` is multiplied with, [vocab, width], so that nobody must hold all logits; None if it is more."""
         ...
 
     def trainable(self) -> dict[str, Parameter]:

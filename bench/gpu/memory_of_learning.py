@@ -36,7 +36,6 @@ from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.model import Head
 from agentlightning.errors import TrainingError
 
 SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
@@ -197,11 +196,11 @@ def whole_choices(
     chosen: torch.Tensor,
     temperatures: torch.Tensor | None = None,
     *,
-    head: Head,
+    head: torch.Tensor,
     entropy_gradient: bool,
 ) -> Choices:
     """All logits at once, as a softmax is usually written."""
-    logits = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
+    logits = torch.nn.functional.linear(hidden, head).float()
     total = logits.logsumexp(-1)
     logprobs = logits.gather(-1, chosen[:, None]).squeeze(-1) - total
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):

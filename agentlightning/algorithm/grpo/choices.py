@@ -12,9 +12,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-from agentlightning.engine.model import Head
 
 __all__ = ["CHUNK_BYTES", "Choices", "choices"]
 
@@ -37,7 +34,7 @@ def choices(
     chosen: Tensor,
     temperatures: Tensor | None = None,
     *,
-    head: Head | None = None,
+    head: Tensor | None = None,
     entropy_gradient: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Choices:
@@ -47,41 +44,46 @@ def choices(
         hidden: The states [k, width] before the head; without a head, the logits [k, vocab].
         chosen: Token ids [k].
         temperatures: What logits are divided by.
-        head: What makes logits of the states, in the dtype of torch's autocast where that is on.
+        head: What makes logits of the states, in the dtype of torch's autocast where that is on: [vocab, width].
         entropy_gradient: Whether entropies are differentiable.
         chunk_bytes: How much memory to take at a time.
     """
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    if head is None:
-        dtype = hidden.dtype
-    weight, bias = (None, None) if head is None else (head.weight, head.bias)
-    options = _Options(dtype, entropy_gradient, chunk_bytes)
-    temperatures = _cast(temperatures, options.exact)
+    is_cast = head is not None and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_cast else hidden.dtype
+    way = _Way(dtype, torch.promote_types(dtype, torch.float32), entropy_gradient, chunk_bytes)
+    warmth = None if temperatures is None else temperatures.to(way.exact)[:, None]
     with torch.autocast(kind, enabled=False):
-        found = _ReadChoices.apply(hidden, weight, bias, chosen, temperatures, options)  # type: ignore[no-untyped-call]
-    return Choices(*found)
+        return Choices(*_ReadChoices.apply(hidden, head, chosen[:, None], warmth, way))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
-class _Options:
+class _Way:
+    """How choices are read."""
+
     dtype: torch.dtype
-    """Of the head's product."""
+    """Of the product with the head."""
+    exact: torch.dtype
+    """Of the softmax."""
     entropy_gradient: bool
     chunk_bytes: int
 
-    @property
-    def exact(self) -> torch.dtype:
-        """Of the softmax."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
-
-    def chunks(self, count: int, vocabulary: int) -> Iterator[slice]:
-        """All rows in parts, such that the buffer and what is needed beside it at some moment stay in bounds."""
+    def chunks(self, hidden: Tensor, head: Tensor | None) -> Iterator[slice]:
+        """All rows in parts, such that the logits and what is needed beside them at some moment stay in bounds."""
+        vocabulary = hidden.shape[1] if head is None else head.shape[0]
         beside = 0 if self.dtype == self.exact else self.dtype.itemsize
         if self.entropy_gradient:
-            beside = max(beside, self.exact.itemsize)
+            beside = self.exact.itemsize
         size = max(1, self.chunk_bytes // (vocabulary * (self.exact.itemsize + beside)))
-        return (slice(start, min(start + size, count)) for start in range(0, count, size))
+        return (slice(start, start + size) for start in range(0, len(hidden), size))
+
+    def logits(self, hidden: Tensor, head: Tensor | None, temperatures: Tensor | None, rows: slice) -> Tensor:
+        """Of some rows, in a buffer that may be overwritten."""
+        if head is None:
+            found = hidden[rows].to(self.exact, copy=True)
+        else:
+            found = (hidden[rows].to(self.dtype) @ head.T).to(self.exact)
+        return found if temperatures is None else found.div_(temperatures[rows])
 
 
 class _ReadChoices(torch.autograd.Function):
@@ -89,106 +91,55 @@ class _ReadChoices(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        chosen: Tensor,
-        temperatures: Tensor | None,
-        options: _Options,
+        ctx: Any, hidden: Tensor, head: Tensor | None, chosen: Tensor, temperatures: Tensor | None, way: _Way
     ) -> tuple[Tensor, Tensor]:
-        count = chosen.shape[0]
-        logprobs, entropies, totals = (hidden.new_empty(count, dtype=options.exact) for _ in range(3))
-        inner, outer = _cast(weight, options.dtype), _cast(bias, options.dtype)
-        vocabulary = hidden.shape[1] if weight is None else weight.shape[0]
-        for rows in options.chunks(count, vocabulary):
-            logits = _logits(hidden[rows], inner, outer, temperatures, rows, options)
-            largest = logits.amax(-1)
-            logits.sub_(largest[:, None])
-            picked = logits.gather(-1, chosen[rows, None]).squeeze(-1)
-            sums = logits.exp_().sum(-1)
+        logprobs, entropies, totals = (hidden.new_empty((len(hidden), 1), dtype=way.exact) for _ in range(3))
+        rough_head = None if head is None else head.to(way.dtype)
+        for rows in way.chunks(hidden, head):
+            logits = way.logits(hidden, rough_head, temperatures, rows)
+            largest = logits.amax(-1, keepdim=True)
+            picked = logits.sub_(largest).gather(-1, chosen[rows])
+            sums = logits.exp_().sum(-1, keepdim=True)
             logs = sums.log()
             logprobs[rows] = picked - logs
             totals[rows] = largest + logs
-            entropies[rows] = logs + torch.special.entr(logits, out=logits).sum(-1) / sums
+            entropies[rows] = logs + torch.special.entr(logits, out=logits).sum(-1, keepdim=True) / sums
             del logits  # before the next chunk's are made
-        ctx.options = options
-        ctx.save_for_backward(hidden, weight, bias, chosen, temperatures, totals, entropies)
-        if not options.entropy_gradient:
-            ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        ctx.way = way
+        ctx.save_for_backward(hidden, head, chosen, temperatures, totals, entropies)
+        flat = logprobs[:, 0], entropies[:, 0].clone()
+        if not way.entropy_gradient:
+            ctx.mark_non_differentiable(flat[1])
+        return flat
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slopes: Tensor, entropy_slopes: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, chosen, temperatures, totals, entropies = ctx.saved_tensors
-        options: _Options = ctx.options
-        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        inner, outer = _cast(weight, options.dtype), _cast(bias, options.dtype)
-        vocabulary = hidden.shape[1] if weight is None else weight.shape[0]
-        hidden_gradient = torch.empty_like(hidden) if of_hidden else None
-        weight_gradient = torch.zeros_like(weight, dtype=options.exact) if of_weight else None
-        bias_gradient = torch.zeros_like(bias, dtype=options.exact) if of_bias else None
-        for rows in options.chunks(chosen.shape[0], vocabulary):
-            logits = _logits(hidden[rows], inner, outer, temperatures, rows, options)
-            probabilities = logits.sub_(totals[rows, None]).exp_()
-            gradient = _gradient(probabilities, slopes[rows], entropy_slopes[rows], entropies[rows], options)
-            gradient.scatter_add_(-1, chosen[rows, None], slopes[rows, None])
+        """With p for probabilities: of a log-probability, 1 (the chosen token) - p; of an entropy H, -p log p - p H."""
+        hidden, head, chosen, temperatures, totals, entropies = ctx.saved_tensors
+        way: _Way = ctx.way
+        slopes, entropy_slopes = slopes[:, None], entropy_slopes[:, None]
+        hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        head_gradient = torch.zeros_like(head, dtype=way.exact) if ctx.needs_input_grad[1] else None
+        rough_head = None if head is None else head.to(way.dtype)
+        for rows in way.chunks(hidden, head):
+            gradient = way.logits(hidden, rough_head, temperatures, rows).sub_(totals[rows]).exp_()
+            if way.entropy_gradient:
+                openness = torch.special.entr(gradient).mul_(entropy_slopes[rows])
+                gradient.mul_(-(slopes[rows] + entropy_slopes[rows] * entropies[rows])).add_(openness)
+                del openness
+            else:
+                gradient.mul_(-slopes[rows])
+            gradient.scatter_add_(-1, chosen[rows], slopes[rows])
             if temperatures is not None:
-                gradient.div_(temperatures[rows, None])
-            if bias_gradient is not None:
-                bias_gradient += gradient.sum(0)
-            rough = gradient.to(options.dtype)
-            del logits, probabilities, gradient
+                gradient.div_(temperatures[rows])
+            rough = gradient.to(way.dtype)
+            del gradient
             if hidden_gradient is not None:
-                hidden_gradient[rows] = rough if inner is None else rough @ inner
-            if weight_gradient is not None:
-                _add_product(weight_gradient, rough.T, hidden[rows].to(options.dtype))
+                hidden_gradient[rows] = rough if rough_head is None else rough @ rough_head
+            if head_gradient is not None and way.dtype == way.exact:
+                head_gradient.addmm_(rough.T, hidden[rows])  # without a copy of the head's size
+            elif head_gradient is not None:
+                head_gradient += rough.T @ hidden[rows].to(way.dtype)
             del rough
-        return (
-            hidden_gradient,
-            None if weight_gradient is None else weight_gradient.to(weight.dtype),
-            None if bias_gradient is None else bias_gradient.to(bias.dtype),
-            *(None, None, None),
-        )
-
-
-def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype)
-
-
-def _logits(
-    hidden: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    temperatures: Tensor | None,
-    rows: slice,
-    options: _Options,
-) -> Tensor:
-    """Of some rows, in a buffer that may be overwritten."""
-    if weight is None:
-        found = hidden.to(options.exact, copy=True)
-    else:
-        found = functional.linear(hidden.to(options.dtype), weight, bias).to(options.exact)
-    return found if temperatures is None else found.div_(temperatures[rows, None])
-
-
-def _gradient(
-    probabilities: Tensor, slopes: Tensor, entropy_slopes: Tensor, entropies: Tensor, options: _Options
-) -> Tensor:
-    """By logits, all but the part of the chosen token itself; in place of the probabilities p.
-
-    That of a log-probability is -p, that of an entropy H is -p log p - p H.
-    """
-    if not options.entropy_gradient:
-        return probabilities.mul_(-slopes[:, None])
-    openness = torch.special.entr(probabilities).mul_(entropy_slopes[:, None])
-    return probabilities.mul_(-(slopes + entropy_slopes * entropies)[:, None]).add_(openness)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Without a copy of the total's size where the dtype is the same."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+        return hidden_gradient, None if head_gradient is None else head_gradient.to(head.dtype), None, None, None

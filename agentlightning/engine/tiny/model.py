@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agentlightning.engine.model import Head
 from agentlightning.engine.tiny.tokenizer import END, VOCABULARY_SIZE
 from agentlightning.engine.weights import copy_weights
 
@@ -170,9 +169,9 @@ class TinyModel(nn.Module):
             hidden = self._finish(block, hidden, _attend(*self._project(block, hidden, turns)))
         return self._norm(hidden[selected], self.final_norm)
 
-    def head(self) -> Head:
+    def head(self) -> Tensor:
         """The embeddings, which are tied to it."""
-        return Head(self.embedding)
+        return self.embedding
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every weight."""

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentlightning.engine.model import Head
-
 __all__ = ["SmallModel"]
 
 
@@ -46,8 +44,8 @@ class SmallModel(nn.Module):
         hidden = (embedded.cumsum(1) / counts + embedded) @ self.inner
         return hidden[selected].tanh()
 
-    def head(self) -> Head:
-        return Head(self.outer)
+    def head(self) -> Tensor:
+        return self.outer
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return dict(self.named_parameters())

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.choices import Choices, choices
-from agentlightning.engine.model import Head
 from tests.algorithm.grpo.peaks import peak_bytes
 
 CHUNK = 7
@@ -38,20 +37,20 @@ class Case:
         def tensor(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()
 
-        self.hidden, self.weight, self.bias = tensor(count, width), tensor(vocabulary, width), tensor(vocabulary)
+        self.hidden, self.weight = tensor(count, width), tensor(vocabulary, width)
         self.chosen = torch.randint(vocabulary, (count,), generator=source)
         self.temperatures = torch.rand(count, generator=source, dtype=torch.float64) + 0.5
         self.slopes, self.entropy_slopes = (torch.randn(count, generator=source, dtype=torch.float64) for _ in range(2))
 
     @property
     def logits(self) -> Tensor:
-        return self.hidden @ self.weight.T + self.bias
+        return self.hidden @ self.weight.T
 
     def gradients(self, found: Choices, *, entropy: bool) -> list[Tensor]:
         value = (found.logprobs * self.slopes).sum()
         if entropy:
             value = value + (found.entropies * self.entropy_slopes).sum()
-        return list(torch.autograd.grad(value, [self.hidden, self.weight, self.bias]))
+        return list(torch.autograd.grad(value, [self.hidden, self.weight]))
 
 
 def assert_same(own: Tensor, theirs: Tensor) -> None:
@@ -76,7 +75,7 @@ def test_values_and_gradients_are_those_of_whole_logits(
         case.hidden,
         case.chosen,
         temperatures,
-        head=Head(case.weight, case.bias),
+        head=case.weight,
         entropy_gradient=entropy,
         chunk_bytes=size,
     )
@@ -94,7 +93,7 @@ def test_entropies_have_a_gradient_only_where_it_is_wanted() -> None:
     case = Case(torch.float64)
 
     plain, wanted = (
-        choices(case.hidden, case.chosen, head=Head(case.weight), entropy_gradient=entropy) for entropy in (False, True)
+        choices(case.hidden, case.chosen, head=case.weight, entropy_gradient=entropy) for entropy in (False, True)
     )
 
     assert not plain.entropies.requires_grad
@@ -103,9 +102,8 @@ def test_entropies_have_a_gradient_only_where_it_is_wanted() -> None:
 
 def test_a_head_that_is_not_trained_gets_no_gradient() -> None:
     case = Case(torch.float64)
-    frozen = Head(case.weight.detach(), case.bias.detach())
 
-    choices(case.hidden, case.chosen, head=frozen).logprobs.sum().backward()
+    choices(case.hidden, case.chosen, head=case.weight.detach()).logprobs.sum().backward()
 
     assert case.hidden.grad is not None
     assert case.weight.grad is None
@@ -116,15 +114,10 @@ def test_autocast_decides_the_dtype_of_the_head_and_not_that_of_the_results() ->
     logits = (case.hidden.bfloat16() @ case.weight.bfloat16().T).float()
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = choices(case.hidden, case.chosen, head=Head(case.weight))
+        found = choices(case.hidden, case.chosen, head=case.weight)
 
     torch.testing.assert_close(found.logprobs, whole(logits, case.chosen, None).logprobs)
-    assert [one.dtype for one in case.gradients(choices_with_bias(case), entropy=False)] == [torch.float32] * 3
-
-
-def choices_with_bias(case: Case) -> Choices:
-    with torch.autocast("cpu", torch.bfloat16):
-        return choices(case.hidden, case.chosen, head=Head(case.weight, case.bias))
+    assert [one.dtype for one in case.gradients(found, entropy=False)] == [torch.float32] * 2
 
 
 def test_a_token_that_cannot_be_chosen_leaves_values_and_gradients_finite() -> None:
@@ -151,7 +144,7 @@ def test_forward_and_backward_take_little_more_than_one_chunk(dtype: torch.dtype
 
     def work() -> list[Tensor]:
         found = choices(
-            hidden, case.chosen, case.temperatures, head=Head(weight), entropy_gradient=entropy, chunk_bytes=chunk
+            hidden, case.chosen, case.temperatures, head=weight, entropy_gradient=entropy, chunk_bytes=chunk
         )
         return list(torch.autograd.grad((found.logprobs + found.entropies).sum(), [hidden, weight]))
 
@@ -171,7 +164,7 @@ def test_on_a_gpu_it_takes_little_more_than_one_chunk(entropy: bool) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
 
-    found = choices(hidden, chosen, head=Head(weight), entropy_gradient=entropy, chunk_bytes=chunk)
+    found = choices(hidden, chosen, head=weight, entropy_gradient=entropy, chunk_bytes=chunk)
     (found.logprobs + found.entropies).sum().backward()
 
     results = hidden.numel() * 2 + count * 4 * 6

@@ -16,7 +16,6 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft.examples import Split
 from agentlightning.algorithm.sft.fitting import Fitting, sft_loss
 from agentlightning.algorithm.sft.settings import FittingSettings
-from agentlightning.engine.model import Head
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo.small_model import SmallModel
 
@@ -144,8 +143,8 @@ class AdaptedModel(SmallModel):
         hidden = (embedded.cumsum(1) / counts + embedded) @ (self.inner.detach() + self.added)
         return hidden[selected].tanh()
 
-    def head(self) -> Head:
-        return Head(self.outer.detach())
+    def head(self) -> Tensor:
+        return self.outer.detach()
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return {"added": self.added}

@@ -23,7 +23,7 @@ from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["LayerShape", "MemoryNeed", "check_memory", "engine_bytes", "memory_need", "remedies"]
+__all__ = ["MemoryNeed", "check_memory", "memory_need", "remedies"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,53 +53,8 @@ class MemoryNeed:
         return f"{self.total / GIGABYTE:.1f} GB of GPU memory ({parts})"
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of a decoder's layers."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    queries: int
-    """Width of all queries of a token."""
-    keys: int
-    """Width of all its keys, and of all its values."""
-
-    @classmethod
-    def of(cls, config: Any) -> "LayerShape":
-        config = config.get_text_config()
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        head_width = getattr(config, "head_dim", None) or hidden // heads
-        return cls(
-            layers=config.num_hidden_layers,
-            hidden=hidden,
-            intermediate=getattr(config, "intermediate_size", None) or 4 * hidden,
-            heads=heads,
-            queries=heads * head_width,
-            keys=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
-        )
-
-    def kept_bytes(self, *, computed: int, stream: int, has_adapters: bool) -> int:
-        """What a layer keeps of one token for its backward pass.
-
-        Args:
-            computed: Bytes of a number that products give.
-            stream: Bytes of a number of what goes from layer to layer.
-            has_adapters: Whether they alone are trained; each has a copy of its input in 32 bits.
-        """
-        norms = 2 * 4 * self.hidden + (0 if has_adapters else 2 * stream * self.hidden)
-        attention = computed * (2 * self.queries + 2 * self.keys) + 4 * self.heads
-        inner = 3 * computed * self.intermediate
-        if has_adapters:
-            inputs = 4 * (5 * self.hidden + self.queries + self.intermediate)
-        else:
-            inputs = computed * (2 * self.hidden + self.queries + self.intermediate)
-        return norms + attention + inner + inputs
-
-
 def memory_need(
-    network: Any, settings: LearnerSettings, *, lora: LoraOptions | None = None, engine: float = 0
+    network: Any, settings: LearnerSettings, *, lora: LoraOptions | None = None, engine_sequences: int | None = None
 ) -> MemoryNeed:
     """What a learner of this model takes at `max_batch_tokens`, on a GPU.
 
@@ -107,33 +62,30 @@ def memory_need(
         network: Of transformers, without adapters; it may be on the device "meta".
         settings: How it learns.
         lora: The adapters that are trained instead of its weights.
-        engine: Bytes that its engine takes on the same card.
+        engine_sequences: Sequences of an embedded engine on the same card; None if there is none.
     """
-    sizes = [(weight.numel(), weight.element_size()) for weight in network.parameters()]
-    trained = [count for count, _ in sizes] if lora is None else _adapter_sizes(network, lora)
-    weights = sum(count * size for count, size in sizes) + (0 if lora is None else 4 * sum(trained))
-    stream = sizes[0][1]
+    config = network.config.get_text_config()
+    sizes = [weight.numel() for weight in network.parameters()]
+    trained = sizes if lora is None else _adapter_sizes(network, lora)
+    stream = next(network.parameters()).element_size()
     computed = 2 if settings.precision == "bf16" else stream
+    activations = _activation_bytes(network, settings, computed, stream, has_adapters=lora is not None)
+    # Of the head: a copy in the dtype of products, and its gradient in that dtype and in 32 bits.
+    head_copies = 0 if computed == stream else computed * (1 if lora else 2)
+    head = config.vocab_size * config.hidden_size * (head_copies + (0 if lora else 4))
+    engine = 0 if engine_sequences is None else sum(sizes) + _cache_numbers(config) * engine_sequences * ENGINE_TOKENS
     return MemoryNeed(
         {
-            "weights": weights,
+            "weights": sum(sizes) * stream + (4 * sum(trained) if lora else 0),
             "gradients": 4 * sum(trained),
             "moments": sum(_moment_bytes(count, settings) for count in trained),
             "reference": 4 * sum(trained) if settings.kl_coefficient > 0 else 0,
-            "activations": _activation_bytes(network, settings, computed, stream, has_adapters=lora is not None),
-            "logits": min(CHUNK_BYTES, 6 * settings.max_batch_tokens * network.config.get_text_config().vocab_size)
-            + _head_bytes(network, computed, stream, is_trained=lora is None),
-            "engine": engine,
+            "activations": activations,
+            "logits": min(CHUNK_BYTES, 6 * settings.max_batch_tokens * config.vocab_size) + head,
+            "engine": 2 * engine,
             "CUDA": CONTEXT_BYTES,
         }
     )
-
-
-def engine_bytes(network: Any, max_sequences: int) -> float:
-    """What the embedded engine takes of a card: weights in 16 bits, and the cache of sequences of usual length."""
-    shape = LayerShape.of(network.config)
-    cache = max_sequences * ENGINE_TOKENS * shape.layers * 2 * shape.keys
-    return 2.0 * (_parameters(network) + cache)
 
 
 def remedies(settings: LearnerSettings, *, has_adapters: bool, is_checkpointed: bool) -> str:
@@ -171,32 +123,19 @@ def check_memory(
     is_on_gpu = torch.cuda.is_available() and device.startswith(("auto", "cuda"))
     if not is_on_gpu or not (folder / "config.json").is_file() or importlib.util.find_spec("transformers") is None:
         return
-    network = _outline(folder, torch.float32 if lora is None else torch.bfloat16)
-    engine = 0 if engine_sequences is None else engine_bytes(network, engine_sequences)
-    free, _ = torch.cuda.mem_get_info(None if device == "auto" else device)
-    compare(memory_need(network, settings, lora=lora, engine=engine), free, settings, has_adapters=lora is not None)
-
-
-def compare(need: MemoryNeed, free: int, settings: LearnerSettings, *, has_adapters: bool) -> None:
-    """Log the need beside the free bytes; ConfigurationError if it is clearly more."""
-    told = f"Learning needs about {need} at {settings.max_batch_tokens:,} tokens; {free / GIGABYTE:.1f} GB are free"
-    if need.total > TOLERANCE * free:
-        is_checkpointed = settings.gradient_checkpointing is not False
-        ways = remedies(settings, has_adapters=has_adapters, is_checkpointed=is_checkpointed)
-        raise ConfigurationError(f"{told}. Give {ways}, or a larger GPU.")
-    logger.info("%s.", told)
-
-
-def _outline(folder: Path, dtype: torch.dtype) -> Any:
-    """The model of a folder without its weights."""
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-
-def _parameters(network: Any) -> int:
-    return sum(weight.numel() for weight in network.parameters())
+        dtype = torch.float32 if lora is None else torch.bfloat16
+        network = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    need = memory_need(network, settings, lora=lora, engine_sequences=engine_sequences)
+    free, _ = torch.cuda.mem_get_info(None if device == "auto" else device)
+    told = f"Learning needs about {need} at {settings.max_batch_tokens:,} tokens; {free / GIGABYTE:.1f} GB are free"
+    if need.total > TOLERANCE * free:
+        is_checkpointed = settings.gradient_checkpointing is not False
+        ways = remedies(settings, has_adapters=lora is not None, is_checkpointed=is_checkpointed)
+        raise ConfigurationError(f"{told}. Give {ways}, or a larger GPU.")
+    logger.info("%s.", told)
 
 
 def _adapter_sizes(network: Any, lora: LoraOptions) -> list[int]:
@@ -220,20 +159,39 @@ def _moment_bytes(count: int, settings: LearnerSettings) -> float:
 def _activation_bytes(
     network: Any, settings: LearnerSettings, computed: int, stream: int, *, has_adapters: bool
 ) -> float:
-    shape = LayerShape.of(network.config)
-    layer = shape.kept_bytes(computed=computed, stream=stream, has_adapters=has_adapters)
+    """What the backward pass needs of all tokens.
+
+    Args:
+        network: Of transformers.
+        settings: How it learns.
+        computed: Bytes of a number that products give.
+        stream: Bytes of a number of what goes from layer to layer.
+        has_adapters: Whether they alone are trained; each has a copy of its input in 32 bits.
+    """
+    config = network.config.get_text_config()
+    layers, hidden, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    queries, keys = heads * _head_width(config), _cache_numbers(config) // layers // 2
+    norms = 2 * hidden * (4 if has_adapters else 4 + stream)
+    attention = computed * (2 * queries + 2 * keys) + 4 * heads
+    if has_adapters:
+        inputs = 4 * (5 * hidden + queries + intermediate)
+    else:
+        inputs = computed * (2 * hidden + queries + intermediate)
+    layer = norms + attention + inputs + 3 * computed * intermediate
     is_checkpointed = settings.gradient_checkpointing is not False and network.supports_gradient_checkpointing
-    inputs = stream * shape.hidden
-    kept = shape.layers * (inputs if is_checkpointed else layer) + (layer if is_checkpointed else 0)
-    tokens = settings.max_batch_tokens * (kept + _BACKWARD_LAYERS * layer + 3 * inputs)
-    if is_checkpointed or computed == stream:
-        return tokens
-    return tokens + computed * _parameters(network)  # weights in 16 bits are kept too
+    kept = layers * stream * hidden + layer if is_checkpointed else layers * layer
+    tokens: float = settings.max_batch_tokens * (kept + _BACKWARD_LAYERS * layer + 3 * stream * hidden)
+    if not is_checkpointed and computed != stream:
+        tokens += computed * sum(weight.numel() for weight in network.parameters())  # weights in 16 bits are kept too
+    return tokens
 
 
-def _head_bytes(network: Any, computed: int, stream: int, *, is_trained: bool) -> int:
-    """Its copy in the dtype of products, and its gradient before that is added to the others."""
-    head = network.get_output_embeddings()
-    count = 0 if head is None else head.weight.numel()
-    copies = (computed if computed != stream else 0) * (2 if is_trained else 1)
-    return count * (copies + (4 if is_trained else 0))
+def _head_width(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _cache_numbers(config: Any) -> int:
+    """Keys and values of one token in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(config.num_hidden_layers * 2 * heads * _head_width(config))

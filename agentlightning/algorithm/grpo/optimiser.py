@@ -3,9 +3,10 @@
 torch's class for it imports torch's compiler when it is made, which takes a second and is not needed here. Its state is
 kept by the names of the weights, so that the state of another model is noticed. The moments of large weights may be
 kept in 8 bits: they are read, changed and written back in slices, and the square roots of the second ones are kept,
-whose range is half as wide. Either kind goes on from a state of the other.
+whose range is half as wide.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ __all__ = ["SMALLEST_QUANTISED", "AdamW"]
 SMALLEST_QUANTISED: Final = 4096
 """Numbers that a weight must have for its moments to be kept in 8 bits; norms and biases would save nothing."""
 _MOMENTS: Final = ("mean", "square")
-_SCALES: Final = "scales"
+_SCALES: Final = "_scales"
 
 
 class AdamW:
@@ -109,47 +110,39 @@ class AdamW:
     def state(self) -> dict[str, Any]:
         """All that the next step depends on, beside the weights; a copy, on the CPU."""
         found: dict[str, Any] = {"steps": {name: int(steps.item()) for name, steps in self._steps.items()}}
-        found[_SCALES] = {}
         for kind in _MOMENTS:
             found[kind] = {name: _copied(moment) for name, moment in self._moments[kind].items()}
-            found[_SCALES][kind] = {}
-            for name, moment in self._quantised[kind].items():
-                codes = moment.codes.view(-1)[: moment.count].view(self.weights[name].shape)
-                found[kind][name], found[_SCALES][kind][name] = _copied(codes), _copied(moment.scales)
+            quantised = self._quantised[kind]
+            found[kind] |= {name: _copied(moment.codes) for name, moment in quantised.items()}
+            found[kind + _SCALES] = {name: _copied(moment.scales) for name, moment in quantised.items()}
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another left off; TrainingError, and nothing changed, if it had other weights."""
+        """Go on where another left off; TrainingError, and nothing changed, if it had other weights or moments."""
         steps: Mapping[str, int] = state["steps"]
-        for name in steps:
-            own = self.weights.get(name)
-            if own is None or any(state[kind][name].shape != own.shape for kind in _MOMENTS):
-                raise TrainingError(f"The state of the optimiser is of other weights, such as '{name}'.")
+        before = self._steps, self._moments, self._quantised
         self._steps = {}
         self._moments, self._quantised = {kind: {} for kind in _MOMENTS}, {kind: {} for kind in _MOMENTS}
         for name, made in steps.items():
-            self._begin(name)
-            self._steps[name].fill_(made)
-            for kind in _MOMENTS:
-                scales = state.get(_SCALES, {}).get(kind, {}).get(name)
-                self._load_moment(kind, name, state[kind][name], scales)
+            if name in self.weights:
+                self._begin(name)
+                self._steps[name].fill_(made)
+        for kind, name in itertools.product(_MOMENTS, steps):
+            targets = self._targets(kind, name)
+            saved = [state[group][name] for group in (kind, kind + _SCALES) if name in state.get(group, ())]
+            if [one.shape for one in saved] != [one.shape for one in targets]:
+                self._steps, self._moments, self._quantised = before
+                raise TrainingError(
+                    f"The state of the optimiser is of other weights, such as '{name}', or of another optimiser."
+                )
+            for target, one in zip(targets, saved, strict=True):
+                target.copy_(one)
 
-    def _load_moment(self, kind: str, name: str, saved: Tensor, scales: Tensor | None) -> None:
-        """From 32 bits, or from codes with their scales."""
-        quantised = self._quantised[kind].get(name)
-        if scales is None and quantised is None:
-            self._moments[kind][name].copy_(saved)
-        elif scales is None and quantised is not None:
-            values = saved.view(-1) if kind == "mean" else saved.view(-1).sqrt()
-            for part in quantised.slices():
-                quantised.write(part, values[part].to(quantised.codes.device, torch.float32))
-        elif scales is not None:
-            target = quantised or self._quantised_zeros(kind, name)
-            target.codes.view(-1)[: saved.numel()] = saved.view(-1).to(target.codes.device)
-            target.scales.copy_(scales)
-            if quantised is None:
-                values = torch.cat([target.read(part) for part in target.slices()]).view(saved.shape)
-                self._moments[kind][name].copy_(values if kind == "mean" else values.square_())
+    def _targets(self, kind: str, name: str) -> list[Tensor]:
+        """Where the moment of a weight is kept; empty if there is no such weight."""
+        if name in self._quantised[kind]:
+            return [self._quantised[kind][name].codes, self._quantised[kind][name].scales]
+        return [self._moments[kind][name]] if name in self._moments[kind] else []
 
     def _begin(self, name: str) -> None:
         if name in self._steps:
@@ -159,14 +152,11 @@ class AdamW:
         is_quantised = self._in_8_bits and is_plain and weight.numel() >= SMALLEST_QUANTISED
         for kind in _MOMENTS:
             if is_quantised:
-                self._quantised[kind][name] = self._quantised_zeros(kind, name)
+                zeros = Quantised(weight.numel(), is_signed=kind == "mean", device=weight.device)
+                self._quantised[kind][name] = zeros
             else:
                 self._moments[kind][name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         self._steps[name] = torch.zeros((), dtype=torch.float32, device=weight.device)
-
-    def _quantised_zeros(self, kind: str, name: str) -> Quantised:
-        weight = self.weights[name]
-        return Quantised(weight.numel(), is_signed=kind == "mean", device=weight.device)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the learner needs torch")
 transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
 from agentlightning.algorithm.grpo.learner import Learner  # noqa: E402
-from agentlightning.algorithm.grpo.memory import check_memory, engine_bytes, memory_need  # noqa: E402
+from agentlightning.algorithm.grpo.memory import check_memory, memory_need  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
 from agentlightning.algorithm.grpo.settings import LearnerSettings  # noqa: E402
@@ -52,7 +52,7 @@ def outline(sizes: dict[str, Any], dtype: Any) -> Any:
 def test_all_weights_of_a_model_with_1_5_billion() -> None:
     network, parameters = outline(QWEN_1_5B, torch.float32), 1_543_714_304
 
-    plain = memory_need(network, LearnerSettings(precision="bf16"), engine=engine_bytes(network, 64)).parts
+    plain = memory_need(network, LearnerSettings(precision="bf16"), engine_sequences=64).parts
     short = memory_need(network, LearnerSettings(precision="bf16", optimiser="adamw8bit")).parts
     whole = memory_need(network, LearnerSettings(precision="bf16", gradient_checkpointing=False)).parts
 

@@ -154,7 +154,7 @@ def test_large_weights_have_their_moments_in_8_bits() -> None:
         "large": torch.uint8,
         "small": torch.float32,
     }
-    assert state["square"]["large"].shape == (70, 61)
+    assert state["square"]["large"].numel() == 17 * BLOCK  # of 4,270
 
 
 def test_8_bits_go_on_from_their_own_state_without_a_difference() -> None:
@@ -168,18 +168,15 @@ def test_8_bits_go_on_from_their_own_state_without_a_difference() -> None:
     assert all(torch.equal(copies[name], weight) for name, weight in first.weights.items())
 
 
-@pytest.mark.parametrize("in_8_bits", [False, True], ids=["to 32", "to 8"])
-def test_either_kind_goes_on_from_a_state_of_the_other(in_8_bits: bool) -> None:
-    first = after_steps(adamw(large_weights(), in_8_bits=not in_8_bits), range(3))
-    copies = {name: Parameter(weight.detach().clone()) for name, weight in first.weights.items()}
-    second = adamw(copies, in_8_bits=in_8_bits)
-    second.load_state(first.state())
-    began = first.weights["large"].detach().clone()
+@pytest.mark.parametrize("in_8_bits", [False, True], ids=["into 32", "into 8"])
+def test_a_state_of_the_other_kind_is_refused(in_8_bits: bool) -> None:
+    first = after_steps(adamw(large_weights(), in_8_bits=not in_8_bits), range(2))
+    second = after_steps(adamw(large_weights(), in_8_bits=in_8_bits), range(1))
 
-    after_steps(first, range(3, 6)), after_steps(second, range(3, 6))
+    with pytest.raises(TrainingError, match="another optimiser"):
+        second.load_state(first.state())
 
-    moved = first.weights["large"] - began
-    assert (copies["large"] - first.weights["large"]).norm() < 0.05 * moved.norm()
+    assert second.state()["steps"] == {"large": 1, "small": 1}
 
 
 def test_gradients_are_forgotten() -> None:

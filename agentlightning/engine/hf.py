@@ -1,7 +1,7 @@
 """Any causal language model of transformers, from a local folder, behind the engine's and the trainer's interface.
 
-Attention is torch's own (SDPA). With LoRA the model trains adapters, and publishes weights into which they are merged,
-so that the engine that samples needs to know nothing of them.
+Attention is torch's own (SDPA). With LoRA the model trains adapters. Its weights are those beneath with the adapters
+merged in 32 bits, so that what samples from them needs to know nothing of adapters; these alone are there as well.
 """
 
 import functools
@@ -21,7 +21,7 @@ from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms
 from agentlightning.engine.hf_cache import CachePass, SlotCache
 from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.hf_shapes import ReadShape, StepShape
-from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.lora import AdapterWeights, LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
@@ -202,21 +202,36 @@ class HfModel:
         parameters = self.network.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
-    def state(self) -> dict[str, Tensor]:
-        """A copy of every weight, on the CPU, under the name it has without adapters, with these merged in."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under the name it has without adapters; those with an adapter have it merged, in 32 bits.
+
+        The sum of a 16-bit weight and a small adapter is not one of 16 bits: it would be the weight again.
+        """
         layers = dict(self._plain.named_modules())
-        tensors: dict[str, Tensor] = {}
         for name, parameter in self._plain.named_parameters():
             if _is_adapter(name):
                 continue
             owner, _, kind = name.rpartition(".")
-            holder = layers.get(owner.removesuffix(_BASE_LAYER)) if owner.endswith(_BASE_LAYER) else None
-            merged = parameter.detach()
-            if holder is not None and kind == "weight":
-                for adapter in holder.active_adapters:
-                    merged = merged + holder.get_delta_weight(adapter).detach().to(merged.dtype)
-            tensors[name.replace(_BASE_LAYER, "")] = merged.to("cpu", copy=True)
-        return tensors
+            weight = parameter.detach()
+            if owner.endswith(_BASE_LAYER) and kind == "weight":
+                layer = layers[owner.removesuffix(_BASE_LAYER)]
+                with torch.no_grad():
+                    weight = sum((layer.get_delta_weight(one).float() for one in layer.active_adapters), weight.float())
+            yield name.replace(_BASE_LAYER, ""), weight
+
+    def adapters(self) -> AdapterWeights | None:
+        """The adapters alone, as peft saves them; None without."""
+        if not self.has_adapters:
+            return None
+        peft: Any = importlib.import_module("peft")
+        tensors = peft.get_peft_model_state_dict(self.network, save_embedding_layers=False)
+        options = {**self.network.peft_config["default"].to_dict(), "inference_mode": True}
+        config = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
+        return AdapterWeights({name: tensor.detach() for name, tensor in tensors.items()}, config)
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of `weights()`, on the CPU."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.weights()}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `state()`."""

@@ -50,6 +50,8 @@ class Hosted:
 
     port: int
     model_name: str
+    dtype: str
+    """Of the model's weights, such as "bfloat16"; new ones are published in it."""
 
 
 def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrupt: bool = True) -> signal.Signals:
@@ -88,7 +90,7 @@ async def _serve(
             except RuntimeError as error:
                 raise EngineError(str(error)) from error
             try:
-                on_ready(Hosted(launcher.port, app.name))
+                on_ready(Hosted(launcher.port, app.name, str(app.engine.model.dtype).removeprefix("torch.")))
                 return await received
             finally:
                 await launcher.stop()

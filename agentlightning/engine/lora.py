@@ -1,8 +1,14 @@
 """Which small matrices are trained instead of a large model's own weights."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-__all__ = ["LoraOptions"]
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AdapterWeights", "LoraOptions"]
 
 
 @dataclass(frozen=True)
@@ -15,3 +21,13 @@ class LoraOptions:
     dropout: float = 0.0
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the layers that get adapters."""
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """Adapters as peft saves them, for an engine that serves them beside the base model."""
+
+    tensors: dict[str, Tensor]
+    """What `adapter_model.safetensors` holds, in 32 bits, on the learner's device; the learner's own memory."""
+    config: dict[str, Any]
+    """What `adapter_config.json` holds."""

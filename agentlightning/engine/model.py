@@ -8,12 +8,14 @@ is never looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from torch.nn import Parameter
+
+    from agentlightning.engine.lora import AdapterWeights
 
 __all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small"]
 
@@ -76,8 +78,19 @@ class CausalModel(Protocol):
         """What an optimiser may change, by name; with LoRA only the adapters."""
         ...
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its name in the checkpoint, on the model's device, one after the other, none rounded.
+
+        Adapters are merged in 32 bits. What is not merged is the model's own memory.
+        """
+        ...
+
+    def adapters(self) -> AdapterWeights | None:
+        """The adapters alone, as peft saves them; None for a model without."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
-        """What an engine must be given to sample as this model does: a copy of this moment, on the CPU."""
+        """A copy of `weights()` of this moment, on the CPU: exact, for checkpoints and exported models."""
         ...
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -51,7 +51,7 @@ def _own_output() -> int:
 
 
 def _announce(to: int, hosted: Hosted) -> None:
-    os.write(to, orjson.dumps({"port": hosted.port, "model_name": hosted.model_name}) + b"\n")
+    os.write(to, orjson.dumps(hosted) + b"\n")
     os.close(to)
 
 

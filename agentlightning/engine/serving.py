@@ -1,7 +1,7 @@
 """The engine and its server in a process of their own, seen from the process that trains.
 
 Sampling does not share a core's time, an interpreter or a failure with anything else. New weights travel as a file in
-memory and are taken over between two steps.
+memory, in the numbers that the child samples with, and are taken over between two steps.
 """
 
 import contextlib
@@ -28,6 +28,8 @@ from agentlightning.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from agentlightning.engine.published import PublishedWeights
 
 __all__ = ["EngineServer"]
 
@@ -92,6 +94,7 @@ class EngineServer:
         }
         self._port: int | None = None
         self._model_name: str | None = None
+        self._dtype = "float32"
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -187,15 +190,18 @@ class EngineServer:
 
     # ------------------------------------------------------------------ what it does
 
-    def publish(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+    def publish(self, version: int, weights: "PublishedWeights") -> None:
         """Have it sample from other weights from its next step on; returns when it does.
 
         Calls in flight go on. Weights that do not fit are an EngineError, and the old ones stay.
         """
+        import torch
+
         from agentlightning.engine.weights import write_weights
 
         if not self._folders:
             raise EngineError("The engine's server is not running.")
+        tensors = {name: tensor.to("cpu") for name, tensor in weights.tensors(getattr(torch, self._dtype))}
         path = self._roomy_folder(tensors) / f"weights-{version}-{time.monotonic_ns()}.safetensors"
         try:
             write_weights(path, tensors)
@@ -233,7 +239,7 @@ class EngineServer:
             process.wait(STOP_SECONDS)
             raise self._gone()
         announced = orjson.loads(line)
-        self._port, self._model_name = announced["port"], announced["model_name"]
+        self._port, self._model_name, self._dtype = (announced[name] for name in ("port", "model_name", "dtype"))
 
     def _listen(self) -> None:
         process = self._process

@@ -22,6 +22,7 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.cli import main as agl  # noqa: E402
 from agentlightning.engine import weights  # noqa: E402
+from agentlightning.engine.published import PublishedWeights  # noqa: E402
 from agentlightning.engine.serving import EngineServer  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -34,6 +35,10 @@ HELLO: Any = [{"role": "user", "content": "37+58?"}]
 def a_model(seed: int = 0) -> TinyModel:
     torch.manual_seed(seed)
     return TinyModel(TinyShape(max_length=256))
+
+
+def published(model: Any) -> PublishedWeights:
+    return PublishedWeights(model, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +99,12 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
 
 def test_published_weights_are_sampled_from(server: EngineServer) -> None:
     wishes: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True}
-    server.publish(6, a_model().state())
+    server.publish(6, published(a_model()))
     before = ask(server, **wishes)
 
-    server.publish(7, a_model(seed=1).state())
+    server.publish(7, published(a_model(seed=1)))
     after = ask(server, **wishes)
-    server.publish(8, a_model().state())
+    server.publish(8, published(a_model()))
     back = ask(server, **wishes)
 
     assert [answer["weights_version"] for answer in (before, after, back)] == [6, 7, 8]
@@ -109,14 +114,15 @@ def test_published_weights_are_sampled_from(server: EngineServer) -> None:
 
 
 def test_bad_weights_are_an_error_to_the_publisher_and_the_old_ones_stay(server: EngineServer) -> None:
-    server.publish(1, a_model(seed=1).state())
+    server.publish(1, published(a_model(seed=1)))
     before = ask(server, temperature=0, max_tokens=8)
-    wrong = {**a_model().state(), "final_norm": torch.zeros(3)}
+    wrong = a_model()
+    wrong.final_norm = torch.nn.Parameter(torch.zeros(3))
 
     with pytest.raises(EngineError, match="final_norm"):
-        server.publish(2, wrong)
+        server.publish(2, published(wrong))
     with pytest.raises(EngineError, match="missing"):
-        server.publish(2, {"final_norm": torch.ones(64)})
+        server.publish(2, published(TinyModel(TinyShape(layers=1))))
 
     after = ask(server, temperature=0, max_tokens=8)
     assert (after["choices"], after["weights_version"]) == (before["choices"], 1)
@@ -140,7 +146,7 @@ def test_publishing_under_load_drops_no_call(server: EngineServer) -> None:
     for caller in callers:
         caller.start()
     for version in range(101, 141):
-        server.publish(version, a_model(seed=version % 3).state())
+        server.publish(version, published(a_model(seed=version % 3)))
     is_over.set()
     for caller in callers:
         caller.join(PATIENCE_SECONDS)
@@ -168,7 +174,7 @@ def test_weights_go_over_the_disk_where_memory_has_no_room(
 
     monkeypatch.setattr(weights, "write_weights", noted)
 
-    server.publish(11, a_model().state())
+    server.publish(11, published(a_model()))
 
     assert server.status()["engine"]["weights_version"] == 11
     assert [path.parent for path in written] == [server._folders[-1]]
@@ -240,7 +246,7 @@ def test_a_child_that_was_killed_is_reported(folder: Path) -> None:
         os.kill(server.process_id, signal.SIGKILL)
 
         with pytest.raises(EngineError, match="has ended with code -9"):
-            server.publish(1, a_model().state())
+            server.publish(1, published(a_model()))
         assert not server.is_running()
 
 

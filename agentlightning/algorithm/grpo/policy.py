@@ -145,8 +145,11 @@ class Policy:
 
     async def publish(self) -> dict[str, float]:
         """Give the engine the weights of this moment."""
+        from agentlightning.engine.published import PublishedWeights
+
         began = time.perf_counter()
-        await asyncio.to_thread(lambda: self.engine.publish(self.version, self.model.state()))
+        weights = PublishedWeights(self.model, seed=self.settings.seed, version=self.version)
+        await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
 
     # ------------------------------------------------------------------ files

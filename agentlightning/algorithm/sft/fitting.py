@@ -7,7 +7,7 @@ that is resumed makes the steps it would have made. An epoch that was interrupte
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -73,7 +73,8 @@ class Fitting:
         self.best_loss: float | None = None
         """The lowest held-out loss so far, that before the first epoch included."""
         self._stale_epochs = 0
-        self._best_state: dict[str, Tensor] | None = None
+        self._best: dict[str, Tensor] | None = None
+        """The trained weights of the best epoch: adapters as such, for merged into 16 bits they would be lost."""
         self._checkpoints = checkpoints
         self._progress = progress or {}
 
@@ -88,18 +89,13 @@ class Fitting:
 
     def resume(self, latest: Checkpoint, best: Checkpoint | None) -> None:
         """Go on after an epoch that was saved; the model has the weights with which the run began."""
-        model, state = self.learner.model, latest.learner_state()
-        began, adapters = model.state(), _adapters(model)
-        if not adapters:
-            model.load_state(latest.model_state())
-        with torch.no_grad():
-            for name, weight in adapters.items():
-                weight.copy_(state[_ADAPTERS][name])
-        self.learner.load_state(state)
+        began = self._trained()
+        self.learner.load_state(latest.learner_state())
+        self._take(_trained_in(latest))
         told = latest.progress
         self.epoch, self.best_loss, self._stale_epochs = told["epoch"], told["best_loss"], told["stale_epochs"]
         if self.best_loss is not None:  # without a checkpoint that is best, no epoch was better than none
-            self._best_state = began if best is None else best.model_state()
+            self._best = began if best is None else _trained_in(best)
 
     def run_epoch(self, is_cancelled: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Go through the examples once; the metrics. Cancelled, it ends early and counts as not made."""
@@ -121,8 +117,17 @@ class Fitting:
 
     def finish(self) -> None:
         """Leave the best weights in the model."""
-        if self._best_state is not None:
-            self.learner.model.load_state(self._best_state)
+        if self._best is not None:
+            self._take(self._best)
+
+    def _trained(self) -> dict[str, Tensor]:
+        """A copy of the trained weights, on the CPU."""
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in self.learner.model.trainable().items()}
+
+    def _take(self, trained: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, weight in self.learner.model.trainable().items():
+                weight.copy_(trained[name])
 
     def _judge(self) -> dict[str, float]:
         is_best = False
@@ -135,7 +140,7 @@ class Fitting:
             self._stale_epochs = 0 if is_best else self._stale_epochs + 1
         if is_best:
             self.best_loss = found
-            self._best_state = self.learner.model.state()
+            self._best = self._trained()
         if self._checkpoints is not None and self.epoch:
             self._save(self._checkpoints, is_best=is_best)
         return metrics
@@ -162,3 +167,7 @@ def _adapters(model: CausalModel) -> dict[str, Parameter]:
     """Trained weights that are merged into others in the model's state."""
     published = model.state_shapes()
     return {name: weight for name, weight in model.trainable().items() if name not in published}
+
+
+def _trained_in(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return checkpoint.learner_state()[_ADAPTERS] or checkpoint.model_state()

@@ -6,7 +6,7 @@ leaves values as they are), one assignment writes keys and values into the cache
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -177,9 +177,16 @@ class TinyModel(nn.Module):
         """Every weight."""
         return dict(self.named_parameters())
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight, and the model's own memory."""
+        return ((name, parameter.detach()) for name, parameter in self.named_parameters())
+
+    def adapters(self) -> None:
+        """It has none."""
+
     def state(self) -> dict[str, Tensor]:
-        """A copy of every weight, on the CPU: training on does not change what is being published or saved."""
-        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named_parameters()}
+        """A copy of every weight, on the CPU: training on does not change what is being saved."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.weights()}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `state()`."""

@@ -1,6 +1,6 @@
 """A model small enough to be checked by hand: what a learner needs of a `CausalModel`, in 64 bits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,12 @@ class SmallModel(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return dict(self.named_parameters())
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, weight.detach()) for name, weight in self.named_parameters())
+
+    def adapters(self) -> None:
+        return None
 
     def state(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in self.named_parameters()}

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,7 +90,7 @@ class Asking(agl.LitAgent[Any]):
 class SharedEngine:
     """Stands for an engine of its own that is started and stopped, where one is enough for many trainings."""
 
-    def __init__(self, engine: Any, base: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Any, base: Any) -> None:
         self.engine = engine
         self.base = base
         self.published: list[int] = []
@@ -105,8 +105,8 @@ class SharedEngine:
     def stop(self) -> None:
         """It goes on for others."""
 
-    def publish(self, version: int, tensors: Mapping[str, Any]) -> None:
-        self.engine.publish(version, tensors)
+    def publish(self, version: int, weights: Any) -> None:
+        self.engine.publish(version, weights)
         self.published.append(version)
 
     def is_running(self) -> bool:
@@ -122,12 +122,11 @@ class SharedEngine:
 @contextmanager
 def shared_engine() -> Iterator[SharedEngine]:
     from agentlightning.engine.loading import load
+    from agentlightning.engine.published import PublishedWeights
     from agentlightning.engine.serving import EngineServer
 
-    model, _ = load("tiny")
-    base = {name: tensor.clone() for name, tensor in model.state().items()}
     with EngineServer("tiny") as engine:
-        yield SharedEngine(engine, base)
+        yield SharedEngine(engine, PublishedWeights(load("tiny")[0], seed=0))
 
 
 def trainer(algorithm: GRPO, *, concurrency: int = 4, **options: Any) -> agl.Trainer:

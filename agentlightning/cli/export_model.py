@@ -33,6 +33,7 @@ examples:
   agl export-model calc/checkpoints model --step 40
   agl export-model run/checkpoints solver --policy solver       of a training with several models
   agl export-model tiny model                        the model in this package
+  agl export-model model small --dtype bfloat16      half as large, for a server that samples with 16 bits
   agl serve model                                    serve it; so does: vllm serve model
 
 The folder is that of a Hugging Face model, which transformers and vLLM load as well: safetensors, with adapters merged
@@ -49,6 +50,8 @@ class Choice:
     policy: str | None = None
     base: str | None = None
     """The model that was trained; None takes the one that the checkpoint names."""
+    dtype: str | None = None
+    """Of the weights that are written; None writes each as exact as it is."""
 
 
 def _parser() -> CommandParser:
@@ -68,6 +71,11 @@ def _parser() -> CommandParser:
     which.add_argument("--step", type=whole_number, metavar="N", help="the one after this step")
     parser.add_argument("--policy", metavar="NAME", help="which model, where several were trained")
     parser.add_argument("--base", metavar="MODEL", help="what was trained, if it is not where it was then")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16"),
+        help="write a Hugging Face model in 16 bits, rounded by chance; by default every weight is written exactly",
+    )
     return parser
 
 
@@ -75,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the model; returns the exit code."""
     arguments = _parser().parse_args(argv)
     setup("WARNING")
-    choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base)
+    choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base, arguments.dtype)
     told = export(arguments.checkpoint, arguments.out, choice)
     Console().print(f"{told}\nServe it: agl serve {arguments.out}", markup=False, highlight=False, soft_wrap=True)
     return 0
@@ -101,8 +109,20 @@ def export(source: Path, out: Path, choice: Choice) -> str:
             raise ConfigurationError(f"'{source}' is a model and has no checkpoints to choose from.")
         model, codec = load(str(source), device="cpu")
         extra, what = read_extra(source), f"the model '{source}'"
+    if choice.dtype is not None:
+        _round(model, choice.dtype)
     save_model(model, codec, out, extra)
     return f"Wrote {what} to '{out}'."
+
+
+def _round(model: "CausalModel", dtype: str) -> None:
+    import torch
+
+    from agentlightning.engine.hf import HfModel, round_weights
+
+    if not isinstance(model, HfModel):
+        raise ConfigurationError(f"The model '{model.name}' is written in 32 bits alone; leave --dtype out.")
+    round_weights(model.network, getattr(torch, dtype))
 
 
 def check_model(name_or_path: str) -> None:

@@ -6,6 +6,7 @@ merged in 32 bits, so that what samples from them needs to know nothing of adapt
 
 import functools
 import importlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ from agentlightning.engine.hf_codec import HfChatCodec
 from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import AdapterWeights, LoraOptions
 from agentlightning.engine.model import CausalModel
+from agentlightning.engine.published import round_by_chance
 from agentlightning.engine.weights import copy_weights
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
 
-__all__ = ["HfModel", "load_hf"]
+__all__ = ["HfModel", "load_hf", "round_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +248,10 @@ class HfModel:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over another's weights; adapters begin anew. EngineError, and nothing changed, when they do not fit."""
+        """Take over another's weights, rounded to the model's own dtype; adapters begin anew.
+
+        EngineError, and nothing changed, when they do not fit.
+        """
         copy_weights(tensors, self._published(), model=self.name)
         with torch.no_grad():
             for name, parameter in self._plain.named_parameters():
@@ -258,10 +263,12 @@ class HfModel:
         self.network.train(enabled)
 
     def save(self, folder: Path) -> None:
-        """Write a folder that transformers loads; adapters are merged into the weights."""
+        """Write a folder that transformers loads, with every weight as exact as it is here; adapters are merged."""
         state = {name: tensor.contiguous() for name, tensor in self.state().items()}
         with _without_progress_bars(importlib.import_module("transformers")):
             self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        if self.has_adapters:
+            _note_full_precision(folder / "config.json")
 
     # ------------------------------------------------------------------ parts
 
@@ -283,11 +290,17 @@ def load_hf(
     dtype: torch.dtype,
     gguf_file: str | None = None,
     lora: LoraOptions | None = None,
+    is_trained: bool = False,
 ) -> tuple[CausalModel, ChatCodec]:
-    """The model and the tokenizer of a folder; nothing is downloaded, and no code of the folder is run."""
+    """The model and the tokenizer of a folder; nothing is downloaded, and no code of the folder is run.
+
+    Args:
+        is_trained: Whether it comes from a training, so that its weights differ by little from those of 16 bits from
+            which that began; they are rounded by chance, or the difference would be lost.
+    """
     transformers: Any = importlib.import_module("transformers")
     where: dict[str, Any] = {"local_files_only": True}
-    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    how: dict[str, Any] = {"dtype": torch.float32 if is_trained else dtype, "attn_implementation": "sdpa"}
     if gguf_file is not None:
         where["gguf_file"] = gguf_file
         how |= _unpacking(transformers)
@@ -299,10 +312,25 @@ def load_hf(
         raise EngineError(f"The folder '{folder}' holds no model that transformers can load: {error}") from error
     if gguf_file is not None:
         _forget_packing(network)
+    if is_trained:
+        round_weights(network, dtype)
     network = network.to(device)
     shown = Path(name).name or name
     model = HfModel(network, name=shown, end_ids=_end_ids(network, tokenizer), lora=lora)
     return model, HfChatCodec(tokenizer, end_ids=model.end_ids)
+
+
+def round_weights(network: nn.Module, dtype: torch.dtype) -> None:
+    """Round every weight by chance, always the same way."""
+    for name, parameter in network.named_parameters():
+        parameter.data = round_by_chance(parameter.data, dtype, seed=name)
+
+
+def _note_full_precision(config: Path) -> None:
+    """Merged weights have 32 bits; what loads a folder in the dtype that is noted there would round them."""
+    noted = json.loads(config.read_text(encoding="utf-8"))
+    noted |= {name: "float32" for name in ("dtype", "torch_dtype") if name in noted}
+    config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _unpacking(transformers: Any) -> dict[str, Any]:
@@ -367,7 +395,20 @@ def _with_adapters(network: Any, lora: LoraOptions) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return peft.get_peft_model(network, options)
+    adapted = peft.get_peft_model(network, options)
+    _check_merging(network)
+    return adapted
+
+
+def _check_merging(network: Any) -> None:
+    """An adapter of a weight that another layer shares cannot be merged: the other would change as well."""
+    names = {name for name, _ in network.named_parameters()}
+    for name, layer in network.named_modules():
+        if hasattr(layer, "get_delta_weight") and f"{name}{_BASE_LAYER}.weight" not in names:
+            raise EngineError(
+                f"The layer '{name}' shares its weights with another, so that no adapter of it can be merged; leave it "
+                "out of the targets of LoraOptions."
+            )
 
 
 def _is_adapter(name: str) -> bool:

@@ -70,9 +70,11 @@ def _load_hf(
             f"The model '{name}' is a Hugging Face model, which needs the package transformers: "
             f"run `{install_command('train', 'hf')}`."
         )
+    from agentlightning.engine.checkpoint import EXTRA_FILE
     from agentlightning.engine.hf import load_hf
 
-    return load_hf(folder, gguf_file=file, name=name, device=device, dtype=dtype, lora=lora)
+    is_trained = (folder / EXTRA_FILE).is_file()
+    return load_hf(folder, gguf_file=file, name=name, device=device, dtype=dtype, lora=lora, is_trained=is_trained)
 
 
 def _smollm2_file() -> Path:

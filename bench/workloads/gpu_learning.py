@@ -3,8 +3,10 @@
     python gpu_learning.py MODEL_FOLDER speed            the engine against transformers.generate
     python gpu_learning.py MODEL_FOLDER learn --seed 0   GRPO on arithmetic with a calculator, through the whole stack
 
-The folder is that of a causal language model with a chat template. The agent is an ordinary program for the `openai`
-package; its calculator is a line of text, for small models know no tool calls.
+The folder is that of a causal language model with a chat template, in 32 bits or in 16 as most published ones are. The
+agent is an ordinary program for the `openai` package; its calculator is a line of text, for small models know no tool
+calls. "clipped" is the share of tokens, step by step, whose ratio of probabilities left the bounds: large where the
+engine's weights do not follow the learner's.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import re
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 CONCURRENCY = 64
@@ -28,6 +31,7 @@ EXAMPLE = [
 ]
 OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 TURNS = 3
+_LEARNED = "learner/clipped_low"
 
 
 # ---------------------------------------------------------------------- the agent
@@ -94,6 +98,7 @@ def learn(folder: str, options: argparse.Namespace) -> None:
         device=options.device,
         max_sequences=128,
         seed=options.seed,
+        **({} if options.engine == "embedded" else {"engine": options.engine}),
     )
     trainer = agl.Trainer(
         algorithm=algorithm,
@@ -117,18 +122,28 @@ def learn(folder: str, options: argparse.Namespace) -> None:
         for part in ("rollouts", "learning", "publishing")
     }
     tokens = sum(point.get("learner/padded_tokens", 0.0) for point in points)
+    clipped = [point["learner/clipped_low"] + point["learner/clipped_high"] for point in points if _LEARNED in point]
     figures = {
         "seed": options.seed,
+        "folder_dtype": stored_dtype(folder),
+        "engine": options.engine,
         "before": algorithm.baseline.mean,
         "after": algorithm.result.mean,
         "interval": [algorithm.result.low, algorithm.result.high],
         "curve": [round(reward, 3) for reward in algorithm.progress.rewards],
+        "clipped": [round(share, 4) for share in clipped],
         "seconds": round(seconds, 1),
         "share": {part: round(value / max(sum(spent.values()), 1e-9), 3) for part, value in spent.items()},
         "trained_tokens_per_s": round(tokens / max(spent["learning"], 1e-9)),
         "learner_memory_mb": round(torch.cuda.max_memory_allocated() / 1e6) if torch.cuda.is_available() else None,
     }
     print(json.dumps(figures), flush=True)
+
+
+def stored_dtype(folder: str) -> str | None:
+    """In which the folder says its weights are stored."""
+    noted = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return noted.get("dtype") or noted.get("torch_dtype")
 
 
 def trainer_metrics(trainer: Any, agl: Any) -> list[dict[str, float]]:
@@ -233,6 +248,7 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=1e-5)
     parser.add_argument("--precision", default="full", choices=["full", "bf16"])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="embedded", help="which engine samples, as GRPO takes it")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     {"speed": speed, "learn": learn}[given.part](given.folder, given)

@@ -129,3 +129,29 @@ def test_checkpoint_that_does_not_name_its_model_needs_a_base(
     assert "name it with --base" in capsys.readouterr().err
     assert main([*command, "--base", "tiny"]) == 0
     assert is_of_step(tmp_path / "out", 1)
+
+
+def test_hugging_face_model_is_written_exactly_or_in_16_bits_on_request(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+    from tests.engine.small_llama import save_small_llama, word_tokenizer
+
+    base = save_small_llama(tmp_path / "base", word_tokenizer(), dtype="bfloat16")
+    trained = {name: tensor + 1e-5 for name, tensor in load(str(base), device="cpu")[0].state().items()}
+    Checkpoints(tmp_path / "run").save(1, model_state=trained, learner_state={}, progress={"model": str(base)})
+
+    assert main(["export-model", str(tmp_path / "run"), str(tmp_path / "exact")]) == 0
+    assert main(["export-model", str(tmp_path / "run"), str(tmp_path / "small"), "--dtype", "bfloat16"]) == 0
+
+    exact, small = (load(str(tmp_path / name), device="cpu")[0].state() for name in ("exact", "small"))
+    assert all(torch.equal(tensor, exact[name]) for name, tensor in trained.items())
+    assert all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in small.values())
+    change = torch.cat([(small[name] - tensor).flatten() for name, tensor in trained.items()])
+    assert abs(change.mean().item()) < 5e-6
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_tiny_model_has_32_bits_alone(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export-model", str(checkpoints), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 1
+
+    assert "32 bits alone" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -49,13 +49,21 @@ def word_tokenizer() -> Any:
     return tokenizer
 
 
-def save_small_llama(folder: Path, tokenizer: Any, *, initializer_range: float = 0.3) -> Path:
+def save_small_llama(
+    folder: Path,
+    tokenizer: Any,
+    *,
+    initializer_range: float = 0.3,
+    width: int = 32,
+    dtype: str = "float32",
+    is_tied: bool = False,
+) -> Path:
     """Write it, with fewer heads for keys than for queries; the same weights each time."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -64,9 +72,10 @@ def save_small_llama(folder: Path, tokenizer: Any, *, initializer_range: float =
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         pad_token_id=None,
+        tie_word_embeddings=is_tied,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        transformers.LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

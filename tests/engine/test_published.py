@@ -204,3 +204,30 @@ def test_a_trained_folder_is_rounded_by_chance_where_it_is_served_with_16_bits(t
     change = torch.cat([(tensor.float() - before[name]).flatten() for name, tensor in served.weights()])
     assert served.dtype == torch.bfloat16
     assert change.mean().item() == pytest.approx(SMALL_CHANGE, rel=0.5)
+
+
+# ---------------------------------------------------------------------- served
+
+
+def test_an_engine_gets_the_numbers_that_it_samples_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
+    from agentlightning.engine import weights
+    from agentlightning.engine.serving import EngineServer
+
+    folder = str(save_small_llama(tmp_path / "llama", word_tokenizer()))
+    published = PublishedWeights(load(folder, device="cpu")[0], seed=0, version=3)
+    written: list[dict[str, Any]] = []
+    write = weights.write_weights
+
+    def noted(path: Path, tensors: Any) -> None:
+        written.append(dict(tensors))
+        write(path, tensors)
+
+    monkeypatch.setattr(weights, "write_weights", noted)
+
+    with EngineServer(folder, device="cpu", dtype="bfloat16") as server:
+        server.publish(3, published)
+        status = server.status()
+
+    assert status["engine"]["weights_version"] == 3
+    assert same(written[0], dict(published.tensors(torch.bfloat16)))

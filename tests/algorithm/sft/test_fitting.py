@@ -204,6 +204,16 @@ class TestResuming:
 
         assert torch.equal(second.learner.model.trainable()["added"], whole.learner.model.trainable()["added"])
 
+    def test_adapters_of_the_best_epoch_are_left_as_adapters(self) -> None:
+        contrary = [sample([6, 6], [1, 2, 3], group="held")]
+        learner = Learner(AdaptedModel(), MODEL_LEARNS)
+
+        found = run(Fitting(learner, Split(TRAIN, contrary), FittingSettings(epochs=50, batch_size=2, patience=2)))
+
+        best = min(entry["sft/held_out_loss"] for entry in found)
+        assert sft_loss(learner.model, contrary, max_batch_tokens=100) == pytest.approx(best)
+        assert torch.equal(dict(learner.model.named_parameters())["inner"], SmallModel().inner)
+
     def test_where_no_epoch_was_better_the_weights_of_the_beginning_remain(self, tmp_path: Path) -> None:
         contrary = [sample([n, n], [likeliest([n, n])], group="held") for n in range(6)]
         split, checkpoints = Split(TRAIN, contrary), Checkpoints(tmp_path)

@@ -13,6 +13,7 @@ import torch
 import agentlightning as agl
 from agentlightning.algorithm.grpo.grpo import GRPO
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.published import PublishedWeights
 from agentlightning.types import Rollout
 
 __all__ = [
@@ -90,16 +91,17 @@ class Asking(agl.LitAgent[Any]):
 class SharedEngine:
     """Stands for an engine of its own that is started and stopped, where one is enough for many trainings."""
 
-    def __init__(self, engine: Any, base: Any) -> None:
+    def __init__(self, engine: Any, model: Any) -> None:
         self.engine = engine
-        self.base = base
+        self.model = model
+        self.base = model.state()
         self.published: list[int] = []
 
     def __call__(self, model: str, **options: Any) -> "SharedEngine":
         return self
 
     def start(self) -> None:
-        self.engine.publish(0, self.base)
+        self.engine.publish(0, PublishedWeights(self.model, seed=0))
         self.published.clear()
 
     def stop(self) -> None:
@@ -122,11 +124,10 @@ class SharedEngine:
 @contextmanager
 def shared_engine() -> Iterator[SharedEngine]:
     from agentlightning.engine.loading import load
-    from agentlightning.engine.published import PublishedWeights
     from agentlightning.engine.serving import EngineServer
 
     with EngineServer("tiny") as engine:
-        yield SharedEngine(engine, PublishedWeights(load("tiny")[0], seed=0))
+        yield SharedEngine(engine, load("tiny")[0])
 
 
 def trainer(algorithm: GRPO, *, concurrency: int = 4, **options: Any) -> agl.Trainer:

@@ -319,6 +319,22 @@ def test_the_report_compares_the_final_rewards_of_the_engines(
     assert "| bfloat16 | chance | vLLM | default | 20 | 0.20 | " in "\n".join(report.rounding(figures))
 
 
+def test_the_report_shows_the_memory_of_every_kind_of_learning(gpu_module: Callable[[str], Any]) -> None:
+    report = gpu_module("report")
+    whole = {**H200, "figure": "memory", "shape": "1.5b", "trained": "all weights", "tokens": 4096, "rows": 1}
+    figures = [
+        {**whole, "savings": "none", "estimate_gb": 60.0, "not_run": "out of memory"},
+        {**whole, "savings": "chunks", "estimate_gb": 30.0, "peak_gb": 29.5},
+    ]
+
+    lines = report.memory(figures)
+
+    assert "| 1.5b | all weights | none | 4,096 in 1 | not run | 60.0 |" in lines
+    assert "| 1.5b | all weights | chunks | 4,096 in 1 | 29.5 | 30.0 |" in lines
+    assert "| 7b | adapters |  |  | not run |  |" in lines
+    assert "1.5b, all weights, savings none, was not run: out of memory." in lines
+
+
 def test_figures_of_a_machine_without_a_gpu_do_not_reach_the_page(gpu_module: Callable[[str], Any]) -> None:
     report = gpu_module("report")
     rehearsal = {**H200, "gpu": None, "figure": "speed", "model": report.SMALL, "engine": "embedded", "callers": 1}

@@ -27,6 +27,8 @@ SMALL, LARGE = "SmolLM2-135M", "1.5B shape"
 BARS = {1: 200, 64: 5000, 256: 8000}
 """Tokens a second that the embedded engine is to make of SmolLM2-135M, by callers."""
 NAMES = {"vllm": "vLLM", "embedded": "embedded engine", "generate": "`generate`", "continuous": "continuous batching"}
+EXPECTED_MEMORY = (("1.5b", "all weights", None), ("7b", "adapters", None))
+"""Shapes, what is trained, and no savings in particular."""
 TWO_SIDED_95 = 1.96
 SEEDS = (0, 1, 2)
 
@@ -100,18 +102,21 @@ def step_split(figures: Sequence[Figure]) -> list[str]:
 
 
 def memory(figures: Sequence[Figure]) -> list[str]:
-    """Peak memory of learning by shape."""
+    """Peak memory of learning by shape; its seconds are not shown, for the card may have been shared."""
     rows = [row for row in figures if row["figure"] == "memory"]
-    if not rows:
-        return [f"{NOT_RUN}."]
+    kinds = dict.fromkeys([*EXPECTED_MEMORY, *((row["shape"], row["trained"], row["savings"]) for row in rows)])
     body = []
-    for row in rows:
-        peak = f"{row['peak_gb']:.1f}" if "peak_gb" in row else f"{NOT_RUN}: {row.get('not_run', '')}"
-        estimate = f"{row['estimate_gb']:.1f}" if row.get("estimate_gb") is not None else ""
-        seconds = f"{row['seconds']:.2f}" if row.get("seconds") is not None else ""
-        body.append([row["shape"], row["trained"], f"{row['tokens']:,}", row["savings"], peak, estimate, seconds])
-    header = ["shape", "trained", "tokens", "savings", "peak GB", "estimated GB", "seconds a step"]
-    return table(header, body)
+    for shape, trained, savings in kinds:
+        row = latest(rows, shape=shape, trained=trained, **({} if savings is None else {"savings": savings}))
+        if savings is None and row is not None:
+            continue  # it stands under the savings it was measured with
+        peak = f"{row['peak_gb']:.1f}" if row is not None and "peak_gb" in row else NOT_RUN
+        estimate = "" if row is None else f"{row['estimate_gb']:.1f}"
+        tokens = "" if row is None else f"{row['tokens']:,} in {row['rows']}"
+        body.append([shape, trained, savings or "", tokens, peak, estimate])
+    header = ["shape", "trained", "savings", "tokens in rows", "peak GB", "estimated GB"]
+    named = [{**row, "kind": f"{row['shape']}, {row['trained']}, savings {row['savings']},"} for row in rows]
+    return [*table(header, body), "", *reasons(named, "kind")]
 
 
 def curves(figures: Sequence[Figure]) -> list[str]:
@@ -140,10 +145,7 @@ def _is_plain(row: Figure) -> bool:
 
 def compared(rows: Sequence[Figure]) -> str:
     """The difference of the engines' final rewards, with its interval."""
-    groups = {}
-    for engine in ("embedded", "vllm"):
-        found = [latest(rows, engine=engine, seed=seed) for seed in SEEDS]
-        groups[engine] = [row for row in found if row is not None and "after" in row]
+    groups = {engine: _by_seed(rows, engine=engine) for engine in ("embedded", "vllm")}
     if any(len(group) < 2 for group in groups.values()):
         return f"The engines are not compared: {NOT_RUN} with two seeds or more of each."
     means = {engine: statistics.mean(row["after"] for row in group) for engine, group in groups.items()}
@@ -170,14 +172,21 @@ def rounding(figures: Sequence[Figure]) -> list[str]:
     body = []
     for dtype, how in kinds:
         for engine in ("embedded", "vllm"):
-            chosen = [one for one in rows if (one["dtype"], one["rounding"], one["engine"]) == (dtype, how, engine)]
-            measured = [one for one in chosen if "after" in one]
-            if not measured:
+            kind = {"dtype": dtype, "rounding": how, "engine": engine}
+            caps = sorted({str(row["importance_cap"]) for row in rows})
+            found = [_by_seed(rows, **kind, importance_cap=cap) for cap in caps]
+            body += [_rounding_row(runs) for runs in found if runs]
+            if not any(found):
                 body.append([dtype, how, NAMES[engine], *[NOT_RUN] * 5])
-            caps = sorted({one["importance_cap"] for one in measured})
-            body += [_rounding_row([one for one in measured if one["importance_cap"] == cap]) for cap in caps]
     header = ["checkpoint", "rounding", "engine", "importance cap", "steps", "before", "after", "clipped at the end"]
     return [*table(header, body), "", *reasons(rows, "engine")]
+
+
+def _by_seed(rows: Sequence[Figure], **wanted: Any) -> list[Figure]:
+    """The last run of each seed that was measured."""
+    seeds = sorted({row["seed"] for row in rows})
+    found = [latest(rows, **wanted, seed=seed) for seed in seeds]
+    return [row for row in found if row is not None and "after" in row]
 
 
 def _rounding_row(rows: Sequence[Figure]) -> list[str]:
@@ -185,7 +194,7 @@ def _rounding_row(rows: Sequence[Figure]) -> list[str]:
     first = rows[0]
     steps = "/".join(sorted({str(row["steps"]) for row in rows}))
     before, after = (statistics.mean(row[name] for row in rows) for name in ("before", "after"))
-    clipped = statistics.mean(row["clipped"][-1] for row in rows if row["clipped"])
+    clipped = statistics.mean(row["clipped"][-1] for row in rows)
     seeds = f" ({len(rows)} seeds)" if len(rows) > 1 else ""
     kind = [first["dtype"], first["rounding"], NAMES[first["engine"]], first["importance_cap"]]
     return [*kind, steps, f"{before:.2f}", f"{after:.2f}{seeds}", f"{100 * clipped:.1f} %"]
@@ -212,7 +221,9 @@ def steps_per_hour(figures: Sequence[Figure]) -> list[str]:
         "steps an hour",
         "ratio (bar: 1)",
     ]
-    return [*table(header, body), "", *reasons(rows, "sampler")]
+    makers = {"trl": "TRL", "agl": "Agent Lightning"}
+    named = [{**row, "pair": f"{makers[row['trainer']]} with {NAMES[row['sampler']]}"} for row in rows]
+    return [*table(header, body), "", *reasons(named, "pair")]
 
 
 SECTIONS: dict[str, Section] = {
@@ -231,8 +242,10 @@ def latest(rows: Sequence[Figure], **wanted: Any) -> Figure | None:
 
 
 def reasons(rows: Sequence[Figure], what: str) -> list[str]:
-    """Why something was not run, as the scripts said, once each."""
-    said = {f"{NAMES.get(row[what], row[what])} was not run: {row['not_run']}." for row in rows if "not_run" in row}
+    """Why something was never run, as the scripts said, once each."""
+    measured = {(row[what], row.get("model")) for row in rows if "not_run" not in row}
+    missing = [row for row in rows if "not_run" in row and (row[what], row.get("model")) not in measured]
+    said = {f"{NAMES.get(row[what], row[what])} was not run: {row['not_run'].rstrip('.')}." for row in missing}
     return [*sorted(said), ""] if said else []
 
 

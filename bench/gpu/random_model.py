@@ -8,6 +8,7 @@ on the benchmark's own prompts and filled up with words that no text contains, s
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,11 @@ def main() -> None:
 
 def save_tokenizer(folder: Path, source: Path | None, vocabulary: int) -> int:
     """Write a tokenizer with so many words; returns the id that ends an answer."""
-    import transformers
-
-    tokenizer = trained_tokenizer() if source is None else transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.save_pretrained(folder)
+    if source is None:
+        tokenizer = trained_tokenizer()
+        tokenizer.save_pretrained(folder)
+    else:
+        tokenizer = copied_tokenizer(source, folder)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     words = content["model"]["vocab"]
@@ -89,6 +91,16 @@ def save_tokenizer(folder: Path, source: Path | None, vocabulary: int) -> int:
     words |= {f"\u0120q{number}": number for number in range(vocabulary) if number not in taken}
     path.write_text(json.dumps(content, ensure_ascii=False))
     return int(tokenizer.eos_token_id)
+
+
+def copied_tokenizer(source: Path, folder: Path) -> Any:
+    """Another model's, file by file: transformers may write another class than it read."""
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (*source.glob("*token*.json"), *source.glob("chat_template*")):
+        shutil.copyfile(path, folder / path.name)
+    return transformers.AutoTokenizer.from_pretrained(source)
 
 
 def trained_tokenizer() -> Any:

@@ -20,7 +20,7 @@ import training
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     results.add_options(parser)
-    training.add_options(parser)
+    training.add_options(parser, precision="full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--validation-tasks", type=int, default=128)
@@ -56,10 +56,8 @@ def main() -> None:
 
 def figures(found: training.Trained) -> dict[str, Any]:
     before, after = found.algorithm.baseline, found.algorithm.result
-    clipped = [
-        point.values.get("learner/clipped_low", 0.0) + point.values.get("learner/clipped_high", 0.0)
-        for point in found.points
-    ]
+    learned = [point.values for point in found.points if "learner/clipped_low" in point.values]
+    clipped = [values["learner/clipped_low"] + values["learner/clipped_high"] for values in learned]
     return {
         "before": round(before.mean, 4),
         "after": round(after.mean, 4),

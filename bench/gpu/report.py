@@ -194,7 +194,7 @@ def _rounding_row(rows: Sequence[Figure]) -> list[str]:
     first = rows[0]
     steps = "/".join(sorted({str(row["steps"]) for row in rows}))
     before, after = (statistics.mean(row[name] for row in rows) for name in ("before", "after"))
-    clipped = statistics.mean(row["clipped"][-1] for row in rows)
+    clipped = statistics.mean([row["clipped"][-1] for row in rows if row["clipped"]] or [0.0])
     seeds = f" ({len(rows)} seeds)" if len(rows) > 1 else ""
     kind = [first["dtype"], first["rounding"], NAMES[first["engine"]], first["importance_cap"]]
     return [*kind, steps, f"{before:.2f}", f"{after:.2f}{seeds}", f"{100 * clipped:.1f} %"]

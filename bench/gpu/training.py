@@ -58,12 +58,12 @@ class Trained:
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *, precision: str = "bf16") -> None:
     parser.add_argument("--engine", default="embedded", help="embedded, vllm, or the address of a vLLM server")
     parser.add_argument("--tasks-per-step", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate (default: %(default)s)")
-    parser.add_argument("--precision", default="bf16", choices=["full", "bf16"], help="of the learner's arithmetic")
+    parser.add_argument("--precision", default=precision, choices=["full", "bf16"], help="of the learner's arithmetic")
     parser.add_argument("--max-batch-tokens", type=int, default=32768)
     parser.add_argument("--runners", type=int, default=2, help="processes that run agents (default: %(default)s)")
 

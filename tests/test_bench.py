@@ -262,7 +262,9 @@ def test_what_cannot_run_here_leaves_the_reason(
 ) -> None:
     find_spec = importlib.util.find_spec
     missing = ("vllm", "trl")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *of: None if name in missing else find_spec(name, *of)
+    )
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *in_miniature, *words])
 
     gpu_module(script).main()

@@ -28,7 +28,7 @@ import torch
 import transformers
 
 from agentlightning.algorithm.grpo import learner as learner_module
-from agentlightning.algorithm.grpo.choices import Choices
+from agentlightning.algorithm.grpo.choices import CHUNK_BYTES, Choices, choices
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.memory import GIGABYTE, memory_need
 from agentlightning.algorithm.grpo.packing import Pack, Row
@@ -90,6 +90,7 @@ def main() -> int:
         "estimate": {name: round(count / GIGABYTE, 2) for name, count in estimate.parts.items()},
         **measured(learner, samples, device),
         **({"packed_difference": packed_difference(learner, samples)} if learner.is_packed else {}),
+        **({"logits_chunks": logits_chunks(model)} if is_on_gpu and not options.whole_logits else {}),
         **machine(),
     }
     text = json.dumps(line)
@@ -189,6 +190,22 @@ def packed_difference(learner: Learner, samples: list[Sample]) -> float:
         packed = learner._choices(Pack.of(rows, device, end_to_end=True)).logprobs
         alone = torch.cat([learner._choices(Pack.of([row], device)).logprobs for row in rows])
     return round((packed - alone).abs().max().item(), 5)
+
+
+def logits_chunks(model: HfModel, tokens: int = 4096) -> float:
+    """What log-probabilities and their gradient by hidden states take at most, in buffers of `CHUNK_BYTES`."""
+    head = model.head()
+    assert head is not None
+    weight = head.detach().bfloat16()
+    hidden = torch.randn(tokens, weight.shape[1], device=weight.device, dtype=weight.dtype, requires_grad=True)
+    chosen = torch.randint(weight.shape[0], (tokens,), device=weight.device)
+    (hidden @ weight[:8].T).sum().backward()  # so that workspaces and the gradient are there before
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = choices(hidden, chosen, head=weight)
+    found.logprobs.sum().backward()
+    results = hidden.numel() * hidden.element_size()
+    return round((torch.cuda.max_memory_allocated() - before - results) / CHUNK_BYTES, 3)
 
 
 def whole_choices(

@@ -124,11 +124,16 @@ def check_memory(
     if not is_on_gpu or not (folder / "config.json").is_file() or importlib.util.find_spec("transformers") is None:
         return
     transformers: Any = importlib.import_module("transformers")
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    with torch.device("meta"):
-        dtype = torch.float32 if lora is None else torch.bfloat16
-        network = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    need = memory_need(network, settings, lora=lora, engine_sequences=engine_sequences)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            dtype = torch.float32 if lora is None else torch.bfloat16
+            network = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        need = memory_need(network, settings, lora=lora, engine_sequences=engine_sequences)
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        # Loading the model says so if it cannot be loaded; if it has layers of another kind, it can be trained.
+        logger.info("How much memory learning needs is not known for '%s': %s", source, error)
+        return
     free, _ = torch.cuda.mem_get_info(None if device == "auto" else device)
     told = f"Learning needs about {need} at {settings.max_batch_tokens:,} tokens; {free / GIGABYTE:.1f} GB are free"
     if need.total > TOLERANCE * free:

@@ -169,8 +169,8 @@ def test_on_a_gpu_packed_rows_are_near_padded_ones(lora: LoraOptions | None) -> 
         norms.append(metrics["learner/grad_norm"])
         assert (learner.is_packed, learner.is_checkpointed) == (packing, True)
 
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
 
 
 def test_16_bits_pack_rows_too() -> None:

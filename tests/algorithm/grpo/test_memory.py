@@ -158,6 +158,23 @@ def test_nothing_is_said_where_there_is_nothing_to_work_out(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(
+    "config",
+    ['{"model_type": "unheard-of"}', '{"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}', "{"],
+    ids=["unknown", "other-layers", "broken"],
+)
+def test_a_model_of_another_kind_is_left_to_be_loaded(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_free_memory(monkeypatch, 0)
+    (tmp_path / "config.json").write_text(config)
+
+    with caplog.at_level(logging.INFO):
+        check_memory(str(tmp_path), LearnerSettings(), device="auto", lora=None, engine_sequences=None)
+
+    assert any("is not known for" in message for message in caplog.messages)
+
+
 # ---------------------------------------------------------------------- in a step
 
 

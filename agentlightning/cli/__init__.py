@@ -26,7 +26,7 @@ COMMANDS = {
     "serve": "serve the embedded model, or one of your own, to OpenAI's clients",
     "eval": "score a model, an endpoint or a prompt on a data set",
     "export-model": "write a checkpoint as a model of its own",
-    "vllm": "run vLLM so that it returns exact token ids",
+    "vllm": "start a vLLM for a training, or run its own command line",
     "tokens": "make and read the tokens of a store server",
     "prometheus": "show the figures of several processes to Prometheus",
     "agentops": "stand in for AgentOps' service on this machine",

@@ -1,4 +1,7 @@
-"""`agl vllm`: run vLLM's own command line, with its chat completions carrying the token ids they were made of.
+"""`agl vllm`: a vLLM that a training can join, or vLLM's own command line with exact token ids in its answers.
+
+`agl vllm MODEL` starts a server with what training needs of it (`engine.vllm.options`). Where the first word is one of
+vLLM's own commands, or an option, all words are vLLM's.
 
 vLLM since 0.10.2 returns token ids to whoever asks, as the LLM proxy does with every call, and needs no option for it;
 earlier ones are taught to by `instrumentation.vllm` before they start. A vLLM that lives in another environment, and is
@@ -8,13 +11,18 @@ only known by its executable, is run as it is.
 import importlib
 import importlib.util
 import os
+import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from agentlightning.cli.arguments import CommandParser
+from agentlightning.cli.arguments import CommandParser, port_number, positive_number
+from agentlightning.engine.vllm.middleware import KEY_VARIABLE
+from agentlightning.engine.vllm.options import DEFAULT_MEMORY, LOOPBACK, ServerCommand, VllmOptions, check_installed
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 
@@ -25,9 +33,18 @@ _MODEL_OPTION: Final = "--model"
 _SERVE: Final = "serve"
 _OF_VLLM_ITSELF: Final = ("-v", "--version")
 """Options that belong to no command of vLLM's."""
+_COMMANDS_OF_VLLM: Final = ("bench", "chat", "collect-env", "complete", "launch", "run-batch", _SERVE)
+DEFAULT_PORT: Final = 8000
+DEFAULT_NAME: Final = "policy"
+"""What GRPO calls a single model."""
+DEFAULT_SEQUENCES: Final = 64
+_KEY_BYTES: Final = 32
 
 EXAMPLES = """\
 examples:
+  agl vllm /models/qwen                                     a server that GRPO(engine="http://127.0.0.1:8000") joins
+  agl vllm /models/qwen --lora-rank 16 --port 8001          the same for a training of adapters
+  agl vllm /models/qwen --print -- --enforce-eager          show the command, with an argument of vLLM's own
   agl vllm serve Qwen/Qwen2.5-0.5B-Instruct --port 8000     a server with exact token ids
   agl vllm --model Qwen/Qwen2.5-0.5B-Instruct --port 8000   the same
   agl vllm serve --help                                     what vLLM itself has to say
@@ -36,12 +53,39 @@ examples:
 
 
 def _parser() -> CommandParser:
-    return CommandParser(
+    parser = CommandParser(
         prog="agl vllm",
-        usage="agl vllm [-h] ARGUMENTS...",
-        description="Run vLLM's command line with these arguments; options alone stand behind `serve`.",
+        usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
+        description=(
+            "Start a vLLM that a training can join, on this machine alone. With a command of vLLM's own, or an option,"
+            " as the first word, run vLLM's command line with these arguments; options alone stand behind `serve`."
+        ),
         examples=EXAMPLES,
     )
+    parser.add_argument("model", metavar="MODEL", help="the folder of a Hugging Face model")
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="(default: %(default)s)")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="what callers call the model (default: %(default)s)")
+    parser.add_argument(
+        "--lora-rank", type=positive_number, metavar="R", help="take adapters up to this rank, and no full weights"
+    )
+    parser.add_argument(
+        "--max-sequences",
+        type=positive_number,
+        default=DEFAULT_SEQUENCES,
+        metavar="N",
+        help="sampled together at most; others wait (default: %(default)s)",
+    )
+    parser.add_argument("--max-length", type=positive_number, metavar="TOKENS", help="of prompt and answer together")
+    parser.add_argument(
+        "--memory",
+        type=float,
+        default=DEFAULT_MEMORY,
+        metavar="SHARE",
+        help="of the GPU's memory; the learner needs the rest (default: %(default)s)",
+    )
+    parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
+    parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help"):
         _parser().print_help()
         return 0 if given else 2
+    if not given[0].startswith("-") and given[0] not in _COMMANDS_OF_VLLM:
+        return _serve_for_training(given)
     arguments = _as_vllm_takes(given)
     if importlib.util.find_spec("vllm") is not None:
         return _run_in_process(arguments)
@@ -58,10 +104,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigurationError(
             "vLLM is not installed here; `pip install vllm` installs it (it needs a GPU's drivers)."
         )
-    print(  # noqa: T201 # the command's own output
-        f"agl vllm: {executable} is run as it is; it returns token ids if it is vLLM 0.10.2 or later.", file=sys.stderr
-    )
+    _say(f"{executable} is run as it is; it returns token ids if it is vLLM 0.10.2 or later.")
     return os.execv(executable, ["vllm", *arguments])
+
+
+def _serve_for_training(given: Sequence[str]) -> int:
+    """Become vLLM; what to write into the script is told before."""
+    own, further = _split(given)
+    arguments = _parser().parse_args(own)
+    options = VllmOptions(
+        gpu_memory_utilization=arguments.memory,
+        max_model_length=arguments.max_length,
+        sleep=arguments.sleep,
+        arguments=tuple(further),
+    )
+    command = ServerCommand(
+        model=arguments.model,
+        name=arguments.name,
+        port=arguments.port,
+        options=options,
+        max_sequences=arguments.max_sequences,
+        lora_rank=arguments.lora_rank,
+    )
+    words = command.words()
+    if arguments.print:
+        variables = command.variables() | {KEY_VARIABLE: f"${KEY_VARIABLE}"}
+        del variables["PYTHONPATH"]
+        lines = [*(f"{name}={value} \\" for name, value in variables.items()), shlex.join(words)]
+        print("\n".join(lines))  # noqa: T201 # the command's own output
+        return 0
+    if not (Path(arguments.model).expanduser() / "config.json").is_file():
+        raise ConfigurationError(
+            f"'{arguments.model}' is neither the folder of a Hugging Face model, as training needs it, nor a command "
+            f"of vLLM ({', '.join(_COMMANDS_OF_VLLM)}); to serve a model by its name, write `agl vllm serve NAME`."
+        )
+    check_installed()
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        _say(f"the training needs this server's key: export {KEY_VARIABLE}={key}")
+    lora = "" if arguments.lora_rank is None else f", lora=LoraOptions(rank={arguments.lora_rank})"
+    engine: Any = f"http://{LOOPBACK}:{arguments.port}"
+    engine = f'VllmOptions(address="{engine}", sleep=True)' if arguments.sleep else f'"{engine}"'
+    _say(f'in a minute or two, train with GRPO("{arguments.model}", engine={engine}{lora}). Ctrl-C stops it.')
+    return os.execve(words[0], words, command.environment(key))
+
+
+def _split(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words, and those behind `--`."""
+    place = given.index("--") if "--" in given else len(given)
+    return list(given[:place]), list(given[place + 1 :])
+
+
+def _say(words: str) -> None:
+    print(f"agl vllm: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
 
 
 def _as_vllm_takes(given: Sequence[str]) -> list[str]:

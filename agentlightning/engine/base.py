@@ -7,13 +7,13 @@ these methods, and one with `create` that `GRPO(engine=…)` takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from agentlightning.engine.lora import LoraOptions
     from agentlightning.engine.published import PublishedWeights
 
-__all__ = ["Engine", "EngineChoice", "EngineRequest"]
+__all__ = ["Engine", "EngineChoice", "EngineRequest", "SleepingEngine"]
 
 
 class Engine(Protocol):
@@ -44,6 +44,19 @@ class Engine(Protocol):
 
     def model_config(self) -> dict[str, Any]:
         """Its entry in the model list of `LLMProxy`, of the version that was published last."""
+        ...
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """What an engine has besides, if it can give its GPU memory to the learner while that works."""
+
+    def sleep(self) -> None:
+        """Give the memory back; no call is answered before `wake`. Does nothing where sleeping is not wanted."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again; harmless if it is awake."""
         ...
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from agentlightning.engine.published import PublishedWeights
 
-__all__ = ["EngineServer"]
+__all__ = ["EngineServer", "python_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +104,14 @@ class EngineServer:
     # ------------------------------------------------------------------ addresses
 
     @property
-    def endpoint(self) -> str:
+    def address(self) -> str:
         """Where OpenAI's clients find it: `http://127.0.0.1:port/v1`."""
         if self._port is None:
             raise EngineError("The engine's server has no address before it is started.")
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self._port}/v1"
+
+    endpoint = address
 
     @property
     def model_name(self) -> str:
@@ -119,7 +121,7 @@ class EngineServer:
 
     def model_config(self) -> dict[str, Any]:
         """Its entry in the model list of `LLMProxy`."""
-        parameters = {"model": f"agl/{self.model_name}", "api_base": self.endpoint, "api_key": self.api_key}
+        parameters = {"model": f"agl/{self.model_name}", "api_base": self.address, "api_key": self.api_key}
         return {"model_name": self.model_name, "litellm_params": parameters}
 
     # ------------------------------------------------------------------ life
@@ -142,7 +144,7 @@ class EngineServer:
                     **os.environ,
                     "OMP_NUM_THREADS": threads,
                     "MKL_NUM_THREADS": threads,
-                    "PYTHONPATH": _python_path(),
+                    "PYTHONPATH": python_path(),
                 },
             )
             self._listener = threading.Thread(target=self._listen, name="agl-engine-stderr", daemon=True)
@@ -291,6 +293,6 @@ class EngineServer:
         )
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Where this process finds its packages, so that the child finds the same ones."""
     return os.pathsep.join(place for place in sys.path if place)

@@ -153,3 +153,78 @@ def test_help_shows_examples_without_vllm(tmp_path: Path, given: list[str], code
 
     assert done.returncode == code
     assert "examples:" in done.stdout
+
+
+# ---------------------------------------------------------------------- a server for a training
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_model_is_served_with_what_training_needs(installed: Path, model: Path) -> None:
+    (installed / "vllm/entrypoints/cli/main.py").write_text(
+        "import json, os, sys\n"
+        "open(os.environ['CALLED'], 'w').write(json.dumps({'argv': sys.argv, 'key': os.environ['VLLM_API_KEY']}))\n"
+    )
+
+    done = run(installed, "./m", "--port", "8123", "--lora-rank", "8", "--", "--seed", "7")
+
+    words = called(installed)["argv"][1:]
+    assert done.returncode == 0
+    assert words[:2] == ["serve", "./m"]
+    assert words[words.index("--port") + 1] == "8123"
+    assert words[words.index("--max-lora-rank") + 1] == "8"
+    assert words[-2:] == ["--seed", "7"]
+    assert f"export VLLM_API_KEY={called(installed)['key']}" in done.stderr
+    assert 'GRPO("./m", engine="http://127.0.0.1:8123", lora=LoraOptions(rank=8))' in done.stderr
+
+
+def test_key_of_the_environment_is_used_and_not_shown(installed: Path, model: Path) -> None:
+    (installed / "vllm/entrypoints/cli/main.py").write_text(
+        "import os; open(os.environ['CALLED'], 'w').write(os.environ['VLLM_API_KEY'])\n"
+    )
+
+    done = run(installed, "./m", "--sleep", VLLM_API_KEY="given")
+
+    assert (installed / "called").read_text() == "given"
+    assert "given" not in done.stderr
+    assert 'VllmOptions(address="http://127.0.0.1:8000", sleep=True)' in done.stderr
+
+
+def test_command_can_be_shown_without_vllm(tmp_path: Path) -> None:
+    done = run(tmp_path, "./m", "--print", "--max-length", "2048", VLLM_API_KEY="secret")
+
+    assert done.returncode == 0
+    assert "VLLM_SERVER_DEV_MODE=1 \\\n" in done.stdout
+    assert "serve ./m --served-model-name policy --host 127.0.0.1 --port 8000" in done.stdout
+    assert "--max-model-len 2048" in done.stdout
+    assert "secret" not in done.stdout
+
+
+def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:
+    done = run(model, "./m", PATH=str(model))
+
+    assert done.returncode == 1
+    assert "vLLM is not installed beside this package: run `pip install" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["./m", "--memory", "40"], "gpu_memory_utilization is 40.0; it must be above 0 and at most 1"),
+        (["./m", "--lora-rank", "1000"], "up to rank 512"),
+        (["server", "m"], "unrecognized arguments: m"),
+        (["Qwen/Qwen2.5-0.5B"], "write `agl vllm serve NAME`"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(tmp_path: Path, given: list[str], reason: str) -> None:
+    done = run(tmp_path, *given)
+
+    assert done.returncode in (1, 2)
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,19 +23,21 @@ from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import digest_of
+from agentlightning.algorithm.grpo.checks import check_arguments, check_output
 from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.curriculum import Curriculum
 from agentlightning.algorithm.grpo.policy import Policy, sources_by_name, training_sampling, undisturbed
 from agentlightning.algorithm.grpo.progress import Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.scoring import groups_that_differ, score_of
+from agentlightning.algorithm.grpo.serving import ServedPolicies
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
+from agentlightning.algorithm.intervals import Estimate, FailedReward, validation_summary
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.engine.checkpoint import check_replaceable
+from agentlightning.engine.base import EngineChoice
+from agentlightning.engine.choice import EMBEDDED, EmbeddedOptions, engine_choice
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.utils.id import generate_id
@@ -44,7 +46,6 @@ __all__ = ["GRPO"]
 
 logger = logging.getLogger(__name__)
 
-MAIN: Final = "main_llm"
 RETRIED: Final = ("unresponsive", "timeout")
 """Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
@@ -93,6 +94,8 @@ class GRPO(Algorithm):
         dynamic_sampling: Send more tasks until a step has as many groups with different rewards as it asks for.
         max_staleness: 0 waits for each step's rollouts; n lets rollouts start that many updates ahead of their use.
         agent_match: Train only the calls of these agents.
+        engine: What samples: "embedded"; "vllm", which is started for the training; the address of a vLLM that runs
+            already; `VllmOptions`; or an engine of your own, see `engine.base.EngineChoice`.
         lora: Train adapters instead of the weights of a Hugging Face model.
         output: Folder in which the trained model is left at the end, as `agl serve` takes it; for several policies, one
             below it for each. A run that is cut short, by an error or by Ctrl-C, leaves the model that did best in
@@ -130,6 +133,7 @@ class GRPO(Algorithm):
         dynamic_sampling: bool = False,
         max_staleness: int = 0,
         agent_match: str | AgentMatcher | None = None,
+        engine: str | EngineChoice = EMBEDDED,
         lora: LoraOptions | None = None,
         output: str | Path | None = None,
         checkpoints: str | Path | None = None,
@@ -141,6 +145,7 @@ class GRPO(Algorithm):
         seed: int = 0,
     ) -> None:
         self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
+        self.engine, choice = engine, engine_choice(engine)
         self.rollout_timeout = rollout_timeout
         self.group_size = group_size
         self.tasks_per_step = tasks_per_step
@@ -152,7 +157,8 @@ class GRPO(Algorithm):
         self.validate_every = validate_every
         self.validation_tasks = validation_tasks
         self.validation_failed: FailedReward = validation_failed
-        self.learning = learning or LearnerSettings(seed=seed)
+        learning = learning or LearnerSettings(seed=seed)
+        self.learning = learning.for_engine(is_embedded=choice == EmbeddedOptions())
         self.sampling = replace(sampling or SampleSettings(), temperature=temperature)
         self.dynamic_sampling = dynamic_sampling
         self.max_staleness = max_staleness
@@ -162,13 +168,21 @@ class GRPO(Algorithm):
         self.save_every = save_every
         self._resume = resume
         self.seed = seed
-        self._check()
+        check_arguments(self, choice, resume=resume)
         self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
-        named = sources_by_name(model)
-        options: dict[str, Any] = {"device": device, "max_sequences": max_sequences, "lora": lora}
-        self.policies = [Policy(name, source, self.learning, **options) for name, source in named.items()]
-        self._check_output()
+        self.policies = self._new_policies(choice)
+        if self.output is not None:
+            check_output(self.output, self.checkpoints, self._output_folders())
         self._begin()
+
+    def _new_policies(self, engine: EngineChoice) -> list[Policy]:
+        options: dict[str, Any] = {
+            "engine": engine,
+            "device": self.device,
+            "max_sequences": self.max_sequences,
+            "lora": self.lora,
+        }
+        return [Policy(name, path, self.learning, **options) for name, path in sources_by_name(self.model).items()]
 
     def _begin(self) -> None:
         """Nothing of an earlier run is left."""
@@ -182,37 +196,8 @@ class GRPO(Algorithm):
         self._ahead: deque[_Planned] = deque()
         """Steps that are sent; the first one is learned from next."""
         self._collector: Collector | None = None
+        self._served = ServedPolicies(self.policies, {})
         self._adapter_of_calls = TraceToTrajectory(agent_match=self.agent_match)
-
-    def _check(self) -> None:
-        """ConfigurationError for values with which there would be nothing to learn, or no end."""
-        if self.group_size < 2:
-            raise ConfigurationError(
-                f"A group is compared with itself, so group_size must be at least 2, not {self.group_size}."
-            )
-        for name, least in (("tasks_per_step", 1), ("steps", 1), ("save_every", 1)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
-        for name in ("max_staleness", "validate_every", "temperature", "validation_temperature"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must not be negative.")
-        if self.validation_tasks is not None and self.validation_tasks < 1:
-            raise ConfigurationError(f"validation_tasks is {self.validation_tasks}; it must be at least 1, or None.")
-        check_failed_reward("validation_failed", self.validation_failed)
-        if self._resume and self.checkpoints is None:
-            raise ConfigurationError("To resume, name the folder of the checkpoints.")
-
-    def _check_output(self) -> None:
-        """ConfigurationError for a folder that a model must not replace; at the end of a run that would be too late."""
-        if self.output is None:
-            return
-        if self.checkpoints is not None and self.checkpoints.resolve().is_relative_to(self.output.resolve()):
-            raise ConfigurationError(
-                f"output '{self.output}' is replaced at the end, and the checkpoints '{self.checkpoints}' are in it; "
-                "name another folder."
-            )
-        for folder in self._output_folders():
-            check_replaceable(folder)
 
     # ------------------------------------------------------------------ the run
 
@@ -244,13 +229,15 @@ class GRPO(Algorithm):
                 self._resources["train"]: training_sampling(self.temperature),
                 self._resources["val"]: {"temperature": self.validation_temperature},
             }
-            proxy = await self._open(stack, [policy.start() for policy in self.policies], overrides)
+            self._served = served = ServedPolicies(self.policies, overrides)
+            await served.serve(stack, self.get_llm_proxy(), self.get_store(), is_training=True)
             for resources_id, sampling in overrides.items():
-                models = self._named_models(proxy, sampling["temperature"])
+                models = served.resources(self.get_initial_resources(), sampling["temperature"])
                 await self.get_store().update_resources(resources_id, models)
-            if self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum):
+            is_restored = self._resume and await asyncio.to_thread(self.progress.restore, self.policies, curriculum)
+            if is_restored:
                 await self._close_runs({self.progress.resumed_run_id})
-                await undisturbed(*(policy.publish() for policy in self.policies))
+            await served.publish_first(is_restored=is_restored)
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
                 self.baseline = self.progress.baseline = await self.validate(val_dataset)
@@ -260,39 +247,9 @@ class GRPO(Algorithm):
     async def dev_resources(self) -> AsyncIterator[NamedResources]:
         """The models as they are before training, sampled as for training; their engines run meanwhile."""
         async with AsyncExitStack() as stack:
-            overrides = {DEV_RESOURCES_ID: training_sampling(self.temperature)}
-            proxy = await self._open(stack, [policy.start_engine() for policy in self.policies], overrides)
-            yield self._named_models(proxy, self.temperature)
-
-    async def _open(
-        self,
-        stack: AsyncExitStack,
-        starts: Sequence[Coroutine[Any, Any, None]],
-        overrides: Mapping[str, dict[str, Any]],
-    ) -> LLMProxy:
-        """The trainer's proxy, or one of our own, with our models beside its others; all is undone with the stack."""
-        for policy in self.policies:
-            stack.push_async_callback(policy.stop)
-        await undisturbed(*starts)
-        given: LLMProxy | None = self.get_llm_proxy()
-        proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
-        before = list(proxy.model_list)
-        ours = [policy.model_config(overrides) for policy in self.policies]
-        names = {entry["model_name"] for entry in ours}
-        stack.callback(proxy.update_model_list, before)
-        proxy.update_model_list([*(entry for entry in before if entry["model_name"] not in names), *ours])
-        if not proxy.is_running():
-            proxy.start()
-            stack.push_async_callback(proxy.stop)
-        return proxy
-
-    def _named_models(self, proxy: LLMProxy, temperature: float) -> NamedResources:
-        """What agents run with: the models, and whatever the user put beside them."""
-        resources: NamedResources = dict(self.get_initial_resources() or {})
-        for policy in self.policies:
-            name = MAIN if len(self.policies) == 1 else policy.name
-            resources[name] = proxy.as_resource(model=policy.name, sampling_parameters={"temperature": temperature})
-        return resources
+            served = ServedPolicies(self.policies, {DEV_RESOURCES_ID: training_sampling(self.temperature)})
+            await served.serve(stack, self.get_llm_proxy(), self.get_store(), is_training=False)
+            yield served.resources(self.get_initial_resources(), self.temperature)
 
     async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
         try:
@@ -411,10 +368,12 @@ class GRPO(Algorithm):
         figures = [batch.report.metrics() for batch in batches]
         taught = [(policy, batch, own) for policy, batch, own in zip(self.policies, batches, figures, strict=True)]
         self.progress.is_whole = False
-        for policy, batch, own in taught:
-            if batch.samples:
-                own.update(await policy.update(batch.samples))
-            else:
+        async with self._served.learning():
+            for policy, batch, own in taught:
+                if batch.samples:
+                    own.update(await policy.update(batch.samples))
+        for policy, batch, _ in taught:
+            if not batch.samples:
                 is_notable = len(self.policies) > 1 or self.progress.empty_steps + 1 >= NOTABLE_EMPTY_STEPS
                 level = logging.WARNING if is_notable else logging.INFO
                 words = batch.report.words()
@@ -425,7 +384,7 @@ class GRPO(Algorithm):
         self.progress.is_whole = True
         for policy, batch, own in taught:
             if batch.samples:
-                own.update(await policy.publish())
+                own.update(await self._served.publish(policy))
             prefix = "" if len(self.policies) == 1 else f"{policy.name}/"
             metrics |= {prefix + name: value for name, value in own.items()}
 
@@ -440,7 +399,7 @@ class GRPO(Algorithm):
             while not work.done():
                 await asyncio.wait([work], timeout=WATCH_SECONDS)
                 for policy in self.policies:
-                    policy.check()
+                    await asyncio.to_thread(policy.check)
             return work.result()
         finally:
             if not work.done():

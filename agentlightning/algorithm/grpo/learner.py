@@ -173,7 +173,7 @@ class Learner:
         for row in rows:
             row.old_logprobs = row.engine_logprobs
         if self.settings.objective == "policy":
-            is_capped = self.settings.importance_cap is not None
+            is_capped = self.settings.cap is not None
             unknown = [row for row in rows if is_capped or row.engine_logprobs is None]
             for row, logprobs in self._evaluated(unknown):
                 row.old_logprobs = logprobs
@@ -271,7 +271,7 @@ class Learner:
 
         old = column([row.old_logprobs for row in pack.rows])
         engine: Tensor | None = None
-        if self.settings.importance_cap is not None:
+        if self.settings.cap is not None:
             engine = column(
                 [row.old_logprobs if row.engine_logprobs is None else row.engine_logprobs for row in pack.rows]
             )

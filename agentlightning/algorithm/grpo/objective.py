@@ -115,11 +115,11 @@ def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
         losses = -_surrogate(ratios, advantages, settings)
         sums |= _of_ratios(ratios.detach(), advantages, settings)
         maxima["ratio_max"] = ratios.detach().max()
-    if tokens.engine_logprobs is not None and settings.importance_cap is not None:
+    if tokens.engine_logprobs is not None and settings.cap is not None:
         importance = (tokens.old_logprobs - tokens.engine_logprobs).clamp(max=MAX_LOG_RATIO).exp()
-        losses = losses * importance.clamp(max=settings.importance_cap)
+        losses = losses * importance.clamp(max=settings.cap)
         sums["importance"] = importance
-        sums["importance_capped"] = importance > settings.importance_cap
+        sums["importance_capped"] = importance > settings.cap
         maxima["importance_max"] = importance.max()
     if tokens.reference_logprobs is not None:
         kl = kl_estimate(tokens.logprobs, tokens.reference_logprobs, settings.kl_estimator)

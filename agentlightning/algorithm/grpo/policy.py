@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
+from agentlightning.engine.choice import EmbeddedOptions
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import ModelConfig
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner import Learner
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
-    from agentlightning.engine.serving import EngineServer
 
 __all__ = ["Policy", "sources_by_name", "training_sampling", "undisturbed"]
 
@@ -38,6 +39,7 @@ class Policy:
         source: str,
         settings: LearnerSettings,
         *,
+        engine: EngineChoice | None = None,
         device: str = "auto",
         max_sequences: int = 64,
         lora: LoraOptions | None = None,
@@ -47,13 +49,14 @@ class Policy:
         self.source = source
         self.settings = settings
         self.version = 0
+        self._choice: EngineChoice = engine or EmbeddedOptions()
         self._device = device
         self._max_sequences = max_sequences
         self._lora = lora
         self._learner: Learner | None = None
         self._model: CausalModel | None = None
         self._codec: ChatCodec | None = None
-        self._engine: EngineServer | None = None
+        self._engine: Engine | None = None
 
     @property
     def learner(self) -> "Learner":
@@ -71,19 +74,30 @@ class Policy:
         return self._codec
 
     @property
-    def engine(self) -> "EngineServer":
+    def engine(self) -> Engine:
         assert self._engine is not None
         return self._engine
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the engine is our own, which loads this model itself; any other may hold other weights of it."""
+        return isinstance(self._choice, EmbeddedOptions)
 
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Load the model, and start its engine beside; both take seconds.
+        """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it.
 
-        ConfigurationError, before either, if they need clearly more memory than the GPU has.
+        ConfigurationError, before the model is loaded, if learning needs clearly more memory than the GPU has.
         """
+        if self.is_embedded:
+            await undisturbed(asyncio.to_thread(self._check_memory))
+            await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
+            return
+        # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
+        await self.start_engine()
         await undisturbed(asyncio.to_thread(self._check_memory))
-        await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
+        await undisturbed(asyncio.to_thread(self._load))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
@@ -92,14 +106,19 @@ class Policy:
     def _check_memory(self) -> None:
         from agentlightning.algorithm.grpo.memory import check_memory
 
-        check_memory(
-            self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=self._max_sequences
-        )
+        to_come = self._max_sequences if self.is_embedded else None
+        check_memory(self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=to_come)
 
     def _start_engine(self) -> None:
-        from agentlightning.engine.serving import EngineServer
-
-        engine = EngineServer(self.source, max_sequences=self._max_sequences, device=self._device, name=self.name)
+        engine = self._choice.create(
+            EngineRequest(
+                source=self.source,
+                name=self.name,
+                device=self._device,
+                max_sequences=self._max_sequences,
+                lora=self._lora,
+            )
+        )
         engine.start()
         self._engine = engine
 
@@ -130,7 +149,10 @@ class Policy:
             overrides: Sampling parameters, by id of the resources, that are used whatever agents ask for.
         """
         entry = self.engine.model_config()
-        info = {"overrides": {resources_id: dict(one) for resources_id, one in overrides.items()}}
+        info = {
+            **entry.get("model_info", {}),
+            "overrides": {resources_id: dict(one) for resources_id, one in overrides.items()},
+        }
         return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"], model_info=info)
 
     # ------------------------------------------------------------------ learning
@@ -151,6 +173,17 @@ class Policy:
         weights = PublishedWeights(self.model, seed=self.settings.seed, version=self.version)
         await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
+
+    async def sleep(self) -> None:
+        """Have the engine give its GPU memory to the learner, where it is to."""
+        if isinstance(self.engine, SleepingEngine):
+            await asyncio.to_thread(self.engine.sleep)
+
+    async def wake(self) -> None:
+        """Give it its memory back."""
+        if isinstance(self.engine, SleepingEngine):
+            await asyncio.to_thread(_return_memory)
+            await asyncio.to_thread(self.engine.wake)
 
     # ------------------------------------------------------------------ files
 
@@ -177,6 +210,14 @@ class Policy:
                 weight.data.copy_(adapters[name])
         self.learner.load_state(learner_state)
         self.version = version
+
+
+def _return_memory() -> None:
+    """Give the GPU what torch only keeps for later."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def sources_by_name(model: str | Mapping[str, str]) -> dict[str, str]:

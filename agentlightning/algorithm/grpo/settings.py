@@ -1,8 +1,10 @@
 """How a learner learns: every choice of the optimiser and of the objective, checked when it is made."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError
 
@@ -14,6 +16,8 @@ Aggregate = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Precision = Literal["full", "bf16"]
 Optimiser = Literal["adamw", "adamw8bit"]
+FOREIGN_ENGINE_CAP: Final = 2.0
+"""Of importance weights where an engine samples whose arithmetic is not ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +61,11 @@ class LearnerSettings:
     kl_estimator: KlEstimator = "k3"
     """How the KL is read off the chosen tokens; `objective` has the formulas, and which gradient each has."""
     entropy_coefficient: float = 0.0
-    importance_cap: float | None = None
+    importance_cap: float | Literal["auto"] | None = "auto"
     """With a cap, ratios are taken to the learner's own log-probabilities before the update, and a token is weighted
     by how much likelier the learner finds it than the engine that sampled it did, up to the cap. None takes ratios to
-    the engine's log-probabilities."""
+    the engine's log-probabilities. "auto" is 2 where vLLM or another foreign engine samples, whose arithmetic differs
+    from the learner's, and else None."""
     precision: Precision = "full"
     """"bf16" computes in 16 bits where torch's autocast finds it safe; the weights stay as they are."""
     gradient_checkpointing: bool | None = None
@@ -78,6 +83,17 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_numbers()
+
+    @property
+    def cap(self) -> float | None:
+        """`importance_cap`, where "auto" that nobody decided is None."""
+        return None if isinstance(self.importance_cap, str) else self.importance_cap
+
+    def for_engine(self, *, is_embedded: bool) -> Self:
+        """The same with "auto" decided."""
+        if self.importance_cap != "auto":
+            return self
+        return replace(self, importance_cap=None if is_embedded else FOREIGN_ENGINE_CAP)
 
     def _check_choices(self) -> None:
         for name, kind in (
@@ -111,9 +127,14 @@ class LearnerSettings:
         _require(math.isfinite(self.epsilon) and self.epsilon > 0, "epsilon", self.epsilon, "above 0")
         _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1")
         _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
-        for name, least in (("max_grad_norm", 0.0), ("importance_cap", 0.0), ("dual_clip", 1.0)):
-            value = getattr(self, name)
-            _require(value is None or (math.isfinite(value) and value > least), name, value, f"None or above {least:g}")
+        is_cap = self.importance_cap == "auto" or not isinstance(self.importance_cap, str)
+        _require(is_cap, "importance_cap", self.importance_cap, "'auto', None or above 0")
+        for name, bound, least in (
+            ("max_grad_norm", self.max_grad_norm, 0.0),
+            ("importance_cap", self.cap, 0.0),
+            ("dual_clip", self.dual_clip, 1.0),
+        ):
+            _require(bound is None or (math.isfinite(bound) and bound > least), name, bound, f"None or above {least:g}")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
 
 

@@ -1,0 +1,264 @@
+"""A vLLM seen from training: it serves one model, and takes that model's new weights.
+
+vLLM reports no version of its weights, so the entry for the proxy carries it and the proxy stamps the calls. An update
+stands between `/pause?mode=keep` and `/resume`: calls in flight stand still, and go on with the new weights.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from agentlightning.engine.base import EngineRequest
+from agentlightning.engine.vllm.client import Served, VllmClient
+from agentlightning.engine.vllm.middleware import KEY_VARIABLE
+from agentlightning.engine.vllm.options import LOOPBACK, ServerCommand, VllmOptions
+from agentlightning.engine.vllm.process import VllmProcess
+from agentlightning.errors import EngineError
+from agentlightning.utils.server_launcher import is_loopback
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentlightning.engine.published import PublishedWeights
+    from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer
+
+__all__ = ["VllmEngine"]
+
+logger = logging.getLogger(__name__)
+
+_KEY_BYTES: Final = 32
+_DEFAULT_DTYPE: Final = "bfloat16"
+_PROCESSED: Final = "processed_logprobs"
+
+
+class VllmEngine:
+    """Starts a server, or joins the one at the address of its options."""
+
+    def __init__(self, request: EngineRequest, options: VllmOptions) -> None:
+        self._request = request
+        self._options = options
+        self._process: VllmProcess | None = None
+        self._client: VllmClient | None = None
+        self._key: str | None = None
+        self._served: Served | None = None
+        self._transfer: IpcTransfer | FolderTransfer | None = None
+        self._adapters: AdapterTransfer | None = None
+        self._adapter: str | None = None
+        """The name of the newest."""
+        self._version: int | None = None
+        self._is_asleep = False
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def address(self) -> str:
+        """Where OpenAI's clients find it."""
+        return f"{self._running().root}/v1"
+
+    def start(self) -> None:
+        """Serve, or join; EngineError in words where a server cannot be trained with."""
+        if self._client is not None:
+            raise EngineError("The vLLM of this engine runs already.")
+        try:
+            self._client = self._join() if self._options.root is not None else self._launch()
+            self._served = self._client.served(self._request.name)
+            self._check(self._served)
+            self._prepare(self._client)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End a server of our own; one that was joined goes on, without what we brought."""
+        client, self._client = self._client, None
+        try:
+            if self._process is None and client is not None and client.is_healthy():
+                self._clean_up(client)
+            if self._transfer is not None:
+                self._transfer.close()
+            if self._adapters is not None:
+                self._adapters.close()
+        finally:
+            self._transfer = self._adapters = self._adapter = self._version = None
+            self._is_asleep = False
+            process, self._process = self._process, None
+            if process is not None:
+                process.stop()
+
+    def is_running(self) -> bool:
+        if self._client is None or (self._process is not None and not self._process.is_running()):
+            return False
+        return self._client.is_healthy()
+
+    def status(self) -> dict[str, Any]:
+        """What it serves; EngineError with its last lines if it has ended."""
+        client = self._running()
+        if not self.is_running():
+            if self._process is not None:
+                raise self._process.gone()
+            raise EngineError(f"The vLLM at {client.root} has ended, or its engine has; its own log says why.")
+        version = client.get("/version")
+        return {**version, "address": self.address, "model": self._model(), "weights_version": self._version}
+
+    # ------------------------------------------------------------------ what it does
+
+    def publish(self, version: int, weights: "PublishedWeights") -> None:
+        """Sample from these weights; calls in flight go on with them."""
+        client = self._running()
+        self.wake()
+        if self._request.lora is not None:
+            self._adapter = self._adapters_of(client).publish(version, weights)
+        else:
+            self._publish_all(client, weights)
+        self._version = version
+
+    def model_config(self) -> dict[str, Any]:
+        """Its entry in the model list of `LLMProxy`, with the version that the proxy stamps calls with."""
+        parameters = {"model": f"hosted_vllm/{self._model()}", "api_base": self.address}
+        if self._key is not None:
+            parameters["api_key"] = self._key
+        entry: dict[str, Any] = {"model_name": self._request.name, "litellm_params": parameters}
+        if self._version is not None:
+            entry["model_info"] = {"version": self._version}
+        return entry
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the learner, if the options say so."""
+        if self._options.sleep and not self._is_asleep:
+            self._is_asleep = True
+            self._running().post("/sleep?level=1&mode=keep")
+
+    def wake(self) -> None:
+        """Take it again."""
+        if self._is_asleep:
+            self._running().post("/wake_up")
+            self._is_asleep = False
+
+    # ------------------------------------------------------------------ parts
+
+    def _running(self) -> VllmClient:
+        if self._client is None:
+            raise EngineError("The vLLM of this engine is not running; start it first.")
+        return self._client
+
+    def _model(self) -> str:
+        """What the server calls what agents talk with."""
+        assert self._served is not None
+        return self._adapter or self._served.model
+
+    def _launch(self) -> VllmClient:
+        request = self._request
+        with socket.socket() as free:
+            free.bind((LOOPBACK, 0))
+            port = free.getsockname()[1]
+        self._key = self._options.api_key or secrets.token_urlsafe(_KEY_BYTES)
+        client = VllmClient(f"http://{LOOPBACK}:{port}", self._key)
+        command = ServerCommand(
+            model=request.source,
+            name=request.name,
+            port=port,
+            options=self._options,
+            max_sequences=request.max_sequences,
+            lora_rank=None if request.lora is None else request.lora.rank,
+        )
+        self._process = VllmProcess(command, self._key)
+        self._process.start()
+        self._process.await_health(client.is_healthy)
+        return client
+
+    def _join(self) -> VllmClient:
+        root = self._options.root
+        assert root is not None
+        self._key = self._options.api_key or os.environ.get(KEY_VARIABLE) or None
+        client = VllmClient(root, self._key)
+        if not client.is_healthy():
+            raise self._refusal(f"No vLLM answers at {root}")
+        return client
+
+    def _check(self, served: Served) -> None:
+        """EngineError, with the command to start another, for a server that cannot be trained with."""
+        lora, root = self._request.lora, self._running().root
+        if not served.is_dev:
+            raise self._refusal(f"vLLM at {root} has no routes for new weights (VLLM_SERVER_DEV_MODE=1)")
+        if served.logprobs_mode not in (None, _PROCESSED):
+            raise self._refusal(
+                f"vLLM at {root} gives {served.logprobs_mode}, which are wrong at temperatures other than 1"
+            )
+        if lora is None and served.has_lora:
+            raise self._refusal(f"vLLM at {root} has --enable-lora, and full weights would end it")
+        if lora is None and served.takes_weights is False:
+            raise self._refusal(f"vLLM at {root} has no --weight-transfer-config")
+        if lora is not None and served.has_lora is False:
+            raise self._refusal(f"vLLM at {root} takes no adapters (--enable-lora)")
+        if lora is not None and served.max_lora_rank is not None and lora.rank > served.max_lora_rank:
+            raise self._refusal(f"vLLM at {root} takes adapters up to rank {served.max_lora_rank}, not {lora.rank}")
+        if self._options.sleep and served.can_sleep is False:
+            raise self._refusal(f"vLLM at {root} cannot sleep (--enable-sleep-mode)")
+
+    def _refusal(self, reason: str) -> EngineError:
+        rank = "" if self._request.lora is None else f" --lora-rank {self._request.lora.rank}"
+        port = urlsplit(self._options.address or "").port
+        place = "" if port is None else f" --port {port}"
+        sleep = " --sleep" if self._options.sleep else ""
+        command = f"agl vllm {self._request.source} --name {self._request.name}{place}{rank}{sleep}"
+        return EngineError(f"{reason}; start one that training can use with `{command}`.")
+
+    def _prepare(self, client: VllmClient) -> None:
+        """Undo what a training that was killed may have left, and get ready for weights."""
+        assert self._served is not None
+        if self._options.root is not None:
+            if self._served.can_sleep and client.get("/is_sleeping")["is_sleeping"]:
+                client.post("/wake_up")
+            if client.get("/is_paused")["is_paused"]:
+                client.post("/resume")
+        if self._request.lora is None:
+            client.post("/init_weight_transfer_engine", {"init_info": {}})
+
+    def _clean_up(self, client: VllmClient) -> None:
+        """Leave a server that was joined as it was found, but for its weights; a failure here does not end a run."""
+        try:
+            if self._is_asleep:
+                client.post("/wake_up")
+            if self._adapters is not None:
+                self._adapters.unload()
+        except EngineError as error:
+            logger.warning("The vLLM at %s was not left as it was found: %s", client.root, error)
+
+    def _adapters_of(self, client: VllmClient) -> "AdapterTransfer":
+        from agentlightning.engine.vllm.transfer import AdapterTransfer
+
+        if self._adapters is None:
+            assert self._served is not None
+            self._adapters = AdapterTransfer(client, self._request.name)
+            self._adapters.forget(self._served.adapters)
+        return self._adapters
+
+    def _publish_all(self, client: VllmClient, weights: "PublishedWeights") -> None:
+        import torch
+
+        assert self._served is not None
+        dtype = getattr(torch, self._served.dtype or _DEFAULT_DTYPE)
+        tensors = iter(weights.tensors(dtype))
+        first = next(tensors)
+        if self._transfer is None:
+            self._transfer = self._transfer_from(client, first[1].device)
+        self._transfer.send(chain([first], tensors))
+
+    def _transfer_from(self, client: VllmClient, device: "torch.device") -> "IpcTransfer | FolderTransfer":
+        """The way from the learner's device to the server."""
+        from agentlightning.engine.vllm.transfer import FolderTransfer, IpcTransfer
+
+        assert self._served is not None
+        way = self._options.transfer
+        if way == "ipc" and device.type != "cuda":
+            raise EngineError(f"transfer='ipc' needs a learner on the GPU, and it is on '{device}'; use 'folder'.")
+        is_near = is_loopback(urlsplit(client.root).hostname or "") and self._served.workers == 1
+        is_first_gpu = device.type == "cuda" and (device.index or 0) == 0
+        if way == "ipc" or (way == "auto" and is_near and is_first_gpu):
+            return IpcTransfer(client)
+        logger.info("Weights travel to vLLM as a folder: the learner is on '%s'.", device)
+        return FolderTransfer(client, self._request.source)

@@ -1,0 +1,172 @@
+"""How a training uses vLLM, and the command that starts a server it can use.
+
+The floor and the ceiling of the extra `vllm` are those of the routes for new weights: they came with 0.24, they are
+vLLM's routes for development, and each of its releases may change them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from agentlightning.engine.serving import python_path
+from agentlightning.engine.vllm.middleware import KEY_VARIABLE, KeyMiddleware
+from agentlightning.errors import ConfigurationError
+from agentlightning.utils.installation import install_command
+
+if TYPE_CHECKING:
+    from agentlightning.engine.base import Engine, EngineRequest
+
+__all__ = ["LOOPBACK", "ServerCommand", "Transfer", "VllmOptions", "check_installed"]
+
+Transfer = Literal["auto", "ipc", "folder"]
+LOOPBACK: Final = "127.0.0.1"
+COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
+DEFAULT_MEMORY: Final = 0.4
+_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM takes for `--max-lora-rank`."""
+_ADAPTERS_AT_ONCE: Final = 2
+"""Of one policy: the newest, and the one before for calls in flight."""
+_ADAPTERS_LOADED: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions:
+    """vLLM samples, and the training publishes its weights to it. `GRPO(engine="vllm")` takes all defaults."""
+
+    address: str | None = None
+    """Of a server that `agl vllm` has started, such as `http://127.0.0.1:8000`; it is not stopped. None starts one."""
+    api_key: str | None = field(default=None, repr=False)
+    """Of that server; None reads VLLM_API_KEY. A server of our own gets a random one."""
+    gpu_memory_utilization: float = DEFAULT_MEMORY
+    """Share of the GPU's memory that vLLM takes for weights and cache; the learner has the rest."""
+    max_model_length: int | None = None
+    """Tokens of prompt and answer together; None is what the model can take."""
+    sleep: bool = False
+    """Give vLLM's memory to the learner while it learns. It costs about half a second a step, and each needs only as
+    much of the GPU as it uses alone; with `max_staleness=0` only."""
+    transfer: Transfer = "auto"
+    """How full weights travel: "ipc" copies from the learner's GPU memory to vLLM's on the same GPU, "folder" writes
+    files that vLLM reads. "auto" is "ipc" where the learner is on the first GPU and the server on this machine."""
+    arguments: Sequence[str] = ()
+    """Further arguments of `vllm serve`."""
+
+    def __post_init__(self) -> None:
+        if self.transfer not in get_args(Transfer):
+            known = ", ".join(repr(one) for one in get_args(Transfer))
+            raise ConfigurationError(f"transfer is {self.transfer!r}; it must be one of {known}.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigurationError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1."
+            )
+        if isinstance(self.arguments, str):
+            raise ConfigurationError(
+                f"arguments is the text {self.arguments!r}; give one text for each: {shlex.split(self.arguments)!r}."
+            )
+        if self.address is None:
+            return
+        place = urlsplit(self.address)
+        if place.scheme not in ("http", "https") or not place.hostname:
+            raise ConfigurationError(
+                f"'{self.address}' is not the address of a vLLM; give one such as 'http://127.0.0.1:8000'."
+            )
+        if self.arguments or self.max_model_length is not None:
+            raise ConfigurationError(
+                f"The server at '{self.address}' runs already; give its arguments to `agl vllm`, not to VllmOptions."
+            )
+
+    @property
+    def root(self) -> str | None:
+        """The address without the /v1 that clients of OpenAI's interface put behind it."""
+        return None if self.address is None else self.address.rstrip("/").removesuffix("/v1").rstrip("/")
+
+    def create(self, request: EngineRequest) -> Engine:
+        """An engine that is not started yet; ConfigurationError without vLLM, or for a model that it cannot serve."""
+        from agentlightning.engine.vllm.engine import VllmEngine
+
+        if self.address is None:
+            check_installed()
+            if not (Path(request.source).expanduser() / "config.json").is_file():
+                raise ConfigurationError(
+                    f"vLLM serves Hugging Face models from a folder, and '{request.source}' is none; name a folder, or "
+                    "leave engine='embedded'."
+                )
+        return VllmEngine(request, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCommand:
+    """`vllm serve` with what training needs of it."""
+
+    model: str
+    name: str
+    port: int
+    options: VllmOptions
+    max_sequences: int = 64
+    lora_rank: int | None = None
+    """Of the largest adapters; None serves full weights, and no adapters."""
+
+    def words(self) -> list[str]:
+        """The command; no secret is in it."""
+        options = self.options
+        words = [sys.executable, "-m", COMMAND_MODULE, "serve"]
+        words += [os.path.expanduser(self.model), "--served-model-name", self.name]
+        words += ["--host", LOOPBACK, "--port", str(self.port)]
+        # Those of the sampled distribution; raw ones are wrong at any temperature but 1.
+        words += ["--logprobs-mode", "processed_logprobs"]
+        # The checkpoint's own top_p and top_k would sample from less than the whole distribution.
+        words += ["--generation-config", "vllm"]
+        words += ["--max-num-seqs", str(self.max_sequences)]
+        words += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
+        words += ["--middleware", f"{KeyMiddleware.__module__}.{KeyMiddleware.__qualname__}"]
+        words += ["--disable-uvicorn-access-log"]
+        if options.max_model_length is not None:
+            words += ["--max-model-len", str(options.max_model_length)]
+        if options.sleep:
+            words += ["--enable-sleep-mode"]
+        # Never both: full weights end a server with adapters.
+        if self.lora_rank is None:
+            words += ["--weight-transfer-config", '{"backend":"ipc"}']
+        else:
+            words += ["--enable-lora", "--max-lora-rank", str(_served_rank(self.lora_rank))]
+            words += ["--max-loras", str(_ADAPTERS_AT_ONCE), "--max-cpu-loras", str(_ADAPTERS_LOADED)]
+        return [*words, *options.arguments]
+
+    def variables(self) -> dict[str, str]:
+        """What its environment has besides, apart from the key."""
+        return {
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, sleep and take new weights
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            # Handles of GPU memory come pickled. KeyMiddleware admits nobody else to that route, on loopback alone.
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # one stream, so that lines stay in their order
+            "PYTHONPATH": python_path(),
+        }
+
+    def environment(self, api_key: str) -> dict[str, str]:
+        """All of it."""
+        return {**os.environ, **self.variables(), KEY_VARIABLE: api_key}
+
+
+def check_installed() -> None:
+    """ConfigurationError with the line to run where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigurationError(
+            f"vLLM is not installed beside this package: run `{install_command('vllm')}` (it needs a GPU)."
+        )
+
+
+def _served_rank(rank: int) -> int:
+    for one in _RANKS:
+        if rank <= one:
+            return one
+    raise ConfigurationError(f"vLLM serves adapters up to rank {_RANKS[-1]}; the rank is {rank}.")

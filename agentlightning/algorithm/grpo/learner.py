@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from agentlightning.algorithm.grpo.choices import Choices, choices
 from agentlightning.algorithm.grpo.memory import remedies
@@ -27,7 +28,7 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError
 
-__all__ = ["Learner"]
+__all__ = ["Figures", "Learner"]
 
 TINY_LEARNING_RATE: Final = 5e-4
 ADAPTERS_LEARNING_RATE: Final = 1e-5
@@ -61,7 +62,7 @@ class Learner:
         self.learning_rate = _default_learning_rate(model) if rate is None else rate
         """After the warm-up."""
         self._clock = clock
-        self._weights = model.trainable()
+        self._weights = self._trainable()
         if not self._weights:
             raise TrainingError(f"Model '{model.name}' has no weights that may be trained.")
         self._optimiser = AdamW(
@@ -107,7 +108,7 @@ class Learner:
             raise TrainingError("There are no samples to learn from.")
         began = self._clock()
         rows = [Row.of(sample, self.model) for sample in samples]
-        figures = _Figures()
+        figures = Figures()
         with _threads(self._threads):
             try:
                 self._look_back(rows)
@@ -122,7 +123,7 @@ class Learner:
                 self._optimiser.forget_gradients()
                 self.model.train_mode(enabled=False)
         self.version += 1
-        metrics = figures.metrics()
+        metrics = self._combined(figures).metrics()
         metrics["learner/samples"] = len(rows)
         metrics["learner/recomputed"] = sum(row.engine_logprobs is None for row in rows)
         metrics["learner/learning_rate"] = self._learning_rate(self.steps - 1)
@@ -159,6 +160,27 @@ class Learner:
         if self._reference is not None and reference is not None:
             for name, weight in self._reference.items():
                 weight.copy_(reference[name])
+
+    # ------------------------------------------------------------------ what differs where processes share the work
+
+    def _trainable(self) -> dict[str, Parameter]:
+        """The weights that the optimiser changes here."""
+        return self.model.trainable()
+
+    def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
+        """What goes through the model here, of these rows."""
+        return packs(rows, self.settings.max_batch_tokens, self.model.device)
+
+    def _clip_gradients(self) -> Tensor:
+        """Shorten the gradients to `max_grad_norm`; how long they were."""
+        longest = self.settings.max_grad_norm
+        return torch.nn.utils.clip_grad_norm_(self._weights.values(), float("inf") if longest is None else longest)
+
+    def _combined(self, figures: "Figures") -> "Figures":
+        """The figures of all who took part in an update."""
+        return figures
+
+    # ------------------------------------------------------------------ parts
 
     def _minibatches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """All rows in a new order, in parts whose sizes differ by one at most."""
@@ -241,7 +263,7 @@ class Learner:
             f"Give {ways}, or let answers be shorter."
         )
 
-    def _step(self, rows: Sequence[Row], figures: "_Figures") -> None:
+    def _step(self, rows: Sequence[Row], figures: "Figures") -> None:
         """One step of the optimiser."""
         settings = self.settings
         self._optimiser.forget_gradients()
@@ -255,9 +277,7 @@ class Learner:
             total += self._finite(loss.value, "loss")
             loss.value.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
             figures.add(pack, loss)
-        longest = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), longest)
-        figures.add_step(total, self._finite(norm, "gradient"))
+        figures.add_step(total, self._finite(self._clip_gradients(), "gradient"))
         self._optimiser.step(self._learning_rate(self.steps))
         self.steps += 1
 
@@ -306,7 +326,7 @@ def _default_learning_rate(model: CausalModel) -> float:
     return ADAPTERS_LEARNING_RATE if model.has_adapters else WEIGHTS_LEARNING_RATE
 
 
-class _Figures:
+class Figures:
     """Adds up what the steps of an update say of themselves."""
 
     def __init__(self) -> None:
@@ -330,6 +350,16 @@ class _Figures:
     def add_step(self, loss: float, norm: float) -> None:
         self._losses.append(loss)
         self._norms.append(norm)
+
+    def merge(self, other: "Figures") -> None:
+        """Add what another process found in its share of the same steps."""
+        self._losses = [own + another for own, another in zip(self._losses, other._losses, strict=True)]
+        self._tokens += other._tokens
+        self._padded_tokens += other._padded_tokens
+        for name, value in other._sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        for name, value in other._maxima.items():
+            self._maxima[name] = max(self._maxima.get(name, value), value)
 
     def metrics(self) -> dict[str, float]:
         steps = len(self._losses)

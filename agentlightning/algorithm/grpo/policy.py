@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentlightning.algorithm.grpo.learner import Learner
+    from agentlightning.algorithm.grpo.sharded import ShardedLearner
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
@@ -53,13 +54,14 @@ class Policy:
         self._device = device
         self._max_sequences = max_sequences
         self._lora = lora
-        self._learner: Learner | None = None
+        self._learner: Learner | ShardedLearner | None = None
+        self._sharded: ShardedLearner | None = None
         self._model: CausalModel | None = None
         self._codec: ChatCodec | None = None
         self._engine: Engine | None = None
 
     @property
-    def learner(self) -> "Learner":
+    def learner(self) -> "Learner | ShardedLearner":
         assert self._learner is not None
         return self._learner
 
@@ -126,16 +128,36 @@ class Policy:
         from agentlightning.algorithm.grpo.learner import Learner
         from agentlightning.engine.loading import load
 
+        if self.settings.processes > 1:
+            self._start_sharded()
+            return
         # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
         dtype = "float32" if self._lora is None else "auto"
         self._model, self._codec = load(self.source, device=self._device, dtype=dtype, lora=self._lora)
         self._learner = Learner(self._model, self.settings)
         self.version = 0
 
+    def _start_sharded(self) -> None:
+        """The model is in the computer's memory, where several processes train it."""
+        import torch
+
+        from agentlightning.algorithm.grpo.sharded import ShardedLearner
+        from agentlightning.engine.loading import load
+
+        device = self._device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = "bfloat16" if device == "cuda" and self._lora is not None else "float32"
+        self._model, self._codec = load(self.source, device="cpu", dtype=dtype, lora=self._lora)
+        self._sharded = ShardedLearner(self._model, self.settings, source=self.source, device=device, lora=self._lora)
+        self._sharded.start()
+        self._learner, self.version = self._sharded, 0
+
     async def stop(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is not None:
-            await undisturbed(asyncio.to_thread(engine.stop))
+        sharded, self._sharded = self._sharded, None
+        running = [one for one in (engine, sharded) if one is not None]
+        await undisturbed(*(asyncio.to_thread(one.stop) for one in running))
 
     def check(self) -> None:
         """EngineError with the engine's last words if its process has ended."""

@@ -77,6 +77,9 @@ class LearnerSettings:
     threads: int | None = None
     """Threads of torch within one operation while the learner works; None is one for a small model on the CPU, where
     a second costs far more than it does on busy cores, and else torch's own number."""
+    processes: int = 1
+    """More than one split the weights, gradients and moments of a Hugging Face model among as many processes, one for
+    each GPU of this machine (FSDP2), or all on the CPU; only `GRPO` starts them."""
     seed: int = 0
     """Of the order in which samples are put into minibatches."""
 
@@ -109,7 +112,7 @@ class LearnerSettings:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be one of {options}.")
 
     def _check_numbers(self) -> None:
-        for name in ("epochs", "minibatches", "max_batch_tokens", "constant_length"):
+        for name in ("epochs", "minibatches", "max_batch_tokens", "constant_length", "processes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         rate = self.learning_rate
         is_rate = rate is None or (math.isfinite(rate) and rate >= 0)

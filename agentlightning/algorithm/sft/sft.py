@@ -122,12 +122,11 @@ class SFT(Algorithm):
         self.acceptance = acceptance or Acceptance(keep_per_task=None if best_of is None else 1)
         self.fitting = fitting or FittingSettings(seed=seed)
         self.learning = replace(learning or LearnerSettings(), objective="likelihood", epochs=1, minibatches=1)
+        if self.learning.processes > 1:
+            raise ConfigurationError(f"processes is {self.learning.processes}; SFT trains in 1, and GRPO in several.")
         self.held_out = held_out
-        self.temperature = temperature
-        self.validation_temperature = validation_temperature
-        self._resume = resume
-        self.publish = publish
-        self.seed = seed
+        self.temperature, self.validation_temperature = temperature, validation_temperature
+        self._resume, self.publish, self.seed = resume, publish, seed
         self.examples: Examples | None = None
         """What was learned from, and what was not."""
         self.epochs_made = 0
@@ -211,7 +210,9 @@ class SFT(Algorithm):
     async def _open(self) -> None:
         """Load the model, and put an engine with the same behind the proxy."""
         await self._policy.start()
-        self._learner = self._policy.learner
+        learner = self._policy.learner
+        assert isinstance(learner, Learner)
+        self._learner = learner
         self._open_proxy(_TRAIN)
 
     def _open_proxy(self, resources_id: str) -> LLMProxy:

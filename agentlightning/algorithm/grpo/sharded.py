@@ -1,0 +1,254 @@
+"""A learner whose work is done by several processes, seen from the process that trains.
+
+The model here is an ordinary one in the computer's memory, and is trained in place, as by `Learner`: its weights lie in
+a file that the processes map too, and have their new values when `update` returns. Publishing, saving and exporting
+therefore know nothing of the processes. torchrun starts these and ends all when one fails; `sharded_process` is what
+they run. Orders go to each of them over a Unix socket in a private folder, and large states as files in it.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing.connection import Client, Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import torch
+from torch import Tensor
+
+from agentlightning.algorithm.grpo.packing import Row
+from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.sharded_process import SETTINGS_FILE, STATE_FILE, WEIGHTS_FILE
+from agentlightning.algorithm.grpo.sharded_rank import map_weights, parameters_of
+from agentlightning.engine.hf import HfModel
+from agentlightning.engine.lora import LoraOptions
+from agentlightning.engine.model import CausalModel
+from agentlightning.errors import ConfigurationError, TrainingError
+
+__all__ = ["ShardedLearner"]
+
+STOP_SECONDS: Final = 10.0
+LAST_LINES: Final = 20
+"""Of a rank's standard error, that an error has."""
+_MEMORY: Final = Path("/dev/shm")
+_POLL_SECONDS: Final = 0.05
+_SECRET_BYTES: Final = 32
+_LOG: Final = "stderr.log"
+_STATE_COPIES: Final = 4
+"""More numbers than a learner's state has for each weight that is trained."""
+
+
+class ShardedLearner:
+    """Trains one Hugging Face model in place; `start` it and `stop` it."""
+
+    def __init__(
+        self, model: CausalModel, settings: LearnerSettings, *, source: str, device: str, lora: LoraOptions | None
+    ) -> None:
+        """Prepare; nothing runs before `start`. ConfigurationError where there cannot be so many processes.
+
+        Args:
+            model: In the computer's memory. With a KL term, its weights at `start` are the reference.
+            source: What `engine.loading.load` made the model of.
+            device: "cuda", a GPU for each process, or "cpu".
+        """
+        wanted = f"processes is {settings.processes}"
+        if not isinstance(model, HfModel):
+            raise ConfigurationError(
+                f"{wanted}, and model '{model.name}' is trained in 1; it is no Hugging Face model."
+            )
+        if device not in ("cuda", "cpu"):
+            raise ConfigurationError(f"{wanted}, and device is '{device}'; set 'cuda', 'cpu' or 'auto'.")
+        if device == "cuda" and torch.cuda.device_count() < settings.processes:
+            raise ConfigurationError(f"{wanted}, and this machine has {torch.cuda.device_count()} GPUs for them.")
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise ConfigurationError(f"{wanted}, and torchrun started this script; start it once, as any other script.")
+        self.model, self.settings = model, settings
+        self._source, self._device, self._lora = source, device, lora
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connections: list[Connection[Any, Any]] = []
+        """To the ranks, in their order."""
+        self._one_order = threading.Lock()
+        """Protects the connections: a cancelled update goes on in its thread while a checkpoint is loaded."""
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
+        try:
+            self._folder = folder = self._new_folder()
+            self._share(folder / WEIGHTS_FILE)
+            secret = secrets.token_urlsafe(_SECRET_BYTES)
+            self._launch(folder, secret)
+            for rank in range(self.settings.processes):
+                self._connections.append(self._connected(folder / f"rank-{rank}", secret.encode()))
+            self._answers()
+            (folder / WEIGHTS_FILE).unlink()  # all have it in their memory; nothing is left of it when they end
+        except OSError as error:
+            self.stop()
+            raise TrainingError(f"The learner's processes cannot be started: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the processes, whatever they do; harmless if there are none."""
+        if self._process is not None:
+            self._process.terminate()  # torchrun ends the ranks; without it they end by themselves
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+            self._process.kill()
+            self._process.wait()
+        with self._one_order:
+            for connection in self._connections:
+                connection.close()
+            self._connections, self._process = [], None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    # ------------------------------------------------------------------ as `Learner`
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Learn from samples once; the metrics of it. TrainingError as of `Learner`, or if a process has ended."""
+        if not samples:
+            raise TrainingError("There are no samples to learn from.")
+        for sample in samples:
+            Row.of(sample, self.model)  # raises if it cannot be learned from
+        metrics: dict[str, float] = self._order("update", samples=[asdict(sample) for sample in samples])
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """As one process has it: a checkpoint does not know how many there were."""
+        self._order("save")
+        assert self._folder is not None
+        parts = [self._folder / f"{STATE_FILE}.{rank}" for rank in range(self.settings.processes)]
+        merged: dict[str, Any] = _merged([torch.load(part, mmap=True, weights_only=True) for part in parts])
+        for part in parts:
+            part.unlink()
+        return merged
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where another learner left off, with the weights that are in the model now."""
+        if self._process is None or self._process.poll() is not None:
+            return  # nobody is left to go on, and the weights are where they belong
+        assert self._folder is not None
+        path = self._folder / STATE_FILE
+        torch.save(dict(state), path)
+        self._order("load")
+        path.unlink()
+
+    # ------------------------------------------------------------------ processes
+
+    def _new_folder(self) -> Path:
+        """In memory, if that has room for the weights and a state; containers often give little memory to files."""
+        sizes = [weight.nbytes for weight in parameters_of(self.model).values()]
+        needed = sum(sizes) + _STATE_COPIES * sum(weight.nbytes for weight in self.model.trainable().values())
+        is_roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= needed
+        return Path(tempfile.mkdtemp(prefix="agl-learner-", dir=_MEMORY if is_roomy else None))
+
+    def _share(self, path: Path) -> None:
+        """Move the model's weights into a file that the ranks map."""
+        weights = parameters_of(self.model)
+        for name, shared in map_weights(path, weights).items():
+            shared.copy_(weights[name].detach())
+            weights[name].data = shared
+
+    def _launch(self, folder: Path, secret: str) -> None:
+        settings = self.settings
+        content = {
+            "trainer": os.getpid(),
+            "secret": secret,
+            "source": self._source,
+            "device": self._device,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "lora": None if self._lora is None else asdict(self._lora),
+            "learning": asdict(settings),
+        }
+        (folder / SETTINGS_FILE).write_bytes(orjson.dumps(content))
+        # The ranks meet by files; its own way is a server that unpickles what it gets, on every network of the machine.
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file"]
+        torchrun = ["torch.distributed.run", *rendezvous, "--local-addr=127.0.0.1", f"--log-dir={folder}"]
+        torchrun += ["--redirects=3", f"--nproc-per-node={settings.processes}", "-m"]
+        threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.processes)
+        loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+        path = os.pathsep.join(place for place in sys.path if place)
+        own = {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with (folder / _LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *torchrun, "agentlightning.algorithm.grpo.sharded_process", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the training process, which still wants a checkpoint
+                env={"OMP_NUM_THREADS": str(threads), **loopback, **os.environ, **own},
+            )
+
+    def _connected(self, path: Path, secret: bytes) -> "Connection[Any, Any]":
+        assert self._process is not None
+        while self._process.poll() is None:
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                return Client(str(path), "AF_UNIX", authkey=secret)
+            time.sleep(_POLL_SECONDS)
+        raise self._ended([])
+
+    def _order(self, kind: str, **content: Any) -> Any:
+        """Have all ranks do something; the answer of the first. TrainingError with the error of one."""
+        message = orjson.dumps({"kind": kind, **content})
+        with self._one_order:
+            if not self._connections:
+                raise TrainingError("The learner's processes do not run.")
+            for connection in self._connections:
+                with suppress(OSError):  # its end is noticed below
+                    connection.send_bytes(message)
+            return self._answers()[0]
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """One of every rank."""
+        found: dict[int, dict[str, Any]] = {}
+        while len(found) < len(self._connections):
+            ready = wait([one for rank, one in enumerate(self._connections) if rank not in found])
+            ended = []
+            for rank, connection in enumerate(self._connections):
+                if connection in ready:
+                    try:
+                        found[rank] = json.loads(connection.recv_bytes())
+                    except (EOFError, OSError):
+                        ended.append(rank)
+            if ended:
+                raise self._ended(ended)
+        errors = [answer["error"] for answer in found.values() if "error" in answer]
+        if errors:
+            raise TrainingError(str(errors[0]))
+        return [found[rank] for rank in sorted(found)]
+
+    def _ended(self, ranks: Sequence[int]) -> TrainingError:
+        """What these ranks wrote at last, or torchrun where they wrote nothing, as one that was killed."""
+        assert self._folder is not None
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        logs = [log for rank in ranks for log in self._folder.glob(f"**/{rank}/{_LOG}") if log.stat().st_size]
+        texts = [log.read_text(errors="replace") for log in logs or [self._folder / _LOG]]
+        lines = "\n".join(line for text in texts for line in text.splitlines()[-LAST_LINES:])
+        named = " and ".join(f"rank {rank}" for rank in ranks) or "torchrun"
+        return TrainingError(f"A process of the learner ({named}) has ended. Its last lines:\n{lines}")
+
+
+def _merged(parts: Sequence[Any]) -> Any:
+    """The whole of which every rank has consecutive rows."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    return {name: _merged([one[name] for one in parts]) for name in first} if isinstance(first, Mapping) else first

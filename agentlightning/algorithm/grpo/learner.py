@@ -167,10 +167,6 @@ class Learner:
         """The weights that the optimiser changes here."""
         return self.model.trainable()
 
-    def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
-        """What goes through the model here, of these rows."""
-        return packs(rows, self.settings.max_batch_tokens, self.model.device)
-
     def _clip_gradients(self) -> Tensor:
         """Shorten the gradients to `max_grad_norm`; how long they were."""
         longest = self.settings.max_grad_norm

@@ -74,12 +74,16 @@ def memory_need(
     head_copies = 0 if computed == stream else computed * (1 if lora else 2)
     head = config.vocab_size * config.hidden_size * (head_copies + (0 if lora else 4))
     engine = 0 if engine_sequences is None else sum(sizes) + _cache_numbers(config) * engine_sequences * ENGINE_TOKENS
+    shares = settings.processes
+    # Each process has the embeddings and the head whole while it computes, and their gradients.
+    gathered = 0 if shares == 1 else 2 * config.vocab_size * config.hidden_size * (stream + (0 if lora else 4))
     return MemoryNeed(
         {
-            "weights": sum(sizes) * stream + (4 * sum(trained) if lora else 0),
-            "gradients": 4 * sum(trained),
-            "moments": sum(_moment_bytes(count, settings) for count in trained),
-            "reference": 4 * sum(trained) if settings.kl_coefficient > 0 else 0,
+            "weights": (sum(sizes) * stream + (4 * sum(trained) if lora else 0)) / shares,
+            "gathered": gathered,
+            "gradients": 4 * sum(trained) / shares,
+            "moments": sum(_moment_bytes(count, settings) for count in trained) / shares,
+            "reference": 4 * sum(trained) / shares if settings.kl_coefficient > 0 else 0,
             "activations": activations,
             "logits": min(CHUNK_BYTES, 6 * settings.max_batch_tokens * config.vocab_size) + head,
             "engine": 2 * engine,

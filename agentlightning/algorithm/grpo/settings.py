@@ -138,6 +138,8 @@ class LearnerSettings:
             ("dual_clip", self.dual_clip, 1.0),
         ):
             _require(bound is None or (math.isfinite(bound) and bound > least), name, bound, f"None or above {least:g}")
+        is_whole = self.processes == 1 or self.optimiser == "adamw"
+        _require(is_whole, "optimiser", self.optimiser, "'adamw' where there are several processes")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
 
 

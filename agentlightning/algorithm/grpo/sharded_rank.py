@@ -23,8 +23,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from agentlightning.algorithm.grpo.choices import Choices
 from agentlightning.algorithm.grpo.learner import Figures, Learner
-from agentlightning.algorithm.grpo.objective import Choices
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -133,6 +133,10 @@ class RankLearner(Learner):
         for name, parameter in self._parameters.items():
             _local(parameter).copy_(self._rows(self._shared[name]))
 
+    def _save_memory(self, model: HfModel) -> None:
+        choose = super()._save_memory  # which tries the model
+        self._root(lambda: choose(model))
+
     def _trainable(self) -> dict[str, Parameter]:
         return {name: Parameter(_local(weight)) for name, weight in self.model.trainable().items()}
 
@@ -159,7 +163,8 @@ class RankLearner(Learner):
         own = list(super()._packs(_shares(rows, self._ranks)[self._rank]))
         most = torch.tensor(len(own))
         dist.all_reduce(most, dist.ReduceOp.MAX)
-        yield from own
+        for self._pack in own:
+            yield self._pack
         shortest = min(rows, key=lambda row: row.length)
         for _ in range(int(most.item()) - len(own)):
             nothing = self._choices(next(super()._packs([shortest]))).logprobs.sum() * 0

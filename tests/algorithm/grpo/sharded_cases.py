@@ -57,7 +57,6 @@ class Case:
     dtype: str = "float64"
     model: str = "plain"
     rows: int = 7
-    is_checkpointed: bool = False
     knows_logprobs: bool = True
 
 
@@ -74,7 +73,9 @@ CASES = {
     "no clip": Case({"max_grad_norm": None, "weight_decay": 0.1, "warmup_steps": 3}),
     "tied embeddings": Case(model="tied"),
     "one row": Case({"kl_coefficient": 0.1}, rows=1),
-    "computed again": Case(is_checkpointed=True),
+    "computed again": Case({"gradient_checkpointing": True}),
+    "adapters computed again": Case({"gradient_checkpointing": True}, LORA),
+    "end to end": Case({"packing": True, "kl_coefficient": 0.1}),
     "32 bits": Case({"learning_rate": 1e-4}, dtype="float32"),
 }
 
@@ -83,8 +84,6 @@ def made(folder: Path, case: Case) -> HfModel:
     torch.manual_seed(0)  # of the adapters
     model, _ = load(str(folder / case.model), device="cpu", dtype=case.dtype, lora=case.lora)
     assert isinstance(model, HfModel)
-    if case.is_checkpointed:
-        model._plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 

@@ -274,6 +274,8 @@ def test_what_cannot_be_shared_out_is_refused_in_words(folder: Path) -> None:
             ShardedLearner(model_of(folder), many, source="plain", device=device, lora=None)
     with pytest.raises(ConfigurationError, match="processes is 0"):
         LearnerSettings(processes=0)
+    with pytest.raises(ConfigurationError, match="optimiser is 'adamw8bit'"):
+        LearnerSettings(processes=2, optimiser="adamw8bit")
     with pytest.raises(ConfigurationError, match="SFT trains in 1"):
         SFT("tiny", learning=LearnerSettings(processes=2))
 

@@ -107,10 +107,10 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file; EngineError where it is not there, cut short, or something else."""
+def read_weights(path: Path, device: torch.device | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU by default; EngineError where it is not there, cut short, or something else."""
     try:
-        return safetensors.torch.load_file(path)
+        return safetensors.torch.load_file(path, device="cpu" if device is None else str(device))
     except FileNotFoundError:
         raise InvalidRequest(f"There is no file of weights at '{path}'.") from None
     except (OSError, ValueError, safetensors.SafetensorError) as error:

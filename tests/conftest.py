@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
+from tests import postgres
 
 # The same examples each time, however long one takes: a test that fails must fail again.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -22,6 +23,16 @@ settings.load_profile("same")
 # by the first process before it starts its workers, which start all the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        postgres.choose_folder()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        postgres.stop_shared_cluster()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

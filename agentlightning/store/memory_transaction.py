@@ -275,12 +275,13 @@ class MemoryTransaction(Transaction):
             self._tail += 1
             self._queue[rollout_id] = self._tail
 
-    def pop(self) -> str | None:
-        if not self._queue:
-            return None
-        rollout_id, position = self._queue.popitem(last=False)
-        self._undo.append((self._restore_place, (rollout_id, position)))
-        return rollout_id
+    def pop(self, limit: int) -> Sequence[str]:
+        popped: list[str] = []
+        while self._queue and len(popped) < limit:
+            rollout_id, position = self._queue.popitem(last=False)
+            self._undo.append((self._restore_place, (rollout_id, position)))
+            popped.append(rollout_id)
+        return popped
 
     def unqueue(self, rollout_id: str) -> None:
         position = self._queue.pop(rollout_id, None)

@@ -80,6 +80,13 @@ class NoticeBoard:
         """Begin behind notices that were published before this board existed."""
         self._cursor = cursor
 
+    def skip_to(self, cursor: int) -> None:
+        """Notices up to this number are not here; who has not read them finds them elsewhere, or has a gap."""
+        with self._lock:
+            self._log.clear()
+            self._cursor = cursor
+        self.wake_everyone()
+
     def publish(self, notices: Sequence[NoticeFields]) -> None:
         """Append notices in the order of their numbers, skipping those already known, and wake who waits for them."""
         with self._lock:

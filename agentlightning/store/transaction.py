@@ -113,8 +113,8 @@ class Transaction(ABC):
         """Put a rollout at the tail (or head) of the queue, unless it is queued already."""
 
     @abstractmethod
-    def pop(self) -> str | None:
-        """Take the head of the queue."""
+    def pop(self, limit: int) -> Sequence[str]:
+        """Take up to `limit` rollouts from the head of the queue; none, if it is empty."""
 
     @abstractmethod
     def unqueue(self, rollout_id: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from serving import running
 
-KINDS = ("memory", "sqlite", "sqlite-power", "http", "http-sqlite")
+KINDS = ("memory", "sqlite", "sqlite-power", "postgres", "http", "http-sqlite")
 FINISH_SECONDS = 20.0
 """How long finished rollouts may take to be seen as finished."""
 POLL_SECONDS = 0.05
@@ -181,7 +181,10 @@ def rates(load: Load, moments: Moments) -> dict[str, float]:
 
 
 def build_store(kind: str, folder: str) -> Any:
-    """An empty store; a file goes into `folder`."""
+    """An empty store; a file goes into `folder`, a database is the one that AGL_BENCH_POSTGRES names."""
+    if kind == "postgres":
+        postgres: Any = importlib.import_module("agentlightning.store.postgres")
+        return postgres.PostgresLightningStore(os.environ["AGL_BENCH_POSTGRES"])
     if "sqlite" not in kind:
         return package().InMemoryLightningStore()
     sqlite: Any = importlib.import_module("agentlightning.store.sqlite")

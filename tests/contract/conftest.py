@@ -12,12 +12,14 @@ from agentlightning.store import (
     SqliteLightningStore,
 )
 from tests.contract.remote import start_remote
+from tests.postgres import open_postgres
 
 BACKENDS: dict[str, Callable[[Path, Callable[[], float]], LightningStore]] = {
     "memory": lambda folder, clock: InMemoryLightningStore(clock=clock),
     "sqlite": lambda folder, clock: SqliteLightningStore(folder / "store.db", clock=clock),
     "sqlite-power": lambda folder, clock: SqliteLightningStore(folder / "store.db", clock=clock, durability="power"),
     "sqlite-memory": lambda folder, clock: SqliteLightningStore(clock=clock),
+    "postgres": lambda folder, clock: open_postgres(clock=clock),
     "threaded": lambda folder, clock: LightningStoreThreaded(InMemoryLightningStore(clock=clock)),
 }
 

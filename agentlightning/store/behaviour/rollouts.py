@@ -195,13 +195,11 @@ def dequeue_many_rollouts(
     if limit < 1:
         raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
     claimed: list[AttemptedRollout] = []
-    while len(claimed) < limit:
-        rollout_id = tx.pop()
-        if rollout_id is None:
-            break
-        rollout = tx.get_rollout(rollout_id)
-        if rollout is not None and is_queuing(rollout):
-            claimed.append(begin_attempt(tx, now, rollout, worker_id))
+    while len(claimed) < limit and (popped := tx.pop(limit - len(claimed))):
+        for rollout_id in popped:
+            rollout = tx.get_rollout(rollout_id)
+            if rollout is not None and is_queuing(rollout):
+                claimed.append(begin_attempt(tx, now, rollout, worker_id))
     if worker_id is not None and not claimed:
         show_worker_idle(tx, now, worker_id, dequeued=True)
     return claimed

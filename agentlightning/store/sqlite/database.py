@@ -6,11 +6,11 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+from agentlightning.store.rows import migrations
 from agentlightning.utils.private_files import create_file
 
 __all__ = [
@@ -156,7 +156,7 @@ def _check_header(path: str) -> None:
     (version,) = struct.unpack_from(">i", header, _USER_VERSION_AT)
     if application_id not in (0, APPLICATION_ID):
         raise _foreign(path)
-    if application_id == APPLICATION_ID and version > len(_migrations()):
+    if application_id == APPLICATION_ID and version > len(migrations()):
         raise _newer(path, version)
 
 
@@ -197,7 +197,7 @@ def _foreign(path: str) -> IncompatibleStore:
 
 def _newer(path: str, version: int) -> IncompatibleStore:
     return IncompatibleStore(
-        f"Store '{path}' has schema version {version}, this release knows {len(_migrations())}: "
+        f"Store '{path}' has schema version {version}, this release knows {len(migrations())}: "
         "open it with the release that wrote it, or a later one. The file was not changed."
     )
 
@@ -239,27 +239,21 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     try:
         _check_ours(connection, path)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        migrations = _migrations()
-        if version > len(migrations):
+        known = migrations()
+        if version > len(known):
             raise _newer(path, version)
-        for number in range(version + 1, len(migrations) + 1):
-            for statement in _statements(migrations[number - 1]):
+        for number in range(version + 1, len(known) + 1):
+            for statement in _statements(known[number - 1]):
                 connection.execute(statement)
             connection.execute("INSERT INTO schema_version VALUES (?, ?)", (number, time.time()))
-        if version < len(migrations):
+        if version < len(known):
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+            connection.execute(f"PRAGMA user_version = {len(known)}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _migrations() -> list[str]:
-    folder = resources.files("agentlightning.store.sqlite") / "migrations"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
-    return [file.read_text(encoding="utf-8") for file in files]
 
 
 def _statements(script: str) -> Iterator[str]:

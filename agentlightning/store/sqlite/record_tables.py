@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import orjson
 
+from agentlightning.store.rows import RECORD_TABLES
 from agentlightning.store.selection import Selection
-from agentlightning.store.sqlite.rows import RECORD_TABLES
 from agentlightning.store.sqlite.selecting import clauses_of
 from agentlightning.store.sqlite.session import Row, Session
 from agentlightning.store.transaction import Answer, Record

@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from agentlightning.store.lifecycle import is_finished
-from agentlightning.store.selection import Selection, choose
-from agentlightning.store.sqlite.rows import (
+from agentlightning.store.rows import (
     ATTEMPT_COLUMNS,
     ROLLOUT_COLUMNS,
     SELECT_ATTEMPTS,
@@ -21,6 +20,7 @@ from agentlightning.store.sqlite.rows import (
     config_json,
     rollout_of,
 )
+from agentlightning.store.selection import Selection, choose
 from agentlightning.store.sqlite.selecting import clauses_of
 from agentlightning.store.sqlite.session import Row, Session
 from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json

@@ -161,8 +161,11 @@ class SqliteTransaction(Transaction):
     def push(self, rollout_id: str, *, front: bool = False) -> None:
         self._queue.push(rollout_id, front=front)
 
-    def pop(self) -> str | None:
-        return self._queue.pop()
+    def pop(self, limit: int) -> Sequence[str]:
+        popped: list[str] = []
+        while len(popped) < limit and (rollout_id := self._queue.pop()) is not None:
+            popped.append(rollout_id)
+        return popped
 
     def unqueue(self, rollout_id: str) -> None:
         self._queue.unqueue(rollout_id)

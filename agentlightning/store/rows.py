@@ -1,7 +1,8 @@
-"""Rows: how rollouts, attempts and the keyed records lie in their tables."""
+"""Rows: how rollouts, attempts and the keyed records lie in their tables, in SQLite and in PostgreSQL alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ __all__ = [
     "attempt_of",
     "attempt_row",
     "config_json",
+    "migrations",
     "rollout_of",
 ]
 
@@ -36,6 +38,13 @@ SELECT rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id
        metadata
 FROM attempts
 """
+
+
+def migrations() -> list[str]:
+    """The scripts that make the tables, in the order of their numbers, in SQLite's dialect."""
+    folder = resources.files("agentlightning.store") / "migrations"
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return [file.read_text(encoding="utf-8") for file in files]
 
 
 def rollout_of(row: Row, body: bytes) -> Rollout:

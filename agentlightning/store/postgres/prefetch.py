@@ -1,0 +1,75 @@
+"""What operations are about, read and locked before they run: one round trip for a whole batch, locks in one order."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from agentlightning.store.behaviour.requests import CLAIMS
+from agentlightning.store.claims import RUNNING_ATTEMPTS
+from agentlightning.store.local import Call
+from agentlightning.store.postgres.session import is_storable
+from agentlightning.store.postgres.transaction import PostgresTransaction
+from agentlightning.types import Span
+
+__all__ = ["read_ahead"]
+
+_BY_ROLLOUT: Final = frozenset(
+    [
+        *("get_rollout_by_id", "update_rollout", "start_attempt", "query_attempts", "get_latest_attempt"),
+        *("update_attempt", "finish_attempt", "finish_and_claim", "query_spans", "query_open_spans"),
+        *("get_next_span_sequence_id", "wait_for_rollouts"),
+    ]
+)
+"""Operations whose first argument is a rollout id, or several."""
+_ENDING: Final = frozenset(["update_attempt", "finish_attempt", "finish_and_claim"])
+"""Operations that release the worker of an attempt."""
+_WITH_SPANS: Final = frozenset(["add_span", "add_many_spans", "add_open_spans", "finish_attempt", "finish_and_claim"])
+_BY_PAIRS: Final = frozenset(["get_many_span_sequence_ids", "return_claims"])
+
+
+def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> None:
+    """Have a transaction read and lock the answers, rollouts and workers that the calls name."""
+    rollout_ids: list[Any] = []
+    ended: list[Any] = []
+    span_ids: list[str] = []
+    new_rollouts = 0
+    for call in calls:
+        values = (*call.args, *call.kwargs.values())
+        if call.name in _WITH_SPANS:
+            spans = _spans_in(values)
+            rollout_ids += [span.rollout_id for span in spans]
+            span_ids += [span.span_id for span in spans]
+        if call.name in _BY_ROLLOUT:
+            named = call.args[0] if call.args else call.kwargs.get("rollout_id")
+            rollout_ids += named if isinstance(named, list) else [named]
+            if call.name in _ENDING:
+                ended.append(named)
+        elif call.name == "update_worker":
+            rollout_ids += _named_in_heartbeat(values[-1])
+        elif call.name in _BY_PAIRS:
+            rollout_ids += [pair[0] for pair in values[0]]
+        elif call.name == "enqueue_many_rollouts":
+            new_rollouts += len(values[0])
+        elif call.name == "enqueue_rollout":
+            new_rollouts += 1
+    tx.rollouts.offered_span_ids = frozenset(filter(is_storable, span_ids))
+    tx.rollouts.expected_rollouts = max(new_rollouts, 1)
+    tx.rollouts.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)
+    tx.read_ahead(
+        [named for named in rollout_ids if isinstance(named, str)],
+        [call.request_id for call in calls if call.request_id is not None],
+        now,
+    )
+    worker_ids: list[Any] = [call.kwargs.get("worker_id") for call in calls]
+    worker_ids += [call.args[0] for call in calls if call.name in ("update_worker", "dequeue_rollout") and call.args]
+    worker_ids += tx.workers_of([named for named in ended if isinstance(named, str)])
+    tx.lock_workers({worker_id for worker_id in worker_ids if is_storable(worker_id)})
+
+
+def _spans_in(values: Iterable[Any]) -> list[Span]:
+    return [s for v in values for s in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(s, Span)]
+
+
+def _named_in_heartbeat(stats: Any) -> list[Any]:
+    pairs = stats.get(RUNNING_ATTEMPTS) if isinstance(stats, Mapping) else None
+    named: Sequence[Any] = pairs if isinstance(pairs, (list, tuple)) else ()
+    return [pair[0] for pair in named if isinstance(pair, (list, tuple)) and pair]

@@ -1,0 +1,430 @@
+"""Rollouts, attempts, spans and the queue in PostgreSQL, as one transaction meets them.
+
+A rollout is read with its attempts in one statement. What JSON cannot hold is refused when it is put, never when it is
+sent.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import orjson
+
+from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of, is_storable
+from agentlightning.store.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, attempt_of, config_json, rollout_of
+from agentlightning.store.selection import Selection, choose
+from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
+from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
+
+__all__ = ["RolloutEntry", "PostgresRollouts"]
+
+_LOCK: Final = "SELECT 1 FROM rollouts WHERE {key} = ANY(%b) ORDER BY number FOR UPDATE"
+_READ: Final = f"""
+SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
+       a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
+       coalesce((SELECT arrival_time FROM spans
+                 WHERE spans.rollout = a.rollout AND spans.attempt = a.sequence_id AND spans.number > a.heartbeat_span
+                 ORDER BY spans.number DESC LIMIT 1), a.last_heartbeat_time),
+       a.metadata
+FROM rollouts r
+JOIN inputs i ON i.rollout = r.number
+LEFT JOIN queue q ON q.rollout = r.number
+LEFT JOIN attempts a ON a.rollout = r.number
+WHERE r.{{key}} = ANY(%b) ORDER BY r.number, a.sequence_id
+"""
+_ROLLOUT_WIDTH: Final = 4 + len(ROLLOUT_COLUMNS.split(", "))
+"""Columns of `_READ` before those of the attempt."""
+
+_POP: Final = """
+WITH head AS (
+    SELECT q.position FROM queue q JOIN rollouts r ON r.number = q.rollout
+    ORDER BY q.position LIMIT %b FOR UPDATE OF q, r SKIP LOCKED
+), popped AS (
+    DELETE FROM queue WHERE position IN (SELECT position FROM head) RETURNING position, rollout
+)
+SELECT position, rollout FROM popped ORDER BY position
+"""
+_INSERT_ROLLOUT: Final = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES ({', '.join(['%b'] * 11)})"
+_UPDATE_ROLLOUTS: Final = """
+UPDATE rollouts SET status = u.status, mode = u.mode, resources_id = u.resources_id, end_time = u.end_time,
+    config = u.config, metadata = u.metadata, output = u.output, due = u.due
+FROM unnest(%b::text[], %b::text[], %b::text[], %b::float8[], %b::bytea[], %b::bytea[], %b::bytea[], %b::float8[],
+            %b::bigint[]) AS u (status, mode, resources_id, end_time, config, metadata, output, due, number)
+WHERE rollouts.number = u.number
+"""
+_PUT_INPUT: Final = "INSERT INTO inputs VALUES (%b, %b) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body"
+_PUT_ATTEMPTS: Final = f"""
+INSERT INTO attempts ({ATTEMPT_COLUMNS})
+SELECT u.rollout, u.sequence_id, u.attempt_id, u.status, u.start_time, u.end_time, u.worker_id, u.last_heartbeat_time,
+       coalesce((SELECT max(number) FROM spans s WHERE s.rollout = u.rollout AND s.attempt = u.sequence_id), 0),
+       u.metadata
+FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::float8[], %b::float8[], %b::text[], %b::float8[],
+            %b::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+                               last_heartbeat_time, metadata)
+ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_id, status = excluded.status,
+    start_time = excluded.start_time, end_time = excluded.end_time, worker_id = excluded.worker_id,
+    last_heartbeat_time = excluded.last_heartbeat_time, heartbeat_span = excluded.heartbeat_span,
+    metadata = excluded.metadata
+"""
+_INSERT_SPANS: Final = """
+INSERT INTO spans (rollout, attempt, span_id, sequence_id, arrival_time, bytes, body)
+SELECT rollout, attempt, span_id, sequence_id, arrival_time, length(body), body
+FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::float8[], %b::bytea[])
+     WITH ORDINALITY AS s (rollout, attempt, span_id, sequence_id, arrival_time, body, place)
+ORDER BY place
+"""
+_LAST_SEQUENCE: Final = """
+SELECT greatest((SELECT last FROM sequences WHERE rollout_id = %b),
+                (SELECT max(sequence_id) FROM spans WHERE rollout = %b), 0)
+"""
+_PUT_SEQUENCE: Final = (
+    "INSERT INTO sequences VALUES (%b, %b) ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last"
+)
+_PUT_OPEN_SPANS: Final = (
+    "INSERT INTO open_spans VALUES (%b, %b) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body"
+)
+_PUSH: Final = (
+    "INSERT INTO queue VALUES (nextval(%b::text::regclass), %b) "
+    "ON CONFLICT (rollout) DO UPDATE SET position = excluded.position"
+)
+_TAIL: Final = "queue_tail"
+_HEAD: Final = "queue_head"
+_QUEUED: Final = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
+
+Json = tuple[bytes, bytes, bytes | None]
+"""Configuration, metadata and output of a rollout."""
+
+
+class RolloutEntry:
+    """A rollout as the transaction knows it."""
+
+    __slots__ = ("attempts", "due", "is_queued", "json", "number", "rollout", "span_ids")
+
+    def __init__(self, rollout: Rollout, number: int, json: Json) -> None:
+        self.rollout = rollout
+        self.number = number
+        self.json = json
+        self.attempts: list[Attempt] = []
+        self.is_queued = False
+        self.due: float | None = None
+        self.span_ids: dict[int, set[str]] = {}
+        """Of each attempt, those of `offered_span_ids` that it has."""
+
+
+class PostgresRollouts:
+    """The tables rollouts, inputs, attempts, spans, open_spans, sequences and queue."""
+
+    def __init__(self, session: PostgresSession, *, max_span_bytes: int) -> None:
+        self._session = session
+        self._max_span_bytes = max_span_bytes
+        self.offered_span_ids: frozenset[str] = frozenset()
+        """Ids of the spans that the operation brings, whose presence is read in one statement."""
+        self.expected_rollouts = 1
+        """How many rollouts the operation may add."""
+        self.expected_pops = 0
+        """How many rollouts the operations may take from the queue."""
+        self._popped: list[tuple[int, str]] = []
+        self.earliest_due: float | None = None
+        """The earliest moment that was scheduled here."""
+        self.forget()
+        session.flush_with(self.flush)
+
+    def forget(self) -> None:
+        """Remember nothing; only when nothing is held back."""
+        self._entries: dict[str, RolloutEntry | None] = {}
+        self._numbers: list[int] = []
+        self._new: dict[str, RolloutEntry] = {}
+        self._changed: dict[str, RolloutEntry] = {}
+        self._inputs: dict[int, bytes] = {}
+        self._queue: dict[int, str | None] = {}  # rollout number -> sequence of its new position; None if it leaves
+        self._spans: list[Row] = []
+        self._attempts: dict[tuple[int, int], Row] = {}
+        self._open_spans: dict[int, bytes] = {}
+        self._sequences: dict[str, int] = {}
+
+    def flush(self) -> None:
+        """Send what is held back: spans before attempts, whose heartbeat covers them."""
+        send = self._session.send
+        for entry in self._new.values():
+            send(_INSERT_ROLLOUT, _new_row(entry))
+        if self._changed:
+            send(_UPDATE_ROLLOUTS, _columns(map(_changed_row, self._changed.values())))
+        for number, body in self._inputs.items():
+            send(_PUT_INPUT, (number, body))
+        for number, sequence in self._queue.items():
+            if sequence is None:
+                send("DELETE FROM queue WHERE rollout = %b", (number,))
+            else:
+                send(_PUSH, (sequence, number))
+        if self._spans:
+            send(_INSERT_SPANS, _columns(self._spans))
+        if self._attempts:
+            send(_PUT_ATTEMPTS, _columns(self._attempts.values()))
+        for number, body in self._open_spans.items():
+            send(_PUT_OPEN_SPANS, (number, body))
+        for rollout_id, last in self._sequences.items():
+            send(_PUT_SEQUENCE, (rollout_id, last))
+        for held_back in (self._new, self._changed, self._inputs, self._queue, self._spans, self._attempts):
+            held_back.clear()
+        self._open_spans.clear()
+        self._sequences.clear()
+
+    # ------------------------------------------------------------------ rollouts
+
+    def load(self, rollout_ids: Collection[str]) -> None:
+        """Lock and read rollouts, whether they exist or not."""
+        unknown = [rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in self._entries]
+        if unknown:
+            self._entries.update(dict.fromkeys(unknown))
+            self._load("rollout_id", [rollout_id for rollout_id in unknown if is_storable(rollout_id)])
+
+    def _load(self, key: str, values: Sequence[Any]) -> list[RolloutEntry]:
+        if not self._session.is_reader:
+            self._session.send(_LOCK.format(key=key), (values,))
+        found: dict[int, RolloutEntry] = {}
+        for row in self._session.select(_READ.format(key=key), (values,)):
+            entry = found.get(row[0])
+            if entry is None:
+                entry = found[row[0]] = _entry_of(row)
+            if row[_ROLLOUT_WIDTH] is not None:
+                attempt = (entry.number, *row[_ROLLOUT_WIDTH:])
+                entry.attempts.append(attempt_of(attempt, entry.rollout.rollout_id))
+        self._entries.update((entry.rollout.rollout_id, entry) for entry in found.values())
+        return list(found.values())
+
+    def find(self, rollout_id: str) -> RolloutEntry | None:
+        if rollout_id not in self._entries:
+            self.load([rollout_id])
+        return self._entries[rollout_id]
+
+    def known(self, rollout_id: str) -> RolloutEntry:
+        """The entry of a rollout the behaviour has already met."""
+        entry = self.find(rollout_id)
+        if entry is None:
+            raise KeyError(rollout_id)
+        return entry
+
+    def put(self, rollout: Rollout) -> None:
+        """Insert or replace; what is remembered is what a reader of the database would get."""
+        rollout_id = rollout.rollout_id
+        entry = self._entries.get(rollout_id)
+        if entry is None:
+            json = _json_of(rollout)
+            entry = RolloutEntry(_as_read(rollout, json), self._take_number(), json)
+            self._entries[rollout_id] = self._new[rollout_id] = entry
+            self._put_input(entry, rollout.input)
+            return
+        before = entry.rollout
+        is_same = rollout.config is before.config and rollout.metadata is before.metadata
+        if not is_same or rollout.output is not before.output:
+            entry.json = _json_of(rollout)
+            rollout = _as_read(rollout, entry.json)
+        self._change(entry)
+        entry.rollout = rollout
+        if rollout.input is not before.input:
+            self._put_input(entry, rollout.input)
+
+    def _change(self, entry: RolloutEntry) -> None:
+        """Have its row written; that of a new one will be, as it then is."""
+        if entry.rollout.rollout_id not in self._new:
+            self._changed[entry.rollout.rollout_id] = entry
+
+    def _put_input(self, entry: RolloutEntry, value: Any) -> None:
+        body = self._inputs[entry.number] = as_json(value, "input")
+        entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
+
+    def _take_number(self) -> int:
+        if not self._numbers:
+            sql = "SELECT nextval('rollouts_number_seq') FROM generate_series(1, %b::int)"
+            rows = self._session.send(sql, (self.expected_rollouts,)).fetchall()
+            self._numbers = [number for (number,) in reversed(rows)]
+        return self._numbers.pop()
+
+    def set_due(self, rollout_id: str, due: float | None) -> None:
+        entry = self.known(rollout_id)
+        if entry.due != due:
+            self._change(entry)
+            entry.due = due
+        if due is not None and (self.earliest_due is None or due < self.earliest_due):
+            self.earliest_due = due
+
+    def overdue(self, now: float) -> Sequence[str]:
+        rows = self._session.select("SELECT number FROM rollouts WHERE due < %b", (now,))
+        entries = self._load("number", [number for (number,) in rows]) if rows else []
+        overdue = [(entry.due, entry.rollout.rollout_id) for entry in entries if entry.due is not None]
+        return [rollout_id for due, rollout_id in sorted(overdue) if due < now]
+
+    def select(self, selection: Selection) -> PaginatedResult[Rollout]:
+        """In a transaction that may write, the rollouts are locked and read again: they may have moved on since."""
+        clauses = clauses_of(selection)
+        chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
+        numbers = [number for (number,) in self._session.select(chosen, clauses.parameters)]
+        by_number = {entry.number: entry for entry in self._load("number", numbers)} if numbers else {}
+        total = len(numbers) + selection.offset
+        if selection.limit >= 0 or (selection.offset and not numbers):
+            total = self._session.select(f"SELECT count(*) FROM rollouts{clauses.where}", clauses.parameters)[0][0]
+        items = [by_number[number].rollout for number in numbers]
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
+
+    # ------------------------------------------------------------------ attempts
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        entry = self.known(attempt.rollout_id)
+        body = as_json(attempt.metadata, "metadata")
+        self._attempts[entry.number, attempt.sequence_id] = _attempt_row(attempt, entry.number, body)
+        attempt = replaced(attempt, metadata=orjson.loads(body))
+        entry.attempts[attempt.sequence_id - 1 : attempt.sequence_id] = [attempt]
+
+    def remove_latest_attempt(self, rollout_id: str) -> None:
+        entry = self.known(rollout_id)
+        self._session.flush()
+        sql = "DELETE FROM attempts WHERE rollout = %b AND sequence_id = %b"
+        self._session.send(sql, (entry.number, len(entry.attempts)))
+        entry.attempts.pop()
+
+    # ------------------------------------------------------------------ spans
+
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        """Spans are one statement: that they are also the attempt's heartbeat is seen when the attempt is read."""
+        entry = self.known(attempt.rollout_id)
+        for span in spans:
+            body = span_as_json(span)
+            check_json_size(span, len(body), self._max_span_bytes)
+            self._spans.append((entry.number, attempt.sequence_id, span.span_id, span.sequence_id, now, body))
+        entry.span_ids.setdefault(attempt.sequence_id, set()).update(span.span_id for span in spans)
+        alive = replaced(attempt, last_heartbeat_time=now)
+        entry.attempts[attempt.sequence_id - 1] = alive
+        return alive
+
+    def has_span(self, attempt: Attempt, span_id: str) -> bool:
+        entry, sequence_id = self.known(attempt.rollout_id), attempt.sequence_id
+        known = entry.span_ids.get(sequence_id)
+        if known is None or span_id not in self.offered_span_ids:
+            sought = sorted(self.offered_span_ids | {span_id})
+            sql = "SELECT span_id FROM spans WHERE rollout = %b AND attempt = %b AND span_id = ANY(%b)"
+            rows = self._session.select(sql, (entry.number, sequence_id, sought))
+            known = entry.span_ids.setdefault(sequence_id, set())
+            known.update(found for (found,) in rows)
+        return span_id in known
+
+    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
+        entry = self.find(rollout_id)
+        where, parameters = "WHERE rollout = %b", [entry.number if entry else 0]
+        if attempt is not None:
+            where += " AND attempt = %b"
+            parameters.append(attempt.sequence_id)
+        if selection.conditions or selection.sort_by not in (None, "sequence_id"):
+            rows = self._session.select(f"SELECT body FROM spans {where} ORDER BY number", parameters)
+            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
+        clauses = clauses_of(selection)
+        rows = self._session.select(f"SELECT body FROM spans {where}{clauses.order}{clauses.page}", parameters)
+        total = len(rows) + selection.offset
+        if selection.limit >= 0 or (selection.offset and not rows):
+            total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
+        items = [Span.model_validate_json(body) for (body,) in rows]
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
+
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        number = self.known(rollout_id).number
+        self._open_spans[number] = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in spans])
+
+    def open_spans_of(self, rollout_id: str) -> list[Span]:
+        entry = self.find(rollout_id)
+        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = %b", (entry.number if entry else 0,))
+        return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
+
+    def last_sequence(self, rollout_id: str) -> int:
+        held = self._sequences.get(rollout_id)
+        if held is not None and not self._spans:
+            return held
+        entry = self.find(rollout_id)
+        if entry is None and not self._session.is_reader:  # there is no row to lock
+            self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(%b, 0))", (rollout_id,))
+        rows = self._session.select(_LAST_SEQUENCE, (rollout_id, entry.number if entry else 0))
+        last: int = rows[0][0]
+        return last
+
+    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        self._sequences[rollout_id] = sequence_id
+
+    # ------------------------------------------------------------------ queue
+
+    def push(self, rollout_id: str, *, front: bool) -> None:
+        entry = self.known(rollout_id)
+        if not entry.is_queued:
+            entry.is_queued = True
+            self._queue[entry.number] = _HEAD if front else _TAIL
+
+    def pop(self, limit: int) -> list[str]:
+        """Take what nobody else has locked; for a whole batch at once, if it will ask for more."""
+        if not self._popped:
+            self._popped = self._pop(max(limit, self.expected_pops))
+        self.expected_pops = max(0, self.expected_pops - limit)
+        taken, self._popped = self._popped[:limit], self._popped[limit:]
+        return [rollout_id for _, rollout_id in taken]
+
+    def _pop(self, limit: int) -> list[tuple[int, str]]:
+        """Positions and ids. A second statement sees what was committed as the first one began."""
+        rows = self._session.select(_POP, (limit,)) or self._session.select(_POP, (limit,))
+        if not rows:
+            return []
+        by_number = {entry.number: entry for entry in self._load("number", [number for _, number in rows])}
+        return [(position, by_number[number].rollout.rollout_id) for position, number in rows]
+
+    def return_popped(self) -> None:
+        """Put back, where it was, what a batch has taken and not asked for."""
+        for position, rollout_id in self._popped:
+            self._session.send(
+                "INSERT INTO queue VALUES (%b, %b) ON CONFLICT DO NOTHING", (position, self.known(rollout_id).number)
+            )
+        self._popped = []
+
+    def unqueue(self, rollout_id: str) -> None:
+        entry = self.known(rollout_id)
+        if entry.is_queued:
+            entry.is_queued = False
+            self._queue[entry.number] = None
+
+    def queue_ids(self) -> Sequence[str]:
+        return [rollout_id for (rollout_id,) in self._session.select(_QUEUED)]
+
+
+def _json_of(rollout: Rollout) -> Json:
+    output = None if rollout.output is None else as_json(rollout.output, "output")
+    return config_json(rollout.config), as_json(rollout.metadata, "metadata"), output
+
+
+def _as_read(rollout: Rollout, json: Json) -> Rollout:
+    """The rollout as a reader of the database gets it."""
+    _, metadata, output = json
+    if output is None:
+        return replaced(rollout, metadata=orjson.loads(metadata))
+    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
+
+
+def _entry_of(row: Row) -> RolloutEntry:
+    number, position, due, body, *columns = row[:_ROLLOUT_WIDTH]
+    entry = RolloutEntry(rollout_of(tuple(columns), body), number, (columns[-3], columns[-2], columns[-1]))
+    entry.is_queued, entry.due = position is not None, due
+    return entry
+
+
+def _new_row(entry: RolloutEntry) -> Row:
+    rollout = entry.rollout
+    described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
+    return (entry.number, *described, rollout.start_time, rollout.end_time, *entry.json, entry.due)
+
+
+def _changed_row(entry: RolloutEntry) -> Row:
+    rollout = entry.rollout
+    described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
+    return (*described, *entry.json, entry.due, entry.number)
+
+
+def _attempt_row(attempt: Attempt, number: int, metadata: bytes) -> Row:
+    times = (attempt.start_time, attempt.end_time, attempt.worker_id, attempt.last_heartbeat_time)
+    return (number, attempt.sequence_id, attempt.attempt_id, attempt.status, *times, metadata)
+
+
+def _columns(rows: Iterable[Row]) -> list[list[Any]]:
+    """Rows as the columns that one statement unnests."""
+    return [list(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,295 @@
+"""Transactions on a PostgreSQL connection, each for one operation or a batch of them.
+
+A writing transaction locks the row of a rollout before it reads anything of it, and reads in a statement of its own
+after the lock, so that it sees what the last holder of the lock has committed. Rows are held back and sent together
+with the COMMIT, in one round trip; a selection sends them before it reads. A reading transaction has one snapshot.
+
+Locks are taken in one order, so that writers wait for each other and do not deadlock: rollouts by their numbers, then
+the queue, then workers and runs. `docs/design/transactions.md` has the rules.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, Final, TypeVar
+
+import orjson
+from psycopg import Cursor
+
+from agentlightning.store.notices import NoticeFields
+from agentlightning.store.postgres.database import Connection
+from agentlightning.store.postgres.rollout_tables import PostgresRollouts
+from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of
+from agentlightning.store.rows import RECORD_TABLES
+from agentlightning.store.selection import Selection
+from agentlightning.store.transaction import Answer, Record, Transaction
+from agentlightning.store.values import as_json
+from agentlightning.types import (
+    Attempt,
+    MetricPoint,
+    NoticeKind,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Run,
+    Span,
+    Worker,
+)
+
+__all__ = ["PostgresTransaction"]
+
+RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
+
+_UPSERTS: Final = {kind: table.upsert.replace("?", "%b") for kind, table in RECORD_TABLES.items()}
+_SELECT_ANSWER: Final = "SELECT operation, body FROM answers WHERE request_id = %b AND time >= %b"
+_SELECT_ANSWERS: Final = "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(%b) AND time >= %b"
+_PUT_SETTING: Final = "INSERT INTO settings VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_COUNTS: Final = {
+    "total_rollouts": "SELECT count(*) FROM rollouts",
+    "total_attempts": "SELECT count(*) FROM attempts",
+    "total_spans": "SELECT count(*) FROM spans",
+    "total_resources": "SELECT count(*) FROM resources",
+    "total_workers": "SELECT count(*) FROM workers",
+    "total_runs": "SELECT count(*) FROM runs",
+    "queue_length": "SELECT count(*) FROM queue",
+    "total_span_bytes": "SELECT coalesce(sum(bytes), 0)::bigint FROM spans",
+}
+
+
+class PostgresTransaction(Transaction):
+    """Reads and writes that are committed together; used inside `connection.pipeline()`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        is_reader: bool,
+        max_span_bytes: int,
+        answer_lifetime_seconds: float,
+        shares_resources: bool = True,
+    ) -> None:
+        """
+        Args:
+            shares_resources: Whether resources are only read, or added, and so need no lock.
+        """
+        self._session = PostgresSession(connection, is_reader=is_reader)
+        self.rollouts = PostgresRollouts(self._session, max_span_bytes=max_span_bytes)
+        self._answer_lifetime_seconds = answer_lifetime_seconds
+        self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
+        self._records: dict[tuple[type, str], Any] = {}
+        self._record_rows: dict[tuple[type, str], Row] = {}
+        self._settings: dict[str, str | None] = {}
+        self._setting_rows: dict[str, str] = {}
+        self._metric_rows: list[Row] = []
+        self._answers: dict[str, Answer | None] = {}
+        self._answer_rows: dict[str, Row] = {}
+        self._replaced_answers: set[str] = set()
+        self.notices: list[NoticeFields] = []
+        """Without cursors, which they get after the commit."""
+        self._session.flush_with(self._flush)
+
+    def read_ahead(self, rollout_ids: Collection[str], request_ids: Sequence[str], now: float) -> None:
+        """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
+        cursor: Cursor[Row] | None = None
+        if request_ids:
+            expiry = now - self._answer_lifetime_seconds
+            cursor = self._session.send(_SELECT_ANSWERS, (list(request_ids), expiry))
+        self.rollouts.load(rollout_ids)
+        if cursor is not None:
+            self._answers.update(dict.fromkeys(request_ids))
+            for request_id, operation, body in cursor.fetchall():
+                self._answers[request_id] = Answer(operation, body)
+
+    def workers_of(self, rollout_ids: Collection[str]) -> list[str | None]:
+        """The workers of the latest attempts of rollouts that were read ahead."""
+        latest = (self.get_attempts(rollout_id)[-1:] for rollout_id in rollout_ids)
+        return [attempt.worker_id for attempts in latest for attempt in attempts]
+
+    def lock_workers(self, worker_ids: Collection[str]) -> None:
+        """Read workers in one statement, which locks them in the order of their ids."""
+        if worker_ids:
+            table, lock = RECORD_TABLES[Worker], "" if self._session.is_reader else " FOR UPDATE"
+            sql = f"SELECT {table.column_list} FROM workers WHERE worker_id = ANY(%b) ORDER BY worker_id{lock}"
+            self._records.update(((Worker, worker_id), None) for worker_id in worker_ids)
+            for row in self._session.send(sql, (list(worker_ids),)).fetchall():
+                self._records[Worker, row[0]] = table.record_of(row)
+
+    def try_lock(self, key: int) -> bool:
+        """Whether this transaction now holds an advisory lock, until it ends."""
+        return bool(self._session.select("SELECT pg_try_advisory_xact_lock(%b)", (key,))[0][0])
+
+    def commit(self) -> None:
+        """Send what is held back and the COMMIT; the outcome is known when the pipeline ends."""
+        if not self._session.is_reader:
+            self._session.flush()
+            self.rollouts.return_popped()
+            if self.notices:
+                self._session.send("INSERT INTO outbox (body) VALUES (%b)", (orjson.dumps(self.notices),))
+        self._session.send("COMMIT")
+
+    def _flush(self) -> None:
+        send = self._session.send
+        for (kind, _), row in self._record_rows.items():
+            send(_UPSERTS[kind], row)
+        for name, value in self._setting_rows.items():
+            send(_PUT_SETTING, (name, value))
+        for row in self._metric_rows:
+            send("INSERT INTO metrics (run_id, step, time, body) VALUES (%b, %b, %b, %b)", row)
+        for request_id, row in self._answer_rows.items():
+            # One that was met is replaced. Of one that was not, a copy of the request may have come first: the insert
+            # then fails, and the operation is run again and finds it.
+            oldest = math.inf if request_id in self._replaced_answers else row[-1] - self._answer_lifetime_seconds
+            send("DELETE FROM answers WHERE request_id = %b AND time < %b", (request_id, oldest))
+            send("INSERT INTO answers VALUES (%b, %b, %b, %b)", row)
+        for held_back in (self._record_rows, self._setting_rows, self._metric_rows, self._answer_rows):
+            held_back.clear()
+
+    def note(
+        self,
+        kind: NoticeKind,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        status: str | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        self.notices.append((kind, 0, rollout_id, attempt_id, status, name, number))
+
+    # ------------------------------------------------------------------ rollouts and attempts
+
+    def get_rollout(self, rollout_id: str) -> Rollout | None:
+        entry = self.rollouts.find(rollout_id)
+        return None if entry is None else entry.rollout
+
+    def put_rollout(self, rollout: Rollout) -> None:
+        self.rollouts.put(rollout)
+
+    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
+        return self.rollouts.select(selection)
+
+    def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
+        entry = self.rollouts.find(rollout_id)
+        return () if entry is None else entry.attempts
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        self.rollouts.put_attempt(attempt)
+
+    def remove_latest_attempt(self, rollout_id: str) -> None:
+        self.rollouts.remove_latest_attempt(rollout_id)
+
+    # ------------------------------------------------------------------ spans
+
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        return self.rollouts.append_spans(attempt, spans, now)
+
+    def has_span(self, attempt: Attempt, span_id: str) -> bool:
+        return self.rollouts.has_span(attempt, span_id)
+
+    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
+        return self.rollouts.select_spans(rollout_id, attempt, selection)
+
+    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        self.rollouts.put_open_spans(rollout_id, spans)
+
+    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
+        return self.rollouts.open_spans_of(rollout_id)
+
+    def are_spans_evicted(self, rollout_id: str) -> bool:
+        return False
+
+    def get_last_sequence(self, rollout_id: str) -> int:
+        return self.rollouts.last_sequence(rollout_id)
+
+    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        self.rollouts.put_last_sequence(rollout_id, sequence_id)
+
+    # ------------------------------------------------------------------ queue and schedule
+
+    def push(self, rollout_id: str, *, front: bool = False) -> None:
+        self.rollouts.push(rollout_id, front=front)
+
+    def pop(self, limit: int) -> Sequence[str]:
+        return self.rollouts.pop(limit)
+
+    def unqueue(self, rollout_id: str) -> None:
+        self.rollouts.unqueue(rollout_id)
+
+    def queue_ids(self) -> Sequence[str]:
+        return self.rollouts.queue_ids()
+
+    def schedule(self, rollout_id: str, due: float | None) -> None:
+        self.rollouts.set_due(rollout_id, due)
+
+    def overdue(self, now: float) -> Sequence[str]:
+        return self.rollouts.overdue(now)
+
+    # ------------------------------------------------------------------ records, settings, metrics
+
+    def get_record(self, kind: type[RecordT], key: str) -> RecordT | None:
+        if (kind, key) not in self._records:
+            table = RECORD_TABLES[kind]
+            lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
+            sql = f"SELECT {table.column_list} FROM {table.name} WHERE {table.key} = %b{lock}"
+            rows = self._session.select(sql, (key,))
+            self._records[kind, key] = table.record_of(rows[0]) if rows else None
+        record: RecordT | None = self._records[kind, key]
+        return record
+
+    def put_record(self, record: Record) -> None:
+        kind = type(record)
+        table = RECORD_TABLES[kind]
+        row = table.row_of(record)
+        self._records[kind, row[0]] = table.record_of(row)
+        self._record_rows[kind, row[0]] = row
+
+    def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
+        table, clauses = RECORD_TABLES[kind], clauses_of(selection)
+        source = f"FROM {table.name}{clauses.where}"
+        page = f"SELECT {table.column_list} {source}{clauses.order}{clauses.page}"
+        items = [table.record_of(row) for row in self._session.select(page, clauses.parameters)]
+        total = self._session.select(f"SELECT count(*) {source}", clauses.parameters)[0][0]
+        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
+
+    def get_setting(self, name: str) -> str | None:
+        if name not in self._settings:
+            rows = self._session.select("SELECT value FROM settings WHERE name = %b", (name,))
+            self._settings[name] = rows[0][0] if rows else None
+        return self._settings[name]
+
+    def put_setting(self, name: str, value: str) -> None:
+        self._settings[name] = self._setting_rows[name] = value
+
+    def append_metrics(self, point: MetricPoint) -> None:
+        self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
+
+    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
+        sql = "SELECT step, time, body FROM metrics WHERE run_id = %b ORDER BY step, number"
+        return [
+            MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body))
+            for step, time, body in self._session.select(sql, (run_id,))
+        ]
+
+    # ------------------------------------------------------------------ answers and counts
+
+    def get_answer(self, request_id: str, now: float) -> Answer | None:
+        if request_id not in self._answers:
+            rows = self._session.select(_SELECT_ANSWER, (request_id, now - self._answer_lifetime_seconds))
+            self._answers[request_id] = Answer(*rows[0]) if rows else None
+        return self._answers[request_id]
+
+    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
+        if self._answers.get(request_id) is not None:
+            self._replaced_answers.add(request_id)
+        self._answers[request_id] = answer
+        self._answer_rows[request_id] = (request_id, answer.request, answer.body, now)
+
+    def drop_answers(self, request_ids: Sequence[str]) -> None:
+        self._session.flush()
+        self._session.send("DELETE FROM answers WHERE request_id = ANY(%b)", (list(request_ids),))
+
+    def relieve(self) -> None:
+        self._session.flush()
+        self.rollouts.forget()
+
+    def counts(self) -> dict[str, int]:
+        cursors = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
+        return {name: cursor.fetchall()[0][0] for name, cursor in cursors.items()}

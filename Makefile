@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -31,6 +31,11 @@ browser: ## Install the browser in which the dashboard is tested (Debian, as roo
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
 		echo "There is no Chromium, and it cannot be installed here: the tests of the dashboard in a browser are skipped."
+
+postgres: ## Install the PostgreSQL server whose store is tested (Debian, as root; without one those tests are skipped)
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; } || \
+		echo "There is no PostgreSQL, and it cannot be installed here: the tests of its store are skipped."
 
 # Every run leaves a report, from which `make claims` reads what was proven.
 REPORTS := .reports

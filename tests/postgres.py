@@ -114,7 +114,7 @@ class Cluster:
         self._run([self._binaries / "initdb", "-D", self._data, *options])
         given = {
             "listen_addresses": "'127.0.0.1'",
-            "port": str(_free_port()),
+            "port": str(free_port()),
             "unix_socket_directories": f"'{self.folder}'",
             "max_connections": "400",
             "shared_buffers": "'64MB'",
@@ -171,7 +171,7 @@ def _account() -> pwd.struct_passwd:
         return pwd.getpwnam("nobody")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     import socket
 
     with socket.socket() as probe:

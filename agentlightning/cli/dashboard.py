@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentlightning.cli.arguments import CommandParser, port_number
-from agentlightning.cli.store_address import existing_file, first_answer, is_remote
+from agentlightning.cli.store_address import existing_file, first_answer, is_database, is_remote, store_at
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
 from agentlightning.logging import setup
-from agentlightning.store import LightningStoreServer, SqliteLightningStore
+from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.signals import ending_signal
 
@@ -62,7 +62,7 @@ def _parser() -> CommandParser:
         description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
         examples=EXAMPLES,
     )
-    parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server")
+    parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server or a database")
     parser.add_argument(
         "--port", type=port_number, default=0, help="for a file: where to serve it; a free one by default"
     )
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             webbrowser.open(url)
         return 0
     try:
-        ended_by = asyncio.run(_serve(existing_file(arguments.store), arguments.port, opens_browser))
+        ended_by = asyncio.run(_serve(arguments.store, arguments.port, opens_browser))
     except (RuntimeError, PermissionError) as error:  # the port is taken, or the file is somebody else's
         print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
         return 1
@@ -105,24 +105,29 @@ async def _page_of(address: str) -> str:
     return f"{url}#{fragment}" if fragment else url
 
 
-async def _serve(path: Path, port: int, opens_browser: bool) -> signal.Signals:
-    """Serve a file until Ctrl-C or SIGTERM; returns which of them it was.
+async def _serve(address: str, port: int, opens_browser: bool) -> signal.Signals:
+    """Serve a file, or a database, until Ctrl-C or SIGTERM; returns which of them it was.
 
     The server's master token stays here; the page gets the narrowest one that may read everything.
     """
     master = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
     token = sign_token(master, Scope("reader"), expires_at=None)
+    if not is_database(address):
+        existing_file(address)
     with ending_signal() as received:
-        async with SqliteLightningStore(path) as store:
+        store = store_at(address)
+        try:
             server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
             await server.start()
             try:
                 url = address_with_token(server.endpoint + DASHBOARD_PATH, token)
-                _show(f"The dashboard of {path}: {url}\nCtrl-C stops it.")
+                _show(f"The dashboard of {address}: {url}\nCtrl-C stops it.")
                 with _browser_opened(url) if opens_browser else nullcontext():
                     return await received
             finally:
                 await server.stop()
+        finally:
+            await store.close()
 
 
 @contextmanager

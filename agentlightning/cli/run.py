@@ -25,7 +25,7 @@ from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signal
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
-from agentlightning.cli.store_address import existing_file, is_remote, store_at, why_silent
+from agentlightning.cli.store_address import existing_file, is_database, is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError, StoreUnavailable
 from agentlightning.litagent.command import CommandAgent
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.show is not None:
-        if not is_remote(arguments.store):
+        if not is_remote(arguments.store) and not is_database(arguments.store):
             existing_file(arguments.store)
         return _with_store(arguments.store, token, lambda store: print_trace(store, arguments.show))
     task, models = _task(arguments.task, command), models_of(arguments)

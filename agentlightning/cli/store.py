@@ -14,7 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentlightning.cli.arguments import CommandParser, named_path, port_number, positive_number, seconds
-from agentlightning.cli.store_address import existing_file, is_remote, path_of, statistics_of
+from agentlightning.cli.store_address import (
+    existing_file,
+    is_database,
+    is_remote,
+    path_of,
+    postgres_store,
+    statistics_of,
+)
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.logging import setup
@@ -40,11 +47,13 @@ EXAMPLES = """\
 examples:
   agl store                                            serve a store in memory at http://127.0.0.1:4747
   agl store --backend sqlite --path runs.db            serve a file; it outlives the server
+  agl store --backend postgres --dsn postgresql://agl@db/agl     one of several servers on a database
   AGL_STORE_TOKEN=$(agl tokens new) agl store --host 0.0.0.0     for other machines, which need the token
   agl store status runs.db                             what a store holds; also of http://127.0.0.1:4747
   agl store backup runs.db copy.db                     a consistent copy, while runs.db is in use
   agl store export runs.db runs.jsonl                  everything as JSON lines
   agl store import new.db runs.jsonl                   JSON lines into a new store
+  agl store import postgresql://agl@db/agl runs.jsonl  the same into a database; PGPASSWORD lets you in
 """
 VERB_EXAMPLES = {
     "status": """\
@@ -78,8 +87,9 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
     )
-    parser.add_argument("--backend", choices=["memory", "sqlite"], help="sqlite if --path is given, else memory")
+    parser.add_argument("--backend", choices=["memory", "sqlite", "postgres"], help="sqlite with --path, else memory")
     parser.add_argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
+    parser.add_argument("--dsn", help="the PostgreSQL database, without a password (default: as PGHOST etc. say)")
     parser.add_argument("--token", help="what callers must show; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a token all the same")
     parser.add_argument("--cors-origin", action="append", help="let web pages of this origin call; may be repeated")
@@ -90,7 +100,7 @@ def _parser() -> CommandParser:
         metavar="SECONDS",
         help="how long a worker with heartbeats may be silent until its work is given to others (default: %(default)g)",
     )
-    parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, for --backend sqlite")
+    parser.add_argument("--n-workers", type=positive_number, default=1, help="server processes, not for a memory store")
     parser.add_argument(
         "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
     )
@@ -117,9 +127,9 @@ def _add_verbs(parser: argparse.ArgumentParser) -> None:
             examples=VERB_EXAMPLES[verb],
         )
         if other is None:
-            command.add_argument("path", help="the store file, or the address of a server")
+            command.add_argument("path", help="the store file, or the address of a server or a database")
         else:
-            command.add_argument("path", help="the store file")
+            command.add_argument("path", help="the store file, or the address of a database")
             command.add_argument("file", type=named_path, help=other)
         if verb in _WRITING_VERBS:
             command.add_argument("--force", action="store_true", help=f"replace an earlier {verb} of this name")
@@ -139,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif is_remote(arguments.path):
         asyncio.run(_run(arguments, statistics_of(arguments.path)))
     else:
-        path = existing_file(arguments.path)
+        path = arguments.path if is_database(arguments.path) else existing_file(arguments.path)
         if arguments.verb in _WRITING_VERBS and not arguments.force and arguments.file.is_file():
             raise ConfigurationError(
                 f"'{arguments.file}' exists; give another path, or --force to replace an earlier {arguments.verb}."
             )
-        asyncio.run(_run(arguments, _run_on_file(arguments, path)))
+        asyncio.run(_run(arguments, _run_on(arguments, path)))
     return 0
 
 
@@ -158,7 +168,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     store = _chosen_store(arguments)
     if arguments.n_workers > 1 and isinstance(store, InMemoryLightningStore):
         raise ConfigurationError(
-            f"--n-workers {arguments.n_workers} needs --backend sqlite; processes cannot share a store in memory."
+            f"--n-workers {arguments.n_workers} needs --backend sqlite or postgres; processes cannot share memory."
         )
     server = LightningStoreServer(
         store,
@@ -182,6 +192,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _chosen_store(arguments: argparse.Namespace) -> LightningStore:
     backend = arguments.backend or ("sqlite" if arguments.path is not None else "memory")
+    if arguments.dsn is not None and backend != "postgres":
+        raise ConfigurationError(f"--dsn needs --backend postgres; a {backend} store has no database.")
+    if arguments.path is not None and backend == "postgres":
+        raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; name the database with --dsn.")
+    if backend == "postgres":
+        return postgres_store(arguments.dsn or "postgresql://", lost_worker_seconds=arguments.lost_worker_seconds)
     if backend == "sqlite":
         return SqliteLightningStore(
             arguments.path or DEFAULT_SQLITE_PATH, lost_worker_seconds=arguments.lost_worker_seconds
@@ -212,7 +228,7 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
 
 
 def _description(store: LightningStore) -> str:
-    path: Any = getattr(store, "path", None)
+    path: Any = getattr(store, "path", None) or getattr(store, "address", None)
     return "a store in memory" if path is None else f"the store {path}"
 
 
@@ -223,10 +239,13 @@ def _import(arguments: argparse.Namespace) -> None:
     """Import into a file; one that was made for it does not outlive a failure."""
     if not arguments.file.exists():
         raise ConfigurationError(f"There is no file '{arguments.file}'.")
+    if is_database(arguments.path):
+        asyncio.run(_run(arguments, _run_on(arguments, arguments.path)))
+        return
     path = Path(path_of(arguments.path))
     is_new = not path.exists()
     try:
-        asyncio.run(_run(arguments, _run_on_file(arguments, path)))
+        asyncio.run(_run(arguments, _run_on(arguments, path)))
     except BaseException:
         if is_new:
             path.unlink(missing_ok=True)
@@ -249,13 +268,19 @@ def _shown(value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else escape(str(value))
 
 
-async def _run_on_file(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
-    async with SqliteLightningStore(path) as store:
+async def _run_on(arguments: argparse.Namespace, place: Path | str) -> dict[str, Any]:
+    """Carry out a verb on a file, or on a database if the place is a text."""
+    store = SqliteLightningStore(place) if isinstance(place, Path) else postgres_store(place)
+    try:
         if arguments.verb == "status":
             return dict(await store.statistics())
         if arguments.verb == "backup":
+            if not isinstance(store, SqliteLightningStore):
+                raise ConfigurationError("A database is backed up with pg_dump, or with `agl store export`.")
             await store.backup(arguments.file)
             return {"bytes": arguments.file.stat().st_size}
         if arguments.verb == "export":
             return dict(await export_store(store, arguments.file))
         return dict(await import_store(store, arguments.file))
+    finally:
+        await store.close()

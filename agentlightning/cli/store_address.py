@@ -1,4 +1,4 @@
-"""The store that a command is told to use: the address of a server, or a file."""
+"""The store that a command is told to use: the address of a server or of a database, or a file."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ __all__ = [
     "FirstAnswer",
     "existing_file",
     "first_answer",
+    "is_database",
     "is_remote",
     "path_of",
+    "postgres_store",
     "statistics_of",
     "store_at",
     "why_silent",
@@ -36,8 +38,13 @@ def is_remote(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
+def is_database(address: str) -> bool:
+    """Whether it is the address of a PostgreSQL database."""
+    return address.startswith(("postgresql://", "postgres://"))
+
+
 def store_at(address: str | None, token: str | None = None) -> LightningStore:
-    """The store at an address of a server, `sqlite:///path`, or a path; None is one in memory.
+    """The store at an address of a server or a database, `sqlite:///path`, or a path; None is one in memory.
 
     Args:
         token: What the server asks for.
@@ -46,7 +53,22 @@ def store_at(address: str | None, token: str | None = None) -> LightningStore:
         return InMemoryLightningStore()
     if is_remote(address):
         return LightningStoreClient(address, token=token)
-    return SqliteLightningStore(path_of(address))
+    return postgres_store(address) if is_database(address) else SqliteLightningStore(path_of(address))
+
+
+def postgres_store(dsn: str, **options: Any) -> LightningStore:
+    """The store in a database, whose address a user wrote on a command line."""
+    try:
+        from agentlightning.store.postgres import PostgresLightningStore
+        from agentlightning.store.postgres.database import parsed
+    except ImportError as error:
+        raise ConfigurationError(str(error)) from error
+    if "password" in parsed(dsn):
+        raise ConfigurationError(
+            "The address of the database holds a password, which `ps` shows to everybody on this machine; leave it "
+            "out, and give it as PGPASSWORD or in the file that PGPASSFILE names."
+        )
+    return PostgresLightningStore(dsn, **options)
 
 
 # ---------------------------------------------------------------------- files
@@ -57,7 +79,7 @@ def path_of(address: str) -> str:
     path = address.removeprefix(_FILE_PREFIX)
     if not path or "://" in path:
         raise ConfigurationError(
-            f"'{address}' is no store; write http://host:4747 for a server, or the path of a file, or sqlite:///path."
+            f"'{address}' is no store; write http://host:4747 for a server, the path of a file, or postgresql://…."
         )
     return path
 

@@ -1,4 +1,4 @@
-"""A store from the way a user writes one down: `memory`, `sqlite:///path`, or the URL of a server."""
+"""A store from the way a user writes one down: `memory`, `sqlite:///path`, or the URL of a database or a server."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ def built_store(spec: Any) -> LightningStore:
     """The store a user asks for; one in memory, if for none.
 
     A text is `memory`, `sqlite` (a file in the working directory), `sqlite:///relative/path`, `sqlite:////absolute/path`,
-    the URL of a server, or the import path of a class.
+    `postgresql://user@host/database`, the URL of a server, or the import path of a class.
     """
     if isinstance(spec, (str, Path)):
         named = _named_store(str(spec))
@@ -47,6 +47,10 @@ def _named_store(text: str) -> LightningStore | None:
         if path == text or not path:
             raise ConfigurationError(f"store {text!r} names no file; write it as sqlite:///path/to/file.db.")
         return SqliteLightningStore(path)
+    if scheme in ("postgresql", "postgres"):
+        from agentlightning.store.postgres import PostgresLightningStore
+
+        return PostgresLightningStore(text)
     if scheme in ("http", "https"):
         return LightningStoreClient(text)
     if text.endswith((".db", ".sqlite")):
@@ -61,7 +65,8 @@ def store_address(store: LightningStore) -> str | None:
         return str(inner.path)
     if isinstance(inner, LightningStoreClient):
         return inner.server_address
-    return None
+    address: str | None = getattr(inner, "address", None)  # of a database
+    return address
 
 
 def served_address(store: LightningStore) -> str | None:

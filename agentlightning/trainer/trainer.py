@@ -57,7 +57,7 @@ class Trainer(TrainingControl):
         tracer: Records what the agent does; an `OtelTracer` that instruments all libraries we know, if left out.
         adapter: Turns spans into the algorithm's data; a `TracerTraceToTriplet`, if left out. A dictionary without
             `type` holds arguments for that.
-        store: Where everything is kept: also `memory`, `sqlite:///path`, or a server's URL.
+        store: Where everything is kept: also `memory`, `sqlite:///path`, `postgresql://…`, or a server's URL.
         runner: Runs the agent; a `LitAgentRunner`, if left out.
         strategy: Where things run: `cs` (processes), `shm` (threads).
         port: Of the store server under `cs`.

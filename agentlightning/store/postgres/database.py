@@ -9,17 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import psycopg
+from psycopg import conninfo
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidValue, StoreUnavailable
 from agentlightning.store.rows import migrations
-
-try:
-    import psycopg
-    from psycopg import conninfo
-    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
-except ImportError as error:
-    raise ImportError(
-        "A store in PostgreSQL needs psycopg; install it with `pip install 'agentlightning[postgres]'`."
-    ) from error
 
 __all__ = [
     "RETRIED",
@@ -27,8 +22,8 @@ __all__ = [
     "Pool",
     "connect",
     "described",
-    "is_postgres",
     "open_pool",
+    "parsed",
     "prepare",
     "store_errors",
 ]
@@ -60,11 +55,6 @@ _OPTIONS: Final = " ".join(
         "idle_in_transaction_session_timeout": "60s",  # a server that was stopped lets go of its locks
     }.items()
 )
-
-
-def is_postgres(address: str) -> bool:
-    """Whether it is the address of a database."""
-    return address.startswith(("postgresql://", "postgres://"))
 
 
 def parsed(dsn: str) -> dict[str, Any]:

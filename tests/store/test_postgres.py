@@ -1,0 +1,272 @@
+"""The PostgreSQL store: what several writers, several processes and a lost database make of it."""
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore, export_store, import_store
+from agentlightning.trainer.stores import built_store, store_address
+from agentlightning.types import ResourcesUpdate, Span
+from tests.postgres import PASSWORD, Cluster, new_database, shared_cluster
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'agentlightning[postgres]'")
+
+from agentlightning.store.postgres import PostgresLightningStore  # noqa: E402
+from agentlightning.store.postgres.database import described  # noqa: E402
+
+
+async def test_two_stores_on_one_database_hand_out_each_rollout_once() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        await asyncio.gather(*[store.enqueue_rollout(n) for n in range(20) for store in (one, other)])
+
+        async def drain(store: PostgresLightningStore) -> list[str]:
+            found = []
+            while (claim := await store.dequeue_rollout()) is not None:
+                found.append(claim.rollout_id)
+            return found
+
+        claims = await asyncio.gather(*[drain(store) for store in (one, other) for _ in range(4)])
+
+    counts = Counter(rollout_id for found in claims for rollout_id in found)
+    assert (len(counts), set(counts.values())) == (40, {1})
+
+
+async def test_copies_of_a_request_at_two_stores_claim_once() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        await one.enqueue_many_rollouts([])
+        await asyncio.gather(*[one.enqueue_rollout(n) for n in range(3)])
+
+        requests = [store.perform("dequeue_rollout", {}, request_id="q") for store in (one, other) * 4]
+        claims = await asyncio.gather(*requests)
+
+        assert len({claim.attempt.attempt_id for claim in claims}) == 1
+        assert (await one.statistics())["queue_length"] == 2
+
+
+async def test_waiter_is_woken_by_another_store() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        waiting = asyncio.create_task(one.dequeue_rollout(wait=30.0))
+        while not one._board.has_waiters:
+            await asyncio.sleep(0)
+
+        rollout = await other.enqueue_rollout("a")
+
+        claim = await asyncio.wait_for(waiting, 10)
+        assert claim is not None
+        assert claim.rollout_id == rollout.rollout_id
+
+
+async def test_subscriber_sees_what_all_stores_do_in_one_order_without_holes() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        notices = one.subscribe(["rollout"])
+        await asyncio.gather(*[store.enqueue_rollout(n) for n in range(10) for store in (one, other)])
+
+        seen = [await asyncio.wait_for(anext(notices), 10) for _ in range(20)]
+
+        assert [notice.cursor for notice in seen] == list(range(seen[0].cursor, seen[0].cursor + 20))
+        again = other.subscribe(after=seen[9].cursor)
+        assert [await asyncio.wait_for(anext(again), 10) for _ in range(10)] == seen[10:]
+
+
+async def test_refused_operation_does_not_take_its_batch_with_it(make_span: Any) -> None:
+    async with PostgresLightningStore(new_database()) as store:
+        rollout = await store.start_rollout("a")
+        span = make_span(rollout)
+        unknown = span.model_copy(update={"rollout_id": "ro-unknown"})
+
+        outcomes = await asyncio.gather(*[store.add_span(s) for s in [span, unknown] * 10], return_exceptions=True)
+
+        assert [type(outcome).__name__ for outcome in outcomes] == ["Span", "NotFound"] * 10
+        assert len(await store.query_spans(rollout.rollout_id)) == 10
+
+
+async def test_concurrent_updates_of_resources_count_every_version() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
+        await one.update_resources("r", {})
+
+        updates = await asyncio.gather(*[store.update_resources("r", {}) for store in (one, other) * 5])
+
+    assert sorted(update.version for update in updates if isinstance(update, ResourcesUpdate)) == list(range(2, 12))
+
+
+async def test_cancelled_claim_goes_back_to_the_queue() -> None:
+    async with PostgresLightningStore(new_database()) as store:
+        await store.enqueue_rollout("a")
+        claiming = asyncio.create_task(store.dequeue_rollout())
+        await asyncio.sleep(0)
+        claiming.cancel()
+        await asyncio.gather(claiming, return_exceptions=True)
+
+        claim = await store.dequeue_rollout(wait=10.0)
+
+        assert claim is not None
+        assert (claim.input, claim.attempt.sequence_id) == ("a", 1)
+
+
+async def test_store_moves_between_all_back_ends(tmp_path: Path, make_span: Any) -> None:
+    async with PostgresLightningStore(new_database()) as store:
+        rollout = await store.start_rollout({"q": 1}, worker_id="w")
+        await store.add_span(make_span(rollout, name="step"))
+        await store.enqueue_rollout("waiting")
+        first = await export_store(store, tmp_path / "1.jsonl")
+        expected = await store.query_spans(rollout.rollout_id)
+    for number, target in enumerate(
+        [SqliteLightningStore(tmp_path / "s.db"), InMemoryLightningStore(), PostgresLightningStore(new_database())], 1
+    ):
+        assert await import_store(target, tmp_path / f"{number}.jsonl") == first
+        await export_store(target, tmp_path / f"{number + 1}.jsonl")
+        assert await target.query_spans(rollout.rollout_id) == expected
+        assert (await target.statistics())["queue_length"] == 1
+        await target.close()
+
+
+async def test_pickled_store_opens_the_same_database() -> None:
+    async with PostgresLightningStore(new_database()) as store:
+        rollout = await store.enqueue_rollout("a")
+
+        async with pickle.loads(pickle.dumps(store)) as again:
+            assert (await again.get_rollout_by_id(rollout.rollout_id)).input == "a"
+
+
+async def test_text_that_a_database_cannot_hold_names_no_rollout() -> None:
+    async with PostgresLightningStore(new_database()) as store:
+        assert await store.get_rollout_by_id("a\0b") is None
+        with pytest.raises(ValueError, match="0x00"):
+            await store.enqueue_rollout("a", rollout_id="a\0b")
+
+
+async def test_lost_connections_are_replaced_and_the_operation_is_run_again() -> None:
+    dsn = new_database()
+    async with PostgresLightningStore(dsn) as store:
+        await asyncio.gather(*[store.enqueue_rollout(n) for n in range(8)])
+        name = dsn.rpartition("/")[2]
+
+        shared_cluster().run_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+        assert (await store.dequeue_rollout()) is not None
+
+
+async def test_database_that_is_not_there_is_an_outage_that_shows_no_password() -> None:
+    dsn = new_database().rpartition("/")[0] + "/nowhere"
+
+    with pytest.raises(StoreUnavailable, match='database "nowhere" does not exist') as caught:
+        PostgresLightningStore(dsn)
+
+    assert PASSWORD not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://agl:{PASSWORD}@x@host/db",
+        f"postgresql://agl:{PASSWORD}/x@host/db",
+        f"postgresql://agl:a:{PASSWORD}@host:{PASSWORD}/db",
+    ],
+    ids=["at", "slash", "port"],
+)
+def test_address_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="%40") as caught:
+        PostgresLightningStore(dsn)
+
+    assert PASSWORD not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
+
+
+def test_address_is_described_without_its_password() -> None:
+    assert described(f"postgresql://agl:{PASSWORD}@host:5433/db") == "postgresql://agl@host:5433/db"
+    assert described(f"host=/run/pg user=agl password={PASSWORD} dbname=db") == "postgresql://agl@/db?host=/run/pg"
+
+
+def test_database_of_another_program_is_refused() -> None:
+    dsn = shared_cluster().create_database("of_another_program")
+    shared_cluster().run_sql("CREATE TABLE runs (id int)", "of_another_program")
+
+    with pytest.raises(IncompatibleStore, match="tables of another program"):
+        PostgresLightningStore(dsn)
+
+
+async def test_trainer_takes_the_address_of_a_database() -> None:
+    dsn = new_database()
+    store = built_store(dsn)
+
+    assert isinstance(store, PostgresLightningStore)
+    assert store_address(store) == described(dsn)
+    await store.close()
+
+
+def test_commands_refuse_a_password_that_others_could_see(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "--backend", "postgres", "--dsn", f"postgresql://agl:{PASSWORD}@h/db"]) != 0
+
+    shown = capsys.readouterr()
+    assert "PGPASSWORD" in shown.err
+    assert PASSWORD not in shown.err + shown.out
+
+
+def test_status_export_and_import_work_on_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = described(new_database())
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    archive = str(tmp_path / "a.jsonl")
+    asyncio.run(_enqueue_in_file(tmp_path / "s.db"))
+
+    assert main(["store", "export", str(tmp_path / "s.db"), archive]) == 0
+    assert main(["store", "import", address, archive]) == 0
+    assert main(["store", "status", address]) == 0
+    assert main(["store", "export", address, str(tmp_path / "b.jsonl")]) == 0
+
+    assert "PostgresLightningStore" in capsys.readouterr().out
+
+
+async def _enqueue_in_file(path: Path) -> None:
+    async with SqliteLightningStore(path) as store:
+        await store.enqueue_rollout("a")
+
+
+async def test_what_was_acknowledged_survives_a_crash_of_the_database(tmp_path_factory: Any, make_span: Any) -> None:
+    shared_cluster()  # skips where there is none
+    cluster = Cluster(Path(os.environ["AGL_TEST_POSTGRES"]) / f"crash-{os.getpid()}")
+    cluster.create()
+    cluster.start()
+    try:
+        async with PostgresLightningStore(cluster.create_database("crashing")) as store:
+            kept: list[Span] = []
+            rollout = await store.start_rollout("a")
+            notices = store.subscribe()
+            for _ in range(3):
+                kept += [await store.add_span(make_span(rollout)) for _ in range(5)]
+                cluster.kill()
+                cluster.start()
+
+            found = await store.query_spans(rollout.rollout_id)
+            assert [span.span_id for span in found] == [span.span_id for span in kept]
+            await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+            kinds = [(await asyncio.wait_for(anext(notices), 30)).kind for _ in range(2)]
+            assert "gap" in kinds or "span" in kinds
+    finally:
+        cluster.kill()
+
+
+def test_module_without_psycopg_names_the_package_to_install() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "try:\n    import agentlightning.store.postgres\n"
+        "except ImportError as error:\n    print(error)"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "pip install 'agentlightning[postgres]'" in shown.stdout

@@ -1,12 +1,13 @@
 """The seam a back end implements: a few verbs of storage, valid within one transaction.
 
 `store/behaviour` says what each operation does in these verbs and knows nothing of dictionaries or SQL. A back end
-decides where and how transactions run. The rules between the two:
+decides where and how transactions run. The rules between the two, which `docs/design/transactions.md` gives in full:
 
 - Records are never changed in place: a behaviour reads one, makes a changed copy, and puts that. Whoever keeps a record
   may keep it by reference.
-- A behaviour makes its selections before its writes, so a back end may hold writes back until it commits.
-- When a behaviour raises, nothing it wrote remains.
+- A behaviour sees its own writes. It makes its selections before them, so a back end may hold writes back.
+- When a behaviour raises, nothing it wrote remains. It may be run again, in a new transaction.
+- With several writers, a rollout and all that hangs on it changes under one lock, from the first look at it on.
 """
 
 from abc import ABC, abstractmethod

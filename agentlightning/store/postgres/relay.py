@@ -157,12 +157,14 @@ class Relay:
                     self._serve(connection)
                     return
             except psycopg.Error as error:
-                if self._is_stopped:
-                    return
-                if not has_failed:
-                    has_failed = True
+                if not has_failed and not self._is_stopped:
                     logger.warning("Store '%s' cannot be reached, which is tried again: %s", self._name, error)
-                time.sleep(RECONNECT_SECONDS)
+            except Exception:  # waiters depend on this thread, so it goes on
+                logger.exception("The relay of store '%s' failed, and begins anew.", self._name)
+            has_failed = True
+            if self._is_stopped:
+                return
+            time.sleep(RECONNECT_SECONDS)
 
     def _serve(self, connection: Connection) -> None:
         while True:
@@ -224,14 +226,10 @@ class Relay:
     def _catch_up(self, connection: Connection, last: int) -> None:
         """Publish what other relays have numbered, from the last hole on."""
         notices = read_notices(connection, self._board.cursor)
-        following = [cursor for _, cursor, *_ in notices[1:]] + [last + 1]
-        holes = [
-            place
-            for place, (fields, after) in enumerate(zip(notices, following, strict=True), 1)
-            if after > fields[1] + 1
-        ]
-        if holes:
-            notices = notices[holes[-1] :]
+        start = len(notices)
+        while start and notices[start - 1][1] == last - (len(notices) - start):
+            start -= 1
+        notices = notices[start:]
         if not notices:
             self._board.skip_to(last)
             return

@@ -83,15 +83,29 @@ class _Working:
         self.relay.before_end = self.pool.close
         self._turn = threading.Lock()  # protects the two below
         self._writes: deque[_Write] = deque()
-        self._is_called = False  # a thread has been called for them, and has not begun
+        self._rounds: set[asyncio.AbstractEventLoop] = set()  # loops that will call a thread at the end of their round
 
     def add(self, write: _Write, run: Callable[["_Working"], None]) -> None:
-        """Have a write run in a writer's thread, with others that wait."""
+        """Have a write run in a writer's thread, with others that wait; those of one round of a loop go together."""
+        loop = None if write.future is None else write.future.get_loop()
         with self._turn:
             self._writes.append(write)
-            if not self._is_called:
-                self._is_called = True
+            if loop is None:
                 self.writers.submit(run, self)
+            elif loop not in self._rounds:
+                self._rounds.add(loop)
+                loop.call_soon(self._end_round, loop, run)
+
+    def _end_round(self, loop: asyncio.AbstractEventLoop, run: Callable[["_Working"], None]) -> None:
+        with self._turn:
+            self._rounds.discard(loop)
+            try:
+                self.writers.submit(run, self)
+            except RuntimeError:  # the store was closed meanwhile
+                refused = [write.future for write in self._writes if write.future is not None]
+                for future in refused:
+                    if future.get_loop() is loop and not future.done():
+                        future.set_exception(StoreUnavailable("The store was closed before it came to this; open it."))
 
     def take(self, run: Callable[["_Working"], None]) -> list[_Write]:
         """Writes to be run together; a large one alone."""
@@ -103,8 +117,7 @@ class _Working:
                     taken.append(write)
                 if write.call.is_large:
                     break
-            self._is_called = bool(self._writes)
-            if self._is_called:
+            if self._writes:
                 self.writers.submit(run, self)
         return taken
 

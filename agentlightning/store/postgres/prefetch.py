@@ -51,9 +51,9 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> No
             new_rollouts += len(values[0])
         elif call.name == "enqueue_rollout":
             new_rollouts += 1
-    tx.rollouts.offered_span_ids = frozenset(filter(is_storable, span_ids))
-    tx.rollouts.expected_rollouts = max(new_rollouts, 1)
-    tx.rollouts.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)
+    tx.offered_span_ids = frozenset(filter(is_storable, span_ids))
+    tx.expected_rollouts = max(new_rollouts, 1)
+    tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)
     tx.read_ahead(
         [named for named in rollout_ids if isinstance(named, str)],
         [call.request_id for call in calls if call.request_id is not None],

@@ -12,10 +12,11 @@ import orjson
 from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of, is_storable
 from agentlightning.store.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, attempt_of, config_json, rollout_of
 from agentlightning.store.selection import Selection, choose
+from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
 from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
 
-__all__ = ["RolloutEntry", "PostgresRollouts"]
+__all__ = ["RolloutTransaction"]
 
 _LOCK: Final = "SELECT 1 FROM rollouts WHERE {key} = ANY(%b) ORDER BY number FOR UPDATE"
 _READ: Final = f"""
@@ -110,8 +111,8 @@ class RolloutEntry:
         """Of each attempt, those of `offered_span_ids` that it has."""
 
 
-class PostgresRollouts:
-    """The tables rollouts, inputs, attempts, spans, open_spans, sequences and queue."""
+class RolloutTransaction(Transaction):
+    """The verbs of a transaction on rollouts, attempts, spans and the queue."""
 
     def __init__(self, session: PostgresSession, *, max_span_bytes: int) -> None:
         self._session = session
@@ -126,7 +127,7 @@ class PostgresRollouts:
         self.earliest_due: float | None = None
         """The earliest moment that was scheduled here."""
         self.forget()
-        session.flush_with(self.flush)
+        session.flush_with(self._flush_rollouts)
 
     def forget(self) -> None:
         """Remember nothing; only when nothing is held back."""
@@ -141,7 +142,7 @@ class PostgresRollouts:
         self._open_spans: dict[int, bytes] = {}
         self._sequences: dict[str, int] = {}
 
-    def flush(self) -> None:
+    def _flush_rollouts(self) -> None:
         """Send what is held back: spans before attempts, whose heartbeat covers them."""
         send = self._session.send
         for entry in self._new.values():
@@ -191,6 +192,14 @@ class PostgresRollouts:
         self._entries.update((entry.rollout.rollout_id, entry) for entry in found.values())
         return list(found.values())
 
+    def get_rollout(self, rollout_id: str) -> Rollout | None:
+        entry = self.find(rollout_id)
+        return None if entry is None else entry.rollout
+
+    def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
+        entry = self.find(rollout_id)
+        return () if entry is None else entry.attempts
+
     def find(self, rollout_id: str) -> RolloutEntry | None:
         if rollout_id not in self._entries:
             self.load([rollout_id])
@@ -203,7 +212,7 @@ class PostgresRollouts:
             raise KeyError(rollout_id)
         return entry
 
-    def put(self, rollout: Rollout) -> None:
+    def put_rollout(self, rollout: Rollout) -> None:
         """Insert or replace; what is remembered is what a reader of the database would get."""
         rollout_id = rollout.rollout_id
         entry = self._entries.get(rollout_id)
@@ -239,7 +248,7 @@ class PostgresRollouts:
             self._numbers = [number for (number,) in reversed(rows)]
         return self._numbers.pop()
 
-    def set_due(self, rollout_id: str, due: float | None) -> None:
+    def schedule(self, rollout_id: str, due: float | None) -> None:
         entry = self.known(rollout_id)
         if entry.due != due:
             self._change(entry)
@@ -253,7 +262,7 @@ class PostgresRollouts:
         overdue = [(entry.due, entry.rollout.rollout_id) for entry in entries if entry.due is not None]
         return [rollout_id for due, rollout_id in sorted(overdue) if due < now]
 
-    def select(self, selection: Selection) -> PaginatedResult[Rollout]:
+    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
         """In a transaction that may write, the rollouts are locked and read again: they may have moved on since."""
         clauses = clauses_of(selection)
         chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
@@ -323,16 +332,19 @@ class PostgresRollouts:
         items = [Span.model_validate_json(body) for (body,) in rows]
         return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
 
+    def are_spans_evicted(self, rollout_id: str) -> bool:
+        return False
+
     def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
         number = self.known(rollout_id).number
         self._open_spans[number] = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in spans])
 
-    def open_spans_of(self, rollout_id: str) -> list[Span]:
+    def get_open_spans(self, rollout_id: str) -> list[Span]:
         entry = self.find(rollout_id)
         rows = self._session.select("SELECT body FROM open_spans WHERE rollout = %b", (entry.number if entry else 0,))
         return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
 
-    def last_sequence(self, rollout_id: str) -> int:
+    def get_last_sequence(self, rollout_id: str) -> int:
         held = self._sequences.get(rollout_id)
         if held is not None and not self._spans:
             return held
@@ -348,7 +360,7 @@ class PostgresRollouts:
 
     # ------------------------------------------------------------------ queue
 
-    def push(self, rollout_id: str, *, front: bool) -> None:
+    def push(self, rollout_id: str, *, front: bool = False) -> None:
         entry = self.known(rollout_id)
         if not entry.is_queued:
             entry.is_queued = True

@@ -352,7 +352,7 @@ class PostgresLightningStore(LocalStore):
             raise
         finally:
             _hand_back(working, connection)
-        working.relay.schedule(tx.rollouts.earliest_due)
+        working.relay.schedule(tx.earliest_due)
         if tx.notices:
             working.relay.ring()
         return results
@@ -424,5 +424,6 @@ def _leave_behind(store_reference: "weakref.ref[PostgresLightningStore]") -> Non
     if store is not None:
         store._starting, store._looking = threading.Lock(), threading.Lock()
         if store._working is not None:
+            store._forgotten.detach()
             store._left_behind.append(store._working)
             store._working = None

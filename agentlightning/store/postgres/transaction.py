@@ -17,21 +17,18 @@ from psycopg import Cursor
 
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.postgres.database import Connection
-from agentlightning.store.postgres.rollout_tables import PostgresRollouts
+from agentlightning.store.postgres.rollout_tables import RolloutTransaction
 from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of
 from agentlightning.store.rows import RECORD_TABLES
 from agentlightning.store.selection import Selection
-from agentlightning.store.transaction import Answer, Record, Transaction
+from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
 from agentlightning.types import (
-    Attempt,
     MetricPoint,
     NoticeKind,
     PaginatedResult,
     ResourcesUpdate,
-    Rollout,
     Run,
-    Span,
     Worker,
 )
 
@@ -55,7 +52,7 @@ _COUNTS: Final = {
 }
 
 
-class PostgresTransaction(Transaction):
+class PostgresTransaction(RolloutTransaction):
     """Reads and writes that are committed together; used inside `connection.pipeline()`."""
 
     def __init__(
@@ -71,8 +68,7 @@ class PostgresTransaction(Transaction):
         Args:
             shares_resources: Whether resources are only read, or added, and so need no lock.
         """
-        self._session = PostgresSession(connection, is_reader=is_reader)
-        self.rollouts = PostgresRollouts(self._session, max_span_bytes=max_span_bytes)
+        super().__init__(PostgresSession(connection, is_reader=is_reader), max_span_bytes=max_span_bytes)
         self._answer_lifetime_seconds = answer_lifetime_seconds
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
         self._records: dict[tuple[type, str], Any] = {}
@@ -93,7 +89,7 @@ class PostgresTransaction(Transaction):
         if request_ids:
             expiry = now - self._answer_lifetime_seconds
             cursor = self._session.send(_SELECT_ANSWERS, (list(request_ids), expiry))
-        self.rollouts.load(rollout_ids)
+        self.load(rollout_ids)
         if cursor is not None:
             self._answers.update(dict.fromkeys(request_ids))
             for request_id, operation, body in cursor.fetchall():
@@ -121,7 +117,7 @@ class PostgresTransaction(Transaction):
         """Send what is held back and the COMMIT; the outcome is known when the pipeline ends."""
         if not self._session.is_reader:
             self._session.flush()
-            self.rollouts.return_popped()
+            self.return_popped()
             if self.notices:
                 self._session.send("INSERT INTO outbox (body) VALUES (%b)", (orjson.dumps(self.notices),))
         self._session.send("COMMIT")
@@ -153,74 +149,6 @@ class PostgresTransaction(Transaction):
         number: int | None = None,
     ) -> None:
         self.notices.append((kind, 0, rollout_id, attempt_id, status, name, number))
-
-    # ------------------------------------------------------------------ rollouts and attempts
-
-    def get_rollout(self, rollout_id: str) -> Rollout | None:
-        entry = self.rollouts.find(rollout_id)
-        return None if entry is None else entry.rollout
-
-    def put_rollout(self, rollout: Rollout) -> None:
-        self.rollouts.put(rollout)
-
-    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
-        return self.rollouts.select(selection)
-
-    def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
-        entry = self.rollouts.find(rollout_id)
-        return () if entry is None else entry.attempts
-
-    def put_attempt(self, attempt: Attempt) -> None:
-        self.rollouts.put_attempt(attempt)
-
-    def remove_latest_attempt(self, rollout_id: str) -> None:
-        self.rollouts.remove_latest_attempt(rollout_id)
-
-    # ------------------------------------------------------------------ spans
-
-    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        return self.rollouts.append_spans(attempt, spans, now)
-
-    def has_span(self, attempt: Attempt, span_id: str) -> bool:
-        return self.rollouts.has_span(attempt, span_id)
-
-    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        return self.rollouts.select_spans(rollout_id, attempt, selection)
-
-    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        self.rollouts.put_open_spans(rollout_id, spans)
-
-    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
-        return self.rollouts.open_spans_of(rollout_id)
-
-    def are_spans_evicted(self, rollout_id: str) -> bool:
-        return False
-
-    def get_last_sequence(self, rollout_id: str) -> int:
-        return self.rollouts.last_sequence(rollout_id)
-
-    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
-        self.rollouts.put_last_sequence(rollout_id, sequence_id)
-
-    # ------------------------------------------------------------------ queue and schedule
-
-    def push(self, rollout_id: str, *, front: bool = False) -> None:
-        self.rollouts.push(rollout_id, front=front)
-
-    def pop(self, limit: int) -> Sequence[str]:
-        return self.rollouts.pop(limit)
-
-    def unqueue(self, rollout_id: str) -> None:
-        self.rollouts.unqueue(rollout_id)
-
-    def queue_ids(self) -> Sequence[str]:
-        return self.rollouts.queue_ids()
-
-    def schedule(self, rollout_id: str, due: float | None) -> None:
-        self.rollouts.set_due(rollout_id, due)
-
-    def overdue(self, now: float) -> Sequence[str]:
-        return self.rollouts.overdue(now)
 
     # ------------------------------------------------------------------ records, settings, metrics
 
@@ -288,7 +216,7 @@ class PostgresTransaction(Transaction):
 
     def relieve(self) -> None:
         self._session.flush()
-        self.rollouts.forget()
+        self.forget()
 
     def counts(self) -> dict[str, int]:
         cursors = {name: self._session.send(sql) for name, sql in _COUNTS.items()}

@@ -39,6 +39,11 @@ RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 _UPSERTS: Final = {kind: table.upsert.replace("?", "%b") for kind, table in RECORD_TABLES.items()}
 _SELECT_ANSWER: Final = "SELECT operation, body FROM answers WHERE request_id = %b AND time >= %b"
 _SELECT_ANSWERS: Final = "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(%b) AND time >= %b"
+_LOCK_REQUESTS: Final = (
+    "SELECT pg_advisory_xact_lock(key) FROM "
+    "(SELECT hashtextextended(id, 0) AS key FROM unnest(%b::text[]) AS id ORDER BY 1) AS keys"
+)
+"""Copies of a request wait for each other, so that the later one finds the answer and takes nothing meanwhile."""
 _PUT_SETTING: Final = "INSERT INTO settings VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _COUNTS: Final = {
     "total_rollouts": "SELECT count(*) FROM rollouts",
@@ -88,6 +93,7 @@ class PostgresTransaction(RolloutTransaction):
         cursor: Cursor[Row] | None = None
         if request_ids:
             expiry = now - self._answer_lifetime_seconds
+            self._session.send(_LOCK_REQUESTS, (list(request_ids),))
             cursor = self._session.send(_SELECT_ANSWERS, (list(request_ids), expiry))
         self.load(rollout_ids)
         if cursor is not None:

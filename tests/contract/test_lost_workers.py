@@ -145,6 +145,30 @@ async def test_lost_attempts_do_not_count_as_tried(store: LightningStore, clock:
     assert outcomes == ["requeuing", "failed"]
 
 
+async def test_lost_attempt_that_succeeds_after_another_was_begun_stays_lost(store: LightningStore) -> None:
+    rollout_id = await claimed(store, "w")
+    (late,) = await attempts_of(store, rollout_id)
+    await store.mark_worker_lost("w", "its node is gone")
+    claim = await store.dequeue_rollout(worker_id="v")
+    assert claim is not None
+
+    await store.finish_attempt(rollout_id, claim.attempt.attempt_id, "succeeded")
+    await store.finish_attempt(rollout_id, late.attempt_id, "succeeded")
+
+    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["unresponsive", "succeeded"]
+
+
+async def test_lost_attempt_that_succeeds_before_another_is_begun_counts(store: LightningStore) -> None:
+    rollout_id = await claimed(store, "w")
+    (late,) = await attempts_of(store, rollout_id)
+    await store.mark_worker_lost("w", "its node is out of reach")
+
+    await store.finish_attempt(rollout_id, late.attempt_id, "succeeded")
+
+    assert await store.dequeue_rollout(worker_id="v") is None
+    assert [attempt.status for attempt in await attempts_of(store, rollout_id)] == ["succeeded"]
+
+
 async def test_rollout_may_be_lost_three_times(store: LightningStore) -> None:
     rollout_id = await claimed(store, "w-0")
 

@@ -17,6 +17,7 @@ from agentlightning.store.lifecycle import (
     WORKING_STATUSES,
     attempt_end_time,
     due_time,
+    is_lost,
     is_running,
     overdue_status,
     rollout_status_from_attempts,
@@ -99,6 +100,8 @@ def status_changes(status: AttemptStatus, now: float) -> dict[str, Any]:
 def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, changes: dict[str, Any]) -> Attempt:
     """Write an attempt; a status given to the latest one decides the rollout, unless that was cancelled."""
     is_latest = attempt.sequence_id == len(tx.get_attempts(rollout.rollout_id))
+    if not is_latest and is_lost(attempt):
+        return attempt  # its worker was given up, and another has run the rollout since then: it speaks too late
     before = due_time(rollout, attempt)
     changed = replaced(attempt, **changes)
     tx.put_attempt(changed)

@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -103,6 +103,16 @@ test-models: .venv-models/.ready ## Train and serve Hugging Face models, with Sm
 	AGL_TEST_MODELS=1 .venv-models/bin/python -m pytest -n 2 tests/engine/test_hf_model.py \
 		tests/algorithm/grpo/test_smollm_loop.py $(ARGS)
 	AGL_TEST_MODELS=1 .venv-models/bin/python -m pytest -n 2 -m models tests/algorithm/grpo tests/test_bench.py $(ARGS)
+
+# Ray brings programs of its own, which nothing else here needs.
+.venv-ray/.ready: pyproject.toml constraints.txt
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,test]"
+	touch $@
+
+# One after the other: the tests share a cluster of two nodes.
+test-ray: .venv-ray/.ready ## Run trainings on a Ray cluster of two nodes in this machine (about a minute)
+	.venv-ray/bin/python -m pytest tests/execution/ray $(call REPORT,ray) $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
 PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))

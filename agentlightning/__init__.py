@@ -38,7 +38,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.config": ("lightning_cli",),
     "agentlightning.execution": (
         *("ExecutionStrategy", "ClientServerExecutionStrategy", "ExecutionEvent", "ThreadingEvent"),
-        *("MultiprocessingEvent", "SharedMemoryExecutionStrategy"),
+        *("MultiprocessingEvent", "SharedMemoryExecutionStrategy", "RayExecutionStrategy"),
     ),
     "agentlightning.litagent": (
         *("LitAgent", "llm_rollout", "prompt_rollout", "rollout", "CommandAgent", "AgentRouter", "Route"),

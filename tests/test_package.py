@@ -20,7 +20,7 @@ NAMES = {
     "emitter": "reward emit_reward get_reward_value is_reward_span find_reward_spans find_final_reward emit_message "
     "emit_object emit_exception operation emit_annotation get_message_value get_object_value get_rewards_from_span",
     "execution": "ExecutionStrategy ClientServerExecutionStrategy ExecutionEvent ThreadingEvent MultiprocessingEvent "
-    "SharedMemoryExecutionStrategy",
+    "SharedMemoryExecutionStrategy RayExecutionStrategy",
     "litagent": "LitAgent llm_rollout prompt_rollout rollout",
     "llm_proxy": "LLMProxy",
     "logging": "configure_logger setup_logging setup_module_logging",

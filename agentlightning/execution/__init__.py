@@ -1,8 +1,9 @@
-"""Where things run: threads of one process, or processes on one or many machines."""
+"""Where things run: threads of one process, processes on one or many machines, or a Ray cluster."""
 
 from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agentlightning.execution.client_server import ClientServerExecutionStrategy
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
+from agentlightning.execution.ray_cluster import RayExecutionStrategy
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ExecutionEvent",
     "ExecutionStrategy",
     "MultiprocessingEvent",
+    "RayExecutionStrategy",
     "RunnerBundle",
     "SharedMemoryExecutionStrategy",
     "ThreadingEvent",

@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Protocol
 
-__all__ = ["ExecutionEvent", "InterruptibleEvent", "MultiprocessingEvent", "ThreadingEvent"]
+__all__ = ["ExecutionEvent", "InterruptibleEvent", "MultiprocessingEvent", "Switches", "ThreadingEvent"]
 
 STANDARD_ERROR = 2
 
@@ -96,3 +98,23 @@ class InterruptibleEvent:
         if self._notice:
             with suppress(OSError):  # not `print`, which the interrupted code may be in
                 os.write(STANDARD_ERROR, f"\n{self._notice}\n".encode())
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What a user may turn while a training runs, from any thread; runners in other processes see them too."""
+
+    paused: ExecutionEvent
+    stopped: ExecutionEvent
+    prepared: ExecutionEvent
+    """Set by the algorithm's side when runners may claim."""
+
+    def states(self) -> dict[str, bool]:
+        """Which of them are set, by name."""
+        return {name: event.is_set() for name, event in vars(self).items()}
+
+    def turn(self, states: Mapping[str, bool]) -> None:
+        """Set or clear those that are named."""
+        for name, is_set in states.items():
+            event: ExecutionEvent = getattr(self, name)
+            (event.set if is_set else event.clear)()

@@ -9,6 +9,8 @@ ExecutionStrategyRegistry: Mapping[str, str] = MappingProxyType(
     {
         "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
         "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
+        "ray": "agentlightning.execution.ray_cluster.RayExecutionStrategy",
     }
 )
-"""Execution strategies: `shm` runs everything in threads of one process, `cs` puts runners into processes."""
+"""Execution strategies: `shm` runs everything in threads of one process, `cs` puts runners into processes, and `ray`
+onto the nodes of a Ray cluster."""

@@ -14,6 +14,7 @@ from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.events import Switches
 from agentlightning.execution.stranded import until_deserted
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
@@ -36,16 +37,6 @@ LOOK_SECONDS: Final = 0.1
 """How often switches are looked at."""
 PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
-
-
-@dataclass(frozen=True)
-class Switches:
-    """What a user may turn while a training runs, from any thread; runners in other processes see them too."""
-
-    paused: ExecutionEvent
-    stopped: ExecutionEvent
-    prepared: ExecutionEvent
-    """Set by the algorithm's side when runners may claim."""
 
 
 @dataclass

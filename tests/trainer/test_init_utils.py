@@ -417,15 +417,16 @@ def test_what_a_factory_raises_is_raised_on() -> None:
 # ---------------------------------------------------------------------- what stands where
 
 
-def test_the_registry_knows_both_strategies() -> None:
+def test_the_registry_knows_all_strategies() -> None:
     assert ExecutionStrategyRegistry == {
         "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
         "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
+        "ray": "agentlightning.execution.ray_cluster.RayExecutionStrategy",
     }
 
 
-def test_a_misspelt_strategy_is_answered_with_both() -> None:
-    with pytest.raises(ConfigurationError, match=r"strategy cannot be 'smh' .*; name one of 'shm', 'cs' or"):
+def test_a_misspelt_strategy_is_answered_with_all() -> None:
+    with pytest.raises(ConfigurationError, match=r"strategy cannot be 'smh' .*; name one of 'shm', 'cs', 'ray' or"):
         build("smh", spec_name="strategy", registry=ExecutionStrategyRegistry)
 
 

@@ -22,15 +22,23 @@ PATIENCE_SECONDS = 300
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("strategy", choices=["cs", "shm"])
+    parser.add_argument(
+        "strategy", choices=["cs", "shm", "ray"], help="ray makes a cluster of two nodes in this machine"
+    )
+    parser.add_argument("--store", help="such as sqlite:///runs.db; in memory if left out")
     parser.add_argument("--rollouts", type=int, default=200)
     parser.add_argument("--runners", type=int, default=8)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds each rollout awaits")
     parser.add_argument("--spread", type=float, default=0.0, help="share by which these seconds vary, up and down")
     parser.add_argument("--concurrency", type=int, default=0, help="of each runner, where the package has it")
+    parser.add_argument("--warm", action="store_true", help="begin when all runners are there")
     options = parser.parse_args()
     strategy: dict[str, Any] = {"type": options.strategy, "n_runners": options.runners}
-    strategy |= {"server_port": free_port()} if options.strategy == "cs" else {"main_thread": "algorithm"}
+    if options.strategy == "ray":
+        cluster = two_nodes()
+        strategy |= {"address": cluster.address, "runtime_env": {"working_dir": None}}
+    else:
+        strategy |= {"server_port": free_port()} if options.strategy == "cs" else {"main_thread": "algorithm"}
     runner: dict[str, Any] = {"type": "agentlightning.LitAgentRunner", "poll_interval": 0.05}
     if options.concurrency:
         runner["max_concurrency"] = options.concurrency
@@ -41,8 +49,18 @@ def main() -> None:
         strategy=strategy,
         tracer=agl.OtelTracer(),
         runner=runner,
+        **({"store": options.store} if options.store else {}),
     )
     trainer.fit(agent(options.sleep, options.spread))
+
+
+def two_nodes() -> Any:
+    """A Ray cluster; it ends with this program."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False})
+    cluster.add_node()
+    return cluster
 
 
 def free_port() -> int:
@@ -66,6 +84,8 @@ def algorithm(options: argparse.Namespace, began: float) -> Any:
     @agl.algo
     async def run(*, store: Any) -> None:
         await store.add_resources({"llm": agl.LLM(endpoint="http://127.0.0.1:1/v1", model="none")})
+        while options.warm and len(await store.query_workers()) < options.runners:
+            await asyncio.sleep(0.05)
         sent_at = time.perf_counter()
         numbers = {}
         for i in range(options.rollouts):

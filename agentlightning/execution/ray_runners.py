@@ -6,6 +6,7 @@ trainer can give back what it had claimed, and nothing that its successor claims
 """
 
 import asyncio
+import gc
 import io
 import logging
 import pickle
@@ -93,6 +94,7 @@ class RunnerActor:
                 ) from error
             if hasattr(self._runner, "switches"):
                 self._runner.switches = self._switches
+            gc.freeze()  # as in the processes of `cs`: what is loaded by now stays
         await self.turn(control)
         return RunnerProcess(worker_id("", ""), address)
 

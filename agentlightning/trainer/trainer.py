@@ -59,8 +59,8 @@ class Trainer(TrainingControl):
             `type` holds arguments for that.
         store: Where everything is kept: also `memory`, `sqlite:///path`, `postgresql://…`, or a server's URL.
         runner: Runs the agent; a `LitAgentRunner`, if left out.
-        strategy: Where things run: `cs` (processes), `shm` (threads).
-        port: Of the store server under `cs`.
+        strategy: Where things run: `cs` (processes), `shm` (threads), `ray` (actors of a Ray cluster).
+        port: Of the store server under `cs` and `ray`.
         algorithm: What learns; needed by `fit`, while `dev` has one of its own.
         llm_proxy: Through which the agent's model calls go.
         n_workers: Deprecated; `n_runners`.

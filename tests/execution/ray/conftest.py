@@ -47,7 +47,9 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(quiet_ray: None) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    notices_soon = {"health_check_period_ms": 500}  # that a node is dead, after five looks
+    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": notices_soon}
+    made = Cluster(initialize_head=True, head_node_args=head)
     made.add_node(num_cpus=4)
     yield made
     made.shutdown()

@@ -29,7 +29,7 @@ CEILINGS = {
     "emitter": (800, 490),
     "engine": (6_870, 4_650),
     "events": (1_810, 1_080),
-    "execution": (2_010, 1_350),
+    "execution": (2_020, 1_360),
     "instrumentation": (6_230, 4_090),
     "legacy": (3_070, 1_960),
     "litagent": (1_810, 1_100),

@@ -94,6 +94,9 @@ class RayExecutionStrategy(ExecutionStrategy):
             )
         self.n_runners = _checked_count(n_runners)
         self.resources = dict(resources or {})
+        for name in self.resources:
+            if name not in RAY_OPTIONS and name.upper().removeprefix("NUM_").rstrip("S") in RAY_OPTIONS:
+                raise ConfigurationError(f"resources has {name!r}, which no node offers; Ray calls it 'CPU' or 'GPU'.")
         self.placement = placement
         self.runtime_env = None if runtime_env is None else dict(runtime_env)
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host)

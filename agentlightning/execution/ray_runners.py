@@ -213,11 +213,12 @@ class RayRunners:
         self._following.cancel()
         for task in self._members:
             self._dismiss(task, grace_seconds)
-        _, late = await asyncio.wait(self._members, timeout=grace_seconds + REPORT_SECONDS)
+        ending = [self._following, *self._members]
+        _, late = await asyncio.wait(ending, timeout=grace_seconds + REPORT_SECONDS)
         for task in late:
             task.cancel()
-        await asyncio.wait([self._following, *self._members])
-        for task in late:  # their actors are dead by now
+        await asyncio.wait(ending)
+        for task in late & self._members.keys():  # their actors are dead by now
             await self._give_back(self._members[task])
 
     # ------------------------------------------------------------------ one runner
@@ -248,12 +249,17 @@ class RayRunners:
     async def _begin(self, member: _Member) -> None:
         """Wait until the runner is in a process, and give back what the one before had claimed, if there was one."""
         beginning = asyncio.wrap_future(member.actor.begin.remote(self._pickled, self._control(member)).future())
-        done, _ = await asyncio.wait([beginning], timeout=PLACEMENT_SECONDS)
-        if not done:
-            text = "Ray has found no place for runner-%d for %g s; `ray status` shows what it needs and what is free."
-            logger.warning(text, member.number, PLACEMENT_SECONDS)
-            await self._give_back(member)
-        process = await beginning
+        try:
+            done, _ = await asyncio.wait([beginning], timeout=PLACEMENT_SECONDS)
+            if not done:
+                text = (
+                    "Ray has found no place for runner-%d in %g s; `ray status` shows what it needs and what is free."
+                )
+                logger.warning(text, member.number, PLACEMENT_SECONDS)
+                await self._give_back(member)
+            process = await beginning
+        finally:
+            beginning.cancel()
         if process != member.process:  # the same one again was out of reach for a while, and has gone on
             await self._give_back(member)
         member.process = process

@@ -73,8 +73,10 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch: pytest.MonkeyPa
     [
         ({"n_runners": 0}, "n_runners must be at least 1; it is 0"),
         ({"address": "ray://head:10001"}, "start the program on a node of the cluster"),
+        ({"resources": {"cpu": 1}}, "resources has 'cpu', which no node offers"),
+        ({"resources": {"num_gpus": 1}}, "resources has 'num_gpus', which no node offers"),
     ],
-    ids=["no runners", "a client of Ray"],
+    ids=["no runners", "a client of Ray", "a resource in small letters", "an option of Ray"],
 )
 def test_options_that_cannot_work_are_refused(options: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):

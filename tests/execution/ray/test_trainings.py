@@ -222,5 +222,6 @@ def test_a_signal_ends_the_training_and_its_actors(cluster: Any, tmp_path: Path,
     assert program.returncode == code, printed
     assert "the agent prints" in printed
     assert {"train.py", "beside.py"} <= set((shared / "sent").read_text().split())
-    (run,) = asyncio.run(agl.SqliteLightningStore(str(shared / "runs.db")).query_runs())
-    assert run.status == "stopped"
+    store = agl.SqliteLightningStore(str(shared / "runs.db"))
+    assert [run.status for run in asyncio.run(store.query_runs())] == ["stopped"]
+    assert [rollout.status for rollout in asyncio.run(store.query_rollouts())] == ["requeuing"]

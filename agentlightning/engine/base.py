@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentlightning.engine.lora import LoraOptions
     from agentlightning.engine.published import PublishedWeights
+    from agentlightning.engine.sampling import Sampling
+    from agentlightning.engine.sequence import GenerationFuture, OnToken
 
-__all__ = ["Engine", "EngineChoice", "EngineRequest", "SleepingEngine"]
+__all__ = ["Engine", "EngineChoice", "EngineRequest", "SleepingEngine", "TokenEngine"]
 
 
 class Engine(Protocol):
@@ -58,6 +62,34 @@ class SleepingEngine(Protocol):
     def wake(self) -> None:
         """Take the memory again; harmless if it is awake."""
         ...
+
+
+class TokenEngine(Protocol):
+    """What `EngineApp` needs to serve a model: token ids in, sampled ids out."""
+
+    max_length: int
+    """Tokens of prompt and answer together."""
+    version: int
+    """Of the weights that are sampled from."""
+
+    @property
+    def name(self) -> str:
+        """What callers call the model by default."""
+        ...
+
+    def start_serving(self) -> None:
+        """Begin; called in the event loop that serves."""
+        ...
+
+    def close(self) -> None: ...
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
+    ) -> GenerationFuture:
+        """Sample from a prompt; returns at once. InvalidRequest where that cannot be done."""
+        ...
+
+    def statistics(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agentlightning.engine.asking import Asked
+from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta
 from agentlightning.engine.generation import Generation
-from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.sequence import GenerationFuture
 from agentlightning.engine.speaking import PlainText, Speech
 
@@ -94,7 +94,7 @@ class Choice:
 class Call:
     """One request on its way. Lives in the event loop."""
 
-    def __init__(self, asked: Asked, engine: InferenceEngine, codec: ChatCodec, mailbox: Mailbox) -> None:
+    def __init__(self, asked: Asked, engine: TokenEngine, codec: ChatCodec, mailbox: Mailbox) -> None:
         self.asked = asked
         self.engine = engine
         self.codec = codec

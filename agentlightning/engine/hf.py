@@ -20,7 +20,7 @@ from agentlightning.engine import packed_attention
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms
 from agentlightning.engine.hf_cache import CachePass, SlotCache
-from agentlightning.engine.hf_codec import HfChatCodec
+from agentlightning.engine.hf_codec import HfChatCodec, end_ids_of
 from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import AdapterWeights, LoraOptions
 from agentlightning.engine.model import CausalModel
@@ -316,7 +316,7 @@ def load_hf(
         round_weights(network, dtype)
     network = network.to(device)
     shown = Path(name).name or name
-    model = HfModel(network, name=shown, end_ids=_end_ids(network, tokenizer), lora=lora)
+    model = HfModel(network, name=shown, end_ids=end_ids_of(tokenizer, network.generation_config), lora=lora)
     return model, HfChatCodec(tokenizer, end_ids=model.end_ids)
 
 
@@ -366,19 +366,6 @@ def _longest(config: Any) -> int:
     if window and getattr(config, "use_sliding_window", True):
         return min(longest, int(window))
     return longest
-
-
-def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for given in (getattr(network.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
-        found.update([given] if isinstance(given, int) else given or ())
-    for name in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"):
-        number = tokenizer.convert_tokens_to_ids(name)
-        if isinstance(number, int) and number != tokenizer.unk_token_id:
-            found.add(number)
-    if not found:
-        raise EngineError("The tokenizer knows no token that ends a message.")
-    return frozenset(found)
 
 
 def _with_adapters(network: Any, lora: LoraOptions) -> Any:

@@ -8,14 +8,14 @@ are rendered as they are, and the turn begins a new sequence.
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentlightning.engine.codec import IncrementalParser, Message, ParsedMessage, ToolDefinition
 from agentlightning.engine.hf_tool_calls import HfParser, parsed_text
-from agentlightning.errors import InvalidRequest
+from agentlightning.errors import EngineError, InvalidRequest
 
-__all__ = ["HfChatCodec"]
+__all__ = ["HfChatCodec", "end_ids_of"]
 
 REMEMBERED: Final = 20_000
 """Messages whose tokens are kept; the oldest are forgotten first."""
@@ -25,9 +25,17 @@ _Key = tuple[int, str]
 class HfChatCodec:
     """Renders with a tokenizer's chat template; a `ChatCodec`."""
 
-    def __init__(self, tokenizer: Any, *, end_ids: frozenset[int], remembered: int = REMEMBERED) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end_ids: frozenset[int],
+        remembered: int = REMEMBERED,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
+        self._template_options = dict(template_options or {})
         self._limit = remembered
         self._sampled: OrderedDict[_Key, tuple[int, ...]] = OrderedDict()
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -105,6 +113,7 @@ class HfChatCodec:
                     tools=list(tools) if tools else None,
                     add_generation_prompt=is_asking,
                     tokenize=False,
+                    **self._template_options,
                 )
             )
         except Exception as error:  # whatever the template raises, it is about these messages
@@ -112,6 +121,20 @@ class HfChatCodec:
 
     def _ends(self) -> list[str]:
         return [self.token_text(number) for number in sorted(self.end_ids)]
+
+
+def end_ids_of(tokenizer: Any, generation_config: Any) -> frozenset[int]:
+    """The tokens that end a message, by what the model's files say; EngineError if they name none."""
+    found: set[int] = set()
+    for given in (getattr(generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update([given] if isinstance(given, int) else given or ())
+    for name in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"):
+        number = tokenizer.convert_tokens_to_ids(name)
+        if isinstance(number, int) and number != tokenizer.unk_token_id:
+            found.add(number)
+    if not found:
+        raise EngineError("The tokenizer knows no token that ends a message.")
+    return frozenset(found)
 
 
 def _key(prompt_ids: Sequence[int], message: Message) -> _Key:

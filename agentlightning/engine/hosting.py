@@ -72,11 +72,16 @@ def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrup
         weights_key=hosting.weights_key,
         weights_folders=hosting.weights_folders,
     )
-    return _run(_serve(app, hosting, on_ready, heeds_interrupt=heeds_interrupt))
+    return _run(_serve(app, engine, hosting, on_ready, heeds_interrupt=heeds_interrupt))
 
 
 async def _serve(
-    app: EngineApp, hosting: Hosting, on_ready: Callable[[Hosted], None], *, heeds_interrupt: bool
+    app: EngineApp,
+    engine: InferenceEngine,
+    hosting: Hosting,
+    on_ready: Callable[[Hosted], None],
+    *,
+    heeds_interrupt: bool,
 ) -> signal.Signals:
     arguments = PythonServerLauncherArgs(
         host=hosting.host, port=hosting.port, timeout_keep_alive=KEEP_ALIVE_SECONDS, launch_mode="asyncio"
@@ -84,13 +89,13 @@ async def _serve(
     launcher = PythonServerLauncher(app, arguments)
     with ending_signal(ENDING_SIGNALS if heeds_interrupt else (signal.SIGTERM,)) as received:
         async with app.running():
-            await _warm_up(app.engine)
+            await _warm_up(engine)
             try:
                 await launcher.start()
             except RuntimeError as error:
                 raise EngineError(str(error)) from error
             try:
-                on_ready(Hosted(launcher.port, app.name, str(app.engine.model.dtype).removeprefix("torch.")))
+                on_ready(Hosted(launcher.port, app.name, str(engine.model.dtype).removeprefix("torch.")))
                 return await received
             finally:
                 await launcher.stop()

@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from agentlightning.engine.batch import PREFILL_TOKENS, Batch
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.sequence import GenerationFuture, OnToken, Running
 from agentlightning.engine.weights import WeightsPlan
@@ -160,6 +160,17 @@ class InferenceEngine:
             }
 
     # ------------------------------------------------------------------ life
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def start_serving(self) -> None:
+        """Run rounds in the running event loop if the model's steps are short, else in a thread."""
+        if is_small(self.model):
+            self.start_in_loop()
+        else:
+            self.start()
 
     def start(self) -> None:
         """Run rounds in a thread of the engine's own."""

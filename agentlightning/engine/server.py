@@ -25,9 +25,9 @@ from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.messages import NOSNIFF, ConnectionScope, Receive, Send
 from agentlightning.engine.answering import Answers
 from agentlightning.engine.asking import Asked, read_chat, read_text
+from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.calls import Call, Mailbox, Repetitions
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.model import is_small
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
@@ -64,7 +64,7 @@ class EngineApp:
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: TokenEngine,
         codec: ChatCodec,
         *,
         name: str | None = None,
@@ -83,7 +83,7 @@ class EngineApp:
         """
         self.engine = engine
         self.codec = codec
-        self.name = name or engine.model.name
+        self.name = name or engine.name
         self._api_key = _authorization("API key", api_key)
         self._weights_key = _authorization("weights key", weights_key)
         self._weights_folders = [Path(os.path.realpath(folder)) for folder in weights_folders]
@@ -96,12 +96,9 @@ class EngineApp:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The engine runs for the length of the block: in this loop if its steps are short, else in a thread."""
+        """The engine runs for the length of the block."""
         self._mailbox = Mailbox()
-        if is_small(self.engine.model):
-            self.engine.start_in_loop()
-        else:
-            self.engine.start()
+        self.engine.start_serving()
         try:
             yield
         finally:
@@ -249,11 +246,14 @@ class EngineApp:
         }
 
     async def _take_weights(self, body: bytes) -> bytes:
+        engine = self.engine
+        if not isinstance(engine, InferenceEngine):
+            raise NotAllowed(f"The engine of '{self.name}' takes its weights from elsewhere.")
         version, path = _read_weights_request(body)
         # On the device they are looked through in no time, and taken over without holding up a step.
-        tensors = await asyncio.to_thread(read_weights, self._checked_path(path), self.engine.model.device)
-        await asyncio.wrap_future(await asyncio.to_thread(self.engine.load_weights, version, tensors))
-        return orjson.dumps({"version": self.engine.version})
+        tensors = await asyncio.to_thread(read_weights, self._checked_path(path), engine.model.device)
+        await asyncio.wrap_future(await asyncio.to_thread(engine.load_weights, version, tensors))
+        return orjson.dumps({"version": engine.version})
 
     def _checked_path(self, path: str) -> Path:
         """The file behind a path; what lies elsewhere is refused alike, whether it is there or not."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import orjson
 
@@ -156,7 +157,11 @@ class OutgoingCall:
         record.asked, record.sent = body, b"" if sent is record.request else sent
         record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
         record.backend_dialect = dialect
-        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=passed_headers(self._headers))
+        headers = passed_headers(self._headers)
+        origin = self._origin
+        if backend.provider == "agl" and origin is not None:  # an engine of ours may need to know whose call it is
+            headers["x-rollout-id"], headers["x-attempt-id"] = quote(origin.rollout_id), quote(origin.attempt_id)
+        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
 
     def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, Any]:
         """What the caller asked for, but for fields that the backend's entry overrides for the rollout's resources."""

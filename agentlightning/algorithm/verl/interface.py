@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.verl.config import Configuration, compose
-from agentlightning.algorithm.verl.launching import TrainerClass, run_ppo
+from agentlightning.algorithm.verl.launching import TaskRunnerHere, run_ppo
+from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset
 
 if TYPE_CHECKING:
@@ -16,43 +17,58 @@ __all__ = ["VERL"]
 
 
 class VERL(Algorithm):
-    """Trains a model with verl.
+    """Trains a model with verl: its trainer, its workers and its servers, and our store, runners and proxy.
 
     Args:
         config: verl's settings, nested as verl has them; they win over ours and over verl's defaults.
-        trainer_cls: The trainer, made with what `run_ppo` names; it brings verl itself.
-        daemon_cls: Handed to the trainer: what collects its rollouts.
+        trainer_cls: Of the 0.3 release; refused, since verl's own trainer runs.
+        daemon_cls: Of the 0.3 release; refused.
     """
 
     def __init__(
         self,
         config: Mapping[str, Any] | None = None,
-        trainer_cls: TrainerClass | None = None,
+        trainer_cls: type | None = None,
         daemon_cls: type | None = None,
     ) -> None:
+        for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
+            if given is not None:
+                raise ConfigurationError(
+                    f"{name} is {getattr(given, '__name__', given)!r}; verl's own trainer runs, and nothing is put in "
+                    "its place. Name a subclass of StoreAgentLoopManager in "
+                    "actor_rollout_ref.rollout.agent.agent_loop_manager_class to change how rollouts are collected."
+                )
         self.config: Configuration = compose(config)
-        self.trainer_cls = trainer_cls
-        self.daemon_cls = daemon_cls
+        self.trainer_cls, self.daemon_cls = trainer_cls, daemon_cls
+        self._task_runner: TaskRunnerHere | None = None
 
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train; ConfigurationError, and nothing started, where something that it needs is missing.
 
-        Without a store it works with clients of the v0.1 protocol, and has no proxy and no adapter.
+        Without a store it makes and serves one, which clients of the v0.1 protocol reach too.
         """
-        is_v0 = self._store is None
+        is_alone = self._store is None
+        self._task_runner = TaskRunnerHere()
         run_ppo(
             self.config,
             train_dataset,
             val_dataset,
             store=self._store,
-            llm_proxy=None if is_v0 else self.get_llm_proxy(),
-            adapter=None if is_v0 else self.get_adapter(),
-            trainer_cls=self.trainer_cls,
-            daemon_cls=self.daemon_cls,
+            llm_proxy=None if is_alone else self.get_llm_proxy(),
+            adapter=None if is_alone else self.get_adapter(),
+            initial_resources=self.get_initial_resources(),
+            run_id=self.get_run_id(),
+            task_runner=self._task_runner,
         )
+
+    def abandon(self) -> None:
+        """End verl's training too, when the trainer is stopped."""
+        super().abandon()
+        if self._task_runner is not None:
+            self._task_runner.kill()
 
     def get_client(self) -> "AgentLightningClient":
         """A client of the v0.1 protocol, at the port of the configuration. Deprecated."""
-        # The old house stands above this room, so its door is opened by name and only here.
+        # v0.1 stands above this package, so it is found by name and only here.
         client: type[AgentLightningClient] = pkgutil.resolve_name("agentlightning.client:AgentLightningClient")
         return client(f"http://localhost:{self.config['agentlightning']['port']}")

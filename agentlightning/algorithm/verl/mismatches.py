@@ -6,8 +6,9 @@ from typing import Final
 
 import orjson
 
-from agentlightning.adapter.sequences import BreakReason
-from agentlightning.algorithm.verl.rows import TracedRollout, as_trajectory
+from agentlightning.adapter.sequences import BreakReason, Trajectory
+from agentlightning.algorithm.verl.rows import as_trajectory
+from agentlightning.types import Triplet
 from agentlightning.utils.private_files import append_to
 
 __all__ = ["MISMATCH_FILE", "write_mismatches"]
@@ -22,12 +23,11 @@ _MISMATCHES: Final = (
 """The other reasons are new conversations, which nothing could have joined."""
 
 
-def write_mismatches(rollouts: Sequence[TracedRollout], folder: Path) -> int:
+def write_mismatches(rollout_id: str, data_id: str, trace: Trajectory | Sequence[Triplet], folder: Path) -> int:
     """Append a line for each mismatch to the file in the folder, which is made if need be; how many there are."""
     lines = [
-        orjson.dumps({"rollout_id": rollout.rollout_id, "data_id": rollout.data_id, **one.model_dump(mode="json")})
-        for rollout in rollouts
-        for one in as_trajectory(rollout.trace).breaks
+        orjson.dumps({"rollout_id": rollout_id, "data_id": data_id, **one.model_dump(mode="json")})
+        for one in as_trajectory(trace).breaks
         if one.reason in _MISMATCHES
     ]
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ A row of the level "transition" is one model call. A row of the level "trajector
 where the model first speaks, and its response holds all that follows; the mask leaves out what tools and users said.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,26 +14,11 @@ from agentlightning.adapter.tree import ANY_AGENT
 from agentlightning.adapter.weaving import ModelCall, Weaver
 from agentlightning.types import Span, Triplet
 
-__all__ = ["Level", "Row", "TracedRollout", "as_trajectory", "calls_without_tokens", "reward_of", "rows_of"]
+__all__ = ["Level", "Row", "as_trajectory", "calls_with_tokens", "calls_without_tokens", "rows_of"]
 
 Level = Literal["transition", "trajectory"]
 
 _WITHOUT_TOKENS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS)
-
-
-@dataclass(frozen=True)
-class TracedRollout:
-    """A rollout and what an adapter made of its spans."""
-
-    rollout_id: str
-    data_id: str
-    """Rollouts of the same task have the same."""
-    trace: Trajectory | Sequence[Triplet]
-    """Empty, if nothing was recorded."""
-    reward: float | None = None
-    """Of the whole rollout; None takes what the trace says."""
-    has_failed: bool = False
-    """Whether it did not succeed; then it has no reward, whatever its trace says."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +32,6 @@ class Row:
     response_mask: Sequence[int]
     """1 where the model chose the token; always so for the first."""
     logprobs: Sequence[float | None]
-
-
-def reward_of(rollout: TracedRollout) -> float | None:
-    """The reward that was given, the trajectory's final one, or the last one of a triplet.
-
-    None if there is none, or the rollout failed; what is not a finite number is none.
-    """
-    if rollout.has_failed:
-        return None
-    if rollout.reward is not None:
-        told = [rollout.reward]
-    elif isinstance(rollout.trace, Trajectory):
-        told = [] if rollout.trace.final_reward is None else [rollout.trace.final_reward]
-    else:
-        told = [triplet.reward for triplet in reversed(rollout.trace) if triplet.reward is not None]
-    return next((reward for reward in told if math.isfinite(reward)), None)
 
 
 def rows_of(trace: Trajectory | Sequence[Triplet], level: Level) -> list[Row]:
@@ -85,11 +53,18 @@ def as_trajectory(trace: Trajectory | Sequence[Triplet]) -> Trajectory:
     return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(weaver.breaks))
 
 
+def calls_with_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
+    """How many model calls have the token ids of both prompt and response."""
+    if isinstance(trace, Trajectory):
+        return sum(len(sequence.calls) for sequence in trace.sequences)
+    return sum(1 for _ in _calls(trace))
+
+
 def calls_without_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
     """How many model calls are in no row because their token ids were not recorded."""
     if isinstance(trace, Trajectory):
         return sum(call.reason in _WITHOUT_TOKENS for call in trace.dropped)
-    return len(trace) - sum(1 for _ in _calls(trace))
+    return len(trace) - calls_with_tokens(trace)
 
 
 def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, int, int]]:

@@ -15,6 +15,10 @@ from agentlightning.errors import ConfigurationError
 OURS = {
     "agentlightning": {
         "port": 9999,
+        "store_url": None,
+        "run_folder": None,
+        "rollout_timeout_seconds": 1200,
+        "wait_timeout_seconds": 14400,
         "failed": "skip",
         "trace_aggregator": {
             "level": "transition",
@@ -24,18 +28,21 @@ OURS = {
             "mismatch_log_dir": "./mismatch_cases",
         },
     },
-    "data": {"filter_overlong_prompts": False},
+    "data": {
+        "filter_overlong_prompts": False,
+        "custom_cls": {"path": "pkg://agentlightning.algorithm.verl.dataset", "name": "AgentDataset"},
+    },
     "actor_rollout_ref": {
         "rollout": {
             "mode": "async",
+            "calculate_log_probs": True,
             "agent": {
-                "custom_async_server": {
-                    "path": "pkg://agentlightning.verl.async_server",
-                    "name": "PatchedvLLMServer",
-                }
+                "agent_loop_manager_class": "agentlightning.algorithm.verl.agent_loop.StoreAgentLoopManager",
             },
         }
     },
+    "reward": {"num_workers": 1},
+    "trainer": {"use_v1": True, "v1": {"trainer_mode": "sync", "sampler": {"sync_refill_failed_groups": True}}},
 }
 
 
@@ -63,7 +70,7 @@ class TestWithoutOmegaConf:
     def test_new_keys_and_values_of_another_kind_are_allowed(self) -> None:
         config = compose({"trainer": {"logger": ["console"]}, "data": None, "actor_rollout_ref": {"rollout": 3}})
 
-        assert config.trainer == {"logger": ["console"]}
+        assert config.trainer.logger == ["console"]
         assert config.data is None
         assert config.actor_rollout_ref.rollout == 3
 

@@ -1,5 +1,6 @@
 """VERL as an algorithm: what it refuses, what it hands on, and its doors."""
 
+import pkgutil
 import subprocess
 import sys
 from typing import Any
@@ -15,29 +16,9 @@ from agentlightning.utils.installation import install_command
 from agentlightning.verl.entrypoint import main
 
 
-class RecordingTrainer:
-    made: dict[str, Any]
-    fitted = 0
-
-    def __init__(self, **given: Any) -> None:
-        type(self).made = given
-
-    def fit(self) -> None:
-        type(self).fitted += 1
-
-
-class Daemon:
-    pass
-
-
-@pytest.fixture
-def trainer_cls() -> type[RecordingTrainer]:
-    return type("Trainer", (RecordingTrainer,), {})
-
-
 @pytest.fixture
 def without_verl(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("verl", "ray", "vllm"):
+    for package in ("verl", "ray", "transfer_queue"):
         monkeypatch.setitem(sys.modules, package, None)
 
 
@@ -73,46 +54,38 @@ def test_a_setting_below_a_value_is_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "has a value already" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_verl")
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), TraceToTrajectory()], ids=["triplets", "trajectories"])
-def test_a_given_trainer_is_made_with_everything_and_fitted(adapter: Any, trainer_cls: type[RecordingTrainer]) -> None:
-    algorithm = VERL({"data": {"seed": 1}}, trainer_cls=trainer_cls, daemon_cls=Daemon)
-    store = InMemoryLightningStore()
-    algorithm.set_store(store)
+def test_adapters_with_tokens_are_taken(adapter: Any) -> None:
+    algorithm = VERL()
+    algorithm.set_store(InMemoryLightningStore())
     algorithm.set_adapter(adapter)
 
-    algorithm.run([1], [2])
-
-    assert trainer_cls.fitted == 1
-    assert trainer_cls.made == {
-        "config": algorithm.config,
-        "train_dataset": [1],
-        "val_dataset": [2],
-        "store": store,
-        "llm_proxy": None,
-        "adapter": adapter,
-        "daemon_cls": Daemon,
-    }
+    with pytest.raises(ConfigurationError, match="the package verl"):
+        algorithm.run([1])
 
 
-def test_without_a_store_the_trainer_gets_no_adapter(trainer_cls: type[RecordingTrainer]) -> None:
-    algorithm = VERL(trainer_cls=trainer_cls)
-    algorithm.set_adapter(TraceToMessages())
-
-    algorithm.run()
-
-    assert trainer_cls.made["store"] is None
-    assert trainer_cls.made["adapter"] is None
-
-
-def test_an_adapter_without_tokens_is_refused_before_anything_is_made(trainer_cls: type[RecordingTrainer]) -> None:
-    algorithm = VERL(trainer_cls=trainer_cls)
+def test_an_adapter_without_tokens_is_refused() -> None:
+    algorithm = VERL()
     algorithm.set_store(InMemoryLightningStore())
     algorithm.set_adapter(TraceToMessages())
 
     with pytest.raises(ConfigurationError, match="TraceToMessages"):
         algorithm.run([1])
 
-    assert not hasattr(trainer_cls, "made")
+
+class TestEarlierReleases:
+    @pytest.mark.parametrize("name", ["trainer_cls", "daemon_cls"])
+    def test_classes_in_the_place_of_verls_are_refused_with_the_new_way(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="agent_loop_manager_class"):
+            VERL({}, **{name: object})
+
+    @pytest.mark.parametrize("path", ["daemon.AgentModeDaemon", "trainer.AgentLightningTrainer"])
+    def test_classes_that_are_gone_name_the_new_way(self, path: str) -> None:
+        gone = pkgutil.resolve_name(f"agentlightning.verl.{path}")
+
+        with pytest.raises(ConfigurationError, match=r"agl\.VERL\(config\)"):
+            gone(None, tokenizer=None)
 
 
 def test_run_is_no_coroutine() -> None:

@@ -1,0 +1,212 @@
+"""Starting a training with verl's own trainer, or saying what it lacks before anything is started.
+
+verl's task runner makes the trainer and the agent loop in an actor of Ray. It runs on the machine of the program, where
+the folder with the program's parts is; verl's workers run wherever Ray has GPUs.
+"""
+
+import copy
+import importlib
+import importlib.util
+import logging
+import pkgutil
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from agentlightning.adapter import TraceToTrajectory, TraceToTripletBase
+from agentlightning.adapter.base import TraceAdapter
+from agentlightning.algorithm.verl.config import Configuration
+from agentlightning.algorithm.verl.run_folder import RunParts, run_folder
+from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.forwarding import innermost
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import Dataset, NamedResources
+from agentlightning.utils.installation import install_command
+from agentlightning.utils.loop_thread import LoopThread
+
+__all__ = ["TaskRunnerHere", "missing_for_verl", "run_ppo"]
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES: Final = ("verl", "ray", "transfer_queue")
+
+
+class TaskRunnerHere:
+    """verl's task runner as verl starts it, placed on the node of this program; it can be killed."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, Any] = {}
+        self._actor: Any = None
+
+    def options(self, **options: Any) -> "TaskRunnerHere":
+        self._options = options
+        return self
+
+    def remote(self) -> Any:
+        """Start it; verl calls this when Ray is initialised."""
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        node_id = importlib.import_module("ray").get_runtime_context().get_node_id()
+        here = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task_runner = importlib.import_module("verl.trainer.main_ppo").TaskRunnerV1
+        self._actor = task_runner.options(**self._options, scheduling_strategy=here).remote()
+        return self._actor
+
+    def kill(self) -> None:
+        """End the training: who waits for it gets an error. Harmless before it has begun."""
+        if self._actor is not None:
+            importlib.import_module("ray").kill(self._actor)
+
+
+def run_ppo(
+    config: Configuration,
+    train_dataset: Dataset[Any] | None,
+    val_dataset: Dataset[Any] | None,
+    store: LightningStore | None,
+    llm_proxy: LLMProxy | None,
+    adapter: TraceAdapter[Any] | None,
+    *,
+    initial_resources: NamedResources | None = None,
+    run_id: str | None = None,
+    task_runner: TaskRunnerHere | None = None,
+) -> None:
+    """Train with verl and return when it is done.
+
+    Args:
+        train_dataset: None takes the files that `data.train_files` names; so with `val_dataset` and `data.val_files`.
+        store: None makes one and serves it: to runners, and at `agentlightning.port` to clients of the v0.1 protocol.
+        llm_proxy: Its address, port and key are taken; it is started in verl's process.
+        task_runner: What another thread may kill.
+
+    Raises:
+        ConfigurationError: Packages or a GPU are missing, or the parts do not go together. Nothing was started.
+        TrainingError: verl's training failed.
+    """
+    if adapter is not None and not isinstance(adapter, (TraceToTripletBase, TraceToTrajectory)):
+        raise ConfigurationError(
+            f"VERL learns from triplets or trajectories, but the adapter is a {type(adapter).__name__}; "
+            "give the Trainer a TracerTraceToTriplet, a LlmProxyTraceToTriplet or a TraceToTrajectory."
+        )
+    if missing := missing_for_verl(config):
+        *first, last = missing
+        listed = f"{', '.join(first)} and {last}" if first else last
+        raise ConfigurationError(
+            f"VERL trains with verl on GPUs, and this machine lacks {listed}; run "
+            f"`{install_command('verl')}` on a machine with NVIDIA GPUs. Nothing was started. GRPO trains without verl."
+        )
+    _check(config)
+    with _reachable(store, config) as served:
+        parts = RunParts(served, adapter, llm_proxy, initial_resources, run_id)
+        with run_folder(parts, train_dataset, val_dataset) as paths:
+            _train(_with_paths(config, paths), task_runner or TaskRunnerHere())
+
+
+def missing_for_verl(config: Configuration | None = None) -> list[str]:
+    """What this machine lacks to run verl, in words; nothing is imported but torch, to ask for a GPU.
+
+    A GPU of this machine is needed unless the configuration names another device, or a cluster of Ray to join.
+    """
+    missing = [f"the package {name}" for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if importlib.util.find_spec("torch") is None:
+        return [*missing, "the package torch"]
+    if not missing and config is not None:
+        device, cluster = config["trainer"]["device"], config["ray_kwargs"]["ray_init"].get("address")
+        if device != "cuda" or cluster not in (None, "local"):
+            return []
+        if config["actor_rollout_ref"]["rollout"]["name"] == "vllm" and importlib.util.find_spec("vllm") is None:
+            missing.append("the package vllm")
+    return missing if importlib.import_module("torch").cuda.is_available() else [*missing, "a GPU that torch can use"]
+
+
+def _check(config: Configuration) -> None:
+    """Refuse what our agent loop cannot work with, and what verl itself refuses."""
+    rollout = config["actor_rollout_ref"]["rollout"]
+    for name, value, wanted in (
+        ("trainer.use_v1", config["trainer"]["use_v1"], True),
+        ("actor_rollout_ref.rollout.calculate_log_probs", rollout["calculate_log_probs"], True),
+        ("actor_rollout_ref.rollout.multi_turn.enable", rollout["multi_turn"]["enable"], False),
+    ):
+        if value != wanted:
+            raise ConfigurationError(f"{name} is {value}; VERL needs {wanted}. Leave it away. Nothing was started.")
+    settings = importlib.import_module("verl.utils.config")
+    needs = importlib.import_module("verl.trainer.ppo.utils")
+    try:
+        settings.validate_config(
+            config=config,
+            use_reference_policy=needs.need_reference_policy(config),
+            use_critic=needs.need_critic(config),
+        )
+    except (AssertionError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"verl refuses the configuration: {error} Nothing was started.") from error
+
+
+@contextmanager
+def _reachable(store: LightningStore | None, config: Configuration) -> Iterator[LightningStore]:
+    """The store in a form that another process finds again; what must be served is, for the length of the block."""
+    if isinstance(store, LightningStoreServer):
+        yield store
+        return
+    if store is not None and isinstance(innermost(store), LightningStoreClient):
+        yield innermost(store)
+        return
+    thread = LoopThread("agl-verl-store")
+    if store is None:
+        store = InMemoryLightningStore()
+        server = LightningStoreServer(store)
+        # v0.1 stands above this package, so it is found by name.
+        old = pkgutil.resolve_name("agentlightning.server:AgentLightningServer")(
+            port=config["agentlightning"]["port"], store=server
+        )
+        servers = [server, old]
+    else:
+        server = LightningStoreServer(store, port=0, token=secrets.token_urlsafe(32))
+        servers = [server]
+    started: list[Any] = []
+    try:
+        for one in servers:
+            thread.run(one.start())
+            started.append(one)
+        if len(servers) > 1:
+            logger.info("Runners find the store at %s; clients of v0.1 at %s.", server.endpoint, servers[1].endpoint)
+        yield server
+    finally:
+        for one in reversed(started):
+            thread.run(one.stop())
+        thread.stop()
+
+
+def _with_paths(config: Configuration, paths: dict[str, str]) -> Configuration:
+    """The configuration that names what lies in the folder; without a data set for validation there is none."""
+    config = copy.deepcopy(config)
+    config["agentlightning"]["run_folder"] = paths["folder"]
+    data, trainer = config["data"], config["trainer"]
+    if "train" in paths:
+        data["train_files"] = paths["train"]
+        if "val" not in paths:  # verl makes the data set all the same
+            data["val_files"], data["val_max_samples"] = paths["train"], 1
+            trainer["val_before_train"], trainer["test_freq"] = False, -1
+    if "val" in paths:
+        data["val_files"] = paths["val"]
+    return config
+
+
+def _train(config: Configuration, task_runner: TaskRunnerHere) -> None:
+    ray = importlib.import_module("ray")
+    main = importlib.import_module("verl.trainer.main_ppo")
+    importlib.import_module("verl.utils.device").auto_set_device(config)
+    is_ours = not ray.is_initialized()
+    try:
+        main.run_ppo(config, task_runner_class=task_runner)
+    except ray.exceptions.RayError as error:
+        raise TrainingError(f"verl's training failed: {_last_line(error)}") from error
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Twice the cores, because many tests wait more than they compute.
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || sysctl -n hw.ncpu))))
 
-.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
+.PHONY: help setup browser postgres test test-frameworks test-litellm test-models test-ray test-verl check format demo first-loop bench bench-learning docs clean tiny-model cold-start walk
 .DEFAULT_GOAL := help
 
 help: ## Show the verbs
@@ -113,6 +113,18 @@ test-models: .venv-models/.ready ## Train and serve Hugging Face models, with Sm
 # One after the other: the tests share a cluster of two nodes.
 test-ray: .venv-ray/.ready ## Run trainings on a Ray cluster of two nodes in this machine (about a minute)
 	.venv-ray/bin/python -m pytest tests/execution/ray $(call REPORT,ray) $(ARGS)
+
+# verl pins versions that no other tests want. On a CPU a part of what it names is enough, so that nothing is resolved; and
+# its wheel brings a package `tests`, which would stand before ours.
+.venv-verl/.ready: tests/frameworks/environments/verl.txt pyproject.toml
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	rm -rf .venv-verl/lib/python3*/site-packages/tests
+	touch $@
+
+test-verl: .venv-verl/.ready ## Train with verl's own trainer on the CPU, its workers faked (about two minutes)
+	.venv-verl/bin/python -m pytest tests/algorithm/verl $(ARGS)
 
 # Other versions of Python, with all that needs no torch: its build for the CPU is there for one version alone.
 PYTHON_OF = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell python$(1) -c "import sys; print(sys.executable)" 2>/dev/null))

@@ -1,4 +1,4 @@
-"""`python -m agentlightning.verl key=value …`: a training that serves clients of the v0.1 protocol."""
+"""`python -m agentlightning.verl key=value …`: a training that serves a store, and waits for runners to join."""
 
 import argparse
 import importlib
@@ -8,20 +8,22 @@ from typing import Any
 
 from agentlightning.algorithm.verl import compose
 from agentlightning.algorithm.verl.launching import run_ppo
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, TrainingError
 
 __all__ = ["main", "run_ppo"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with verl; 0 when it is done, 2 where something is missing, which is then told."""
+    """Train with verl; 0 when it is done, 2 where something is missing or the training failed, which is then told."""
     parser = argparse.ArgumentParser(prog="python -m agentlightning.verl", description="Train with verl, on GPUs.")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="verl's settings, such as data.seed=1")
     arguments = parser.parse_args(argv)
     try:
         config = compose(_nested(arguments.overrides))
+        port = config["agentlightning"]["port"]
+        sys.stderr.write(f"Start the agents with: agl runner MODULE:AGENT --store http://127.0.0.1:{port}\n")
         run_ppo(config, None, None, store=None, llm_proxy=None, adapter=None)
-    except ConfigurationError as error:
+    except (ConfigurationError, TrainingError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0

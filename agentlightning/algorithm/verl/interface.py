@@ -45,7 +45,7 @@ class VERL(Algorithm):
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train; ConfigurationError, and nothing started, where something that it needs is missing.
 
-        Without a store it makes and serves one, which clients of the v0.1 protocol reach too.
+        Without a store it makes one and serves it to runners, at `agentlightning.port`.
         """
         is_alone = self._store is None
         self._task_runner = TaskRunnerHere()

@@ -7,8 +7,6 @@ the folder with the program's parts is; verl's workers run wherever Ray has GPUs
 import copy
 import importlib
 import importlib.util
-import logging
-import pkgutil
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +27,6 @@ from agentlightning.utils.installation import install_command
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["TaskRunnerHere", "missing_for_verl", "run_ppo"]
-
-logger = logging.getLogger(__name__)
 
 _PACKAGES: Final = ("verl", "ray", "transfer_queue")
 
@@ -77,7 +73,7 @@ def run_ppo(
 
     Args:
         train_dataset: None takes the files that `data.train_files` names; so with `val_dataset` and `data.val_files`.
-        store: None makes one and serves it: to runners, and at `agentlightning.port` to clients of the v0.1 protocol.
+        store: None makes one and serves it to runners, at `agentlightning.port`.
         llm_proxy: Its address, port and key are taken; it is started in verl's process.
         task_runner: What another thread may kill.
 
@@ -99,7 +95,7 @@ def run_ppo(
         )
     _check(config)
     with _reachable(store, config) as served:
-        parts = RunParts(served, adapter, llm_proxy, initial_resources, run_id)
+        parts = RunParts(served, adapter, _without_store(llm_proxy), initial_resources, run_id)
         with run_folder(parts, train_dataset, val_dataset) as paths:
             _train(_with_paths(config, paths), task_runner or TaskRunnerHere())
 
@@ -152,30 +148,28 @@ def _reachable(store: LightningStore | None, config: Configuration) -> Iterator[
     if store is not None and isinstance(innermost(store), LightningStoreClient):
         yield innermost(store)
         return
-    thread = LoopThread("agl-verl-store")
     if store is None:
-        store = InMemoryLightningStore()
-        server = LightningStoreServer(store)
-        # v0.1 stands above this package, so it is found by name.
-        old = pkgutil.resolve_name("agentlightning.server:AgentLightningServer")(
-            port=config["agentlightning"]["port"], store=server
-        )
-        servers = [server, old]
-    else:
+        server = LightningStoreServer(InMemoryLightningStore(), port=config["agentlightning"]["port"])
+    else:  # for verl's process alone
         server = LightningStoreServer(store, port=0, token=secrets.token_urlsafe(32))
-        servers = [server]
-    started: list[Any] = []
+    thread = LoopThread("agl-verl-store")
     try:
-        for one in servers:
-            thread.run(one.start())
-            started.append(one)
-        if len(servers) > 1:
-            logger.info("Runners find the store at %s; clients of v0.1 at %s.", server.endpoint, servers[1].endpoint)
-        yield server
+        thread.run(server.start())
+        try:
+            yield server
+        finally:
+            thread.run(server.stop())
     finally:
-        for one in reversed(started):
-            thread.run(one.stop())
         thread.stop()
+
+
+def _without_store(llm_proxy: LLMProxy | None) -> LLMProxy | None:
+    """The proxy's settings: in verl's process it gets the store as that is reached there."""
+    if llm_proxy is None:
+        return None
+    settings = copy.copy(llm_proxy)
+    settings.store = None
+    return settings
 
 
 def _with_paths(config: Configuration, paths: dict[str, str]) -> Configuration:

@@ -82,7 +82,13 @@ class TestTraining:
 
         names = ["first", "hopeless", "second", "third", "fourth", "fifth"]
         train = [{"name": name, "data_source": "words"} for name in names]
-        trainer = agl.Trainer(algorithm=VERL(config_in(tmp_path)), strategy="shm", n_runners=2, store=store)
+        trainer = agl.Trainer(
+            algorithm=VERL(config_in(tmp_path)),
+            strategy="shm",
+            n_runners=2,
+            store=store,
+            llm_proxy=agl.LLMProxy(api_key="a-key-of-its-own-for-the-proxy"),
+        )
         trainer.fit(agent, train, [{"name": "first"}, {"name": "hopeless"}])
 
         updates = notes_of(tmp_path, "update")

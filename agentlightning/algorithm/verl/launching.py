@@ -129,14 +129,16 @@ def _check(config: Configuration) -> None:
             raise ConfigurationError(f"{name} is {value}; VERL needs {wanted}. Leave it away. Nothing was started.")
     settings = importlib.import_module("verl.utils.config")
     needs = importlib.import_module("verl.trainer.ppo.utils")
+    of_hydra = importlib.import_module("hydra.errors").HydraException
+    of_omegaconf = importlib.import_module("omegaconf.errors").OmegaConfBaseException
     try:
         settings.validate_config(
             config=config,
             use_reference_policy=needs.need_reference_policy(config),
             use_critic=needs.need_critic(config),
         )
-    except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"verl refuses the configuration: {error} Nothing was started.") from error
+    except (AssertionError, ValueError, TypeError, of_hydra, of_omegaconf) as error:
+        raise ConfigurationError(f"verl refuses the configuration, and nothing was started: {error}") from error
 
 
 @contextmanager

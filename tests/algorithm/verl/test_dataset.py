@@ -27,6 +27,14 @@ def test_rows_of_files_are_tasks_with_what_verls_metrics_read(tmp_path: Path, na
     assert [dataset[number]["reward_model"] for number in (0, 1)] == [{"ground_truth": "2"}, {}]
 
 
+def test_rows_of_parquet_files_are_tasks(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="verl brings pyarrow: run `make test-verl`")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([{"question": "1 + 1"}]), tmp_path / "t.parquet")
+
+    assert AgentDataset(str(tmp_path / "t.parquet"))[0]["task"] == {"input": {"question": "1 + 1"}}
+
+
 def test_no_more_rows_are_taken_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_bytes(orjson.dumps(ROWS))
 

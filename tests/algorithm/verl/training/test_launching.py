@@ -1,0 +1,94 @@
+"""What is looked at before a training is started, with the installed verl."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.verl import VERL, compose
+from agentlightning.errors import ConfigurationError
+from tests.algorithm.verl.training.test_training import config_in
+
+pytestmark = pytest.mark.filterwarnings("default")  # verl and what it imports warn of themselves
+
+OF_RELEASE_0_2: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "data": {"train_batch_size": 32, "max_prompt_length": 4096, "max_response_length": 2048},
+    "actor_rollout_ref": {
+        "rollout": {
+            "tensor_model_parallel_size": 1,
+            "n": 4,
+            "log_prob_micro_batch_size_per_gpu": 4,
+            "name": "vllm",
+            "multi_turn": {"format": "hermes"},
+            "gpu_memory_utilization": 0.6,
+            "engine_kwargs": {"vllm": {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}},
+        },
+        "actor": {
+            "ppo_mini_batch_size": 32,
+            "ppo_micro_batch_size_per_gpu": 4,
+            "optim": {"lr": 1e-6},
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.0,
+            "entropy_coeff": 0,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.3,
+            "fsdp_config": {"param_offload": True, "optimizer_offload": True},
+        },
+        "ref": {"log_prob_micro_batch_size_per_gpu": 8, "fsdp_config": {"param_offload": True}},
+        "model": {"path": "a-model", "use_remove_padding": True, "enable_gradient_checkpointing": True},
+    },
+    "trainer": {
+        "n_gpus_per_node": 1,
+        "val_before_train": True,
+        "critic_warmup": 0,
+        "logger": ["console"],
+        "nnodes": 1,
+        "project_name": "AgentLightning",
+        "experiment_name": "calc_x",
+        "save_freq": 64,
+        "test_freq": 32,
+        "total_epochs": 2,
+    },
+}
+
+
+def test_a_configuration_of_the_earlier_releases_is_accepted_by_verl() -> None:
+    from agentlightning.algorithm.verl.launching import _check
+
+    config = compose(OF_RELEASE_0_2)
+
+    _check(config)
+    rollout = config["actor_rollout_ref"]["rollout"]
+    assert (rollout["prompt_length"], rollout["response_length"], rollout["calculate_log_probs"]) == (4096, 2048, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"actor_rollout_ref": {"rollout": {"calculate_log_probs": False}}}, "calculate_log_probs is False"),
+        ({"trainer": {"use_v1": False}}, "trainer.use_v1 is False"),
+        ({"actor_rollout_ref": {"rollout": {"multi_turn": {"enable": True}}}}, "multi_turn.enable is True"),
+        ({"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": None}}}, "verl refuses"),
+    ],
+    ids=["log-probabilities", "old trainer", "verl's own turns", "verl"],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_started(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_container(OmegaConf.merge(config_in(tmp_path), change))
+    assert isinstance(config, dict)
+
+    with pytest.raises(ConfigurationError, match=words):
+        VERL({str(name): value for name, value in config.items()}).run(["task"])
+
+
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+
+    with pytest.raises(ConfigurationError, match="a GPU that torch can use"):
+        VERL(OF_RELEASE_0_2).run(["task"])

@@ -11,6 +11,7 @@ import importlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import fmean
@@ -121,7 +122,7 @@ class StoreAgentLoopManager:
         self._resources_ids: dict[bool, str] = {}
         """By whether they are for validation."""
         self._end_id = 0
-        self._batches: set[Any] = set()
+        self._batches: set[Future[None]] = set()
         self._thread = LoopThread("agl-verl")
         self._stack = AsyncExitStack()
 
@@ -130,7 +131,12 @@ class StoreAgentLoopManager:
         batch = _read_batch(prompts)
         running = self._thread.start_soon(self._run(batch))
         self._batches.add(running)
-        running.add_done_callback(self._batches.discard)
+        running.add_done_callback(self._end_batch)
+
+    def _end_batch(self, running: Future[None]) -> None:
+        self._batches.discard(running)
+        if not running.cancelled() and (error := running.exception()) is not None:
+            logger.error("A batch of prompts was lost, and verl may wait for it for ever.", exc_info=error)
 
     def close(self) -> None:
         """Stop the proxy; batches that still run are dropped. verl ends the process without calling it."""

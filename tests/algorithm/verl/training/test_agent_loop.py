@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 import agentlightning as agl
@@ -63,9 +64,14 @@ async def settled(
     *,
     agent: Callable[..., Any] | None,
     is_validation: bool = False,
+    afterwards: Callable[[], Any] | None = None,
     **options: Any,
 ) -> Queue:
-    """The queue after one prompt; without an agent nobody runs its rollouts."""
+    """The queue after one prompt; without an agent nobody runs its rollouts.
+
+    Args:
+        afterwards: Called while the proxy still runs.
+    """
     import transfer_queue
     from verl.utils import tensordict_utils as tu
 
@@ -92,6 +98,8 @@ async def settled(
                 stop.set()
                 await running
         await asyncio.wait_for(queue.is_settled.wait(), 60)
+        if afterwards is not None:
+            await asyncio.to_thread(afterwards)
     finally:
         await asyncio.to_thread(manager.close)
     return queue
@@ -125,6 +133,25 @@ async def test_a_conversation_is_one_trajectory_under_the_key_of_its_session(
     assert fields["response_mask"].tolist()[:2] == [1, 1]
     assert 0 in fields["response_mask"].tolist()
     assert fields["rm_scores"].tolist()[-1] == 0.5
+
+
+async def test_a_call_of_an_attempt_that_is_over_is_refused(
+    server: LightningStoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[agl.LLM] = []
+
+    async def agent(task: str, llm: agl.LLM) -> float:
+        given.append(llm)
+        await asyncio.to_thread(ask, llm, "green")
+        return 1.0
+
+    def call_late() -> None:
+        with pytest.raises((openai.AuthenticationError, openai.PermissionDeniedError), match="over"):
+            ask(given[0], "green")
+
+    queue = await settled(server, tmp_path, monkeypatch, agent=agent, afterwards=call_late)
+
+    assert queue.statuses[-1] == (UID, "finished")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is looked at before a training is started, with the installed verl."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,30 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
 
     with pytest.raises(ConfigurationError, match="a GPU that torch can use"):
         VERL(OF_RELEASE_0_2).run(["task"])
+
+
+class Waiting:
+    """In the place of verl's task runner."""
+
+    def run(self) -> None:
+        time.sleep(600)
+
+
+def test_a_training_that_is_abandoned_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from verl.trainer import main_ppo
+
+    from agentlightning.algorithm.verl.launching import TaskRunnerHere
+
+    algorithm = VERL(OF_RELEASE_0_2)
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    try:
+        monkeypatch.setattr(main_ppo, "TaskRunnerV1", ray.remote(Waiting))
+        algorithm._task_runner = TaskRunnerHere()
+        running = algorithm._task_runner.remote().run.remote()
+        algorithm.abandon()
+
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(running, timeout=60)
+    finally:
+        ray.shutdown()

@@ -120,19 +120,6 @@ class TestTraining:
         assert calls == [call for call in calls if call["logprobs"] is True and call["id"].startswith("at-")]
         assert_no_rollout_is_open(store)
 
-    def test_a_trainer_that_is_stopped_ends_verls_training(self, tmp_path: Path) -> None:
-        store = agl.InMemoryLightningStore()
-
-        @agl.rollout
-        def agent(task: str, llm: agl.LLM) -> float:
-            trainer.stop()
-            return 0.0
-
-        trainer = agl.Trainer(algorithm=VERL(config_in(tmp_path)), strategy="shm", n_runners=1, store=store)
-        trainer.fit(agent, ["first", "second"])
-
-        assert not (tmp_path / "notes.jsonl").exists() or not notes_of(tmp_path, "update")
-
 
 def assert_no_rollout_is_open(store: Any) -> None:
     rollouts = asyncio.run(store.query_rollouts())

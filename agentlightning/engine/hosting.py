@@ -12,6 +12,7 @@ from agentlightning.engine.loading import load
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
+from agentlightning.engine.shared_weights import gpu_of
 from agentlightning.errors import EngineError
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from agentlightning.utils.signals import ENDING_SIGNALS, ending_signal
@@ -52,6 +53,8 @@ class Hosted:
     model_name: str
     dtype: str
     """Of the model's weights, such as "bfloat16"; new ones are published in it."""
+    gpu: str | None = None
+    """That the model is on."""
 
 
 def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrupt: bool = True) -> signal.Signals:
@@ -95,7 +98,8 @@ async def _serve(
             except RuntimeError as error:
                 raise EngineError(str(error)) from error
             try:
-                on_ready(Hosted(launcher.port, app.name, str(engine.model.dtype).removeprefix("torch.")))
+                dtype = str(engine.model.dtype).removeprefix("torch.")
+                on_ready(Hosted(launcher.port, app.name, dtype, gpu_of(engine.model.device)))
                 return await received
             finally:
                 await launcher.stop()

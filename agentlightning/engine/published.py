@@ -43,6 +43,16 @@ class PublishedWeights:
         self._model = model
         self._chance = f"{seed}/{version}"
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._model.device
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors, by their names."""
+        return self._model.state_shapes()
+
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its name in the checkpoint, on the learner's device, one after the other.
 

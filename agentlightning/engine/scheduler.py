@@ -250,6 +250,8 @@ class InferenceEngine:
             try:
                 with torch.no_grad():
                     self.model.load_state(new.tensors)
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize(self.model.device)  # the memory may be the trainer's, which goes on then
             except Exception as error:  # noqa: BLE001 # is raised where the weights came from
                 new.taken.set_exception(_as_engine_error(error, new.version))
                 continue

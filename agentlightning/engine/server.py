@@ -29,6 +29,7 @@ from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.calls import Call, Mailbox, Repetitions
 from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.scheduler import InferenceEngine
+from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX, SharedReader
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
 from agentlightning.errors import ConfigurationError, EngineError, InvalidRequest, NotAllowed
@@ -91,6 +92,7 @@ class EngineApp:
         self._answers = Answers(self.name, codec)
         self._repetitions = Repetitions()
         self._mailbox: Mailbox | None = None
+        self._shared = SharedReader()
         self._served = 0
         self._streams = 0
 
@@ -250,8 +252,10 @@ class EngineApp:
         if not isinstance(engine, InferenceEngine):
             raise NotAllowed(f"The engine of '{self.name}' takes its weights from elsewhere.")
         version, path = _read_weights_request(body)
+        real, device = self._checked_path(path), engine.model.device
         # On the device they are looked through in no time, and taken over without holding up a step.
-        tensors = await asyncio.to_thread(read_weights, self._checked_path(path), engine.model.device)
+        read = self._shared.read if real.name.endswith(DESCRIPTION_SUFFIX) else read_weights
+        tensors = await asyncio.to_thread(read, real, device)
         await asyncio.wrap_future(await asyncio.to_thread(engine.load_weights, version, tensors))
         return orjson.dumps({"version": engine.version})
 

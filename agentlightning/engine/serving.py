@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentlightning.engine.published import PublishedWeights
+    from agentlightning.engine.shared_weights import SharedBlock
 
 __all__ = ["EngineServer", "python_path"]
 
@@ -95,6 +96,9 @@ class EngineServer:
         self._port: int | None = None
         self._model_name: str | None = None
         self._dtype = "float32"
+        self._gpu: str | None = None
+        """That the child is on, unless weights travel to it as files."""
+        self._block: SharedBlock | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -173,7 +177,7 @@ class EngineServer:
                     stream.close()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._folders, self._listener = [], None
+        self._folders, self._listener, self._block = [], None, None
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -197,19 +201,45 @@ class EngineServer:
 
         Calls in flight go on. Weights that do not fit are an EngineError, and the old ones stay.
         """
-        import torch
-
-        from agentlightning.engine.weights import write_weights
-
         if not self._folders:
             raise EngineError("The engine's server is not running.")
+        import torch
+
+        from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX
+        from agentlightning.engine.weights import write_weights
+
+        block = self._shared_block(weights)
+        if block is not None:
+            block.fill(weights.tensors(block.dtype))
+            self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, block.describe)
+            return
         tensors = {name: tensor.to("cpu") for name, tensor in weights.tensors(getattr(torch, self._dtype))}
-        path = self._roomy_folder(tensors) / f"weights-{version}-{time.monotonic_ns()}.safetensors"
+        folder = self._roomy_folder(tensors)
+        self._announce(version, folder, ".safetensors", lambda path: write_weights(path, tensors))
+
+    def _announce(self, version: int, folder: Path, suffix: str, write: Callable[[Path], None]) -> None:
+        path = folder / f"weights-{version}-{time.monotonic_ns()}{suffix}"
         try:
-            write_weights(path, tensors)
+            write(path)
             self._ask("POST", "/agl/weights", {"version": version, "path": str(path)}, key=self._weights_key)
         finally:
             path.unlink(missing_ok=True)
+
+    def _shared_block(self, weights: "PublishedWeights") -> "SharedBlock | None":
+        """Memory of the engine's GPU, where the weights are there too; None if they travel as a file."""
+        import torch
+
+        from agentlightning.engine.shared_weights import SharedBlock, gpu_of
+
+        if self._gpu is None or gpu_of(weights.device) != self._gpu:
+            return None
+        if self._block is None:
+            try:
+                self._block = SharedBlock(weights.shapes, getattr(torch, self._dtype), weights.device)
+            except torch.OutOfMemoryError:
+                logger.info("The GPU has no room for a block of weights to share, so they travel as a file.")
+                self._gpu = None
+        return self._block
 
     def status(self) -> dict[str, Any]:
         """How it is, as `/agl/status` tells."""
@@ -241,7 +271,8 @@ class EngineServer:
             process.wait(STOP_SECONDS)
             raise self._gone()
         announced = orjson.loads(line)
-        self._port, self._model_name, self._dtype = (announced[name] for name in ("port", "model_name", "dtype"))
+        self._port, self._model_name = announced["port"], announced["model_name"]
+        self._dtype, self._gpu = announced["dtype"], announced["gpu"]
 
     def _listen(self) -> None:
         process = self._process

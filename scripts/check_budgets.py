@@ -27,7 +27,7 @@ CEILINGS = {
     "cli": (3_370, 2_040),
     "dashboard": (90, 40),
     "emitter": (800, 490),
-    "engine": (6_930, 4_680),
+    "engine": (7_090, 4_790),
     "events": (1_810, 1_080),
     "execution": (2_020, 1_360),
     "instrumentation": (6_230, 4_090),

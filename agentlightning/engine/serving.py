@@ -205,17 +205,32 @@ class EngineServer:
             raise EngineError("The engine's server is not running.")
         import torch
 
-        from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX
         from agentlightning.engine.weights import write_weights
 
-        block = self._shared_block(weights)
-        if block is not None:
-            block.fill(weights.tensors(block.dtype))
-            self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, block.describe)
+        if self._publish_shared(version, weights):
             return
         tensors = {name: tensor.to("cpu") for name, tensor in weights.tensors(getattr(torch, self._dtype))}
         folder = self._roomy_folder(tensors)
         self._announce(version, folder, ".safetensors", lambda path: write_weights(path, tensors))
+
+    def _publish_shared(self, version: int, weights: "PublishedWeights") -> bool:
+        """Publish in memory of the engine's GPU, where the weights are there too; False if they travel as a file."""
+        import torch
+
+        from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX, SharedBlock, gpu_of
+
+        if self._gpu is None or gpu_of(weights.device) != self._gpu:
+            return False
+        try:
+            if self._block is None:
+                self._block = SharedBlock(weights.shapes, getattr(torch, self._dtype), weights.device)
+            self._block.fill(weights.tensors(self._block.dtype))
+            self._announce(version, self._folders[0], DESCRIPTION_SUFFIX, self._block.describe)
+        except (RuntimeError, EngineError) as error:  # no room, or an allocator whose memory cannot be shared
+            logger.warning("Weights travel to the engine as a file, since it shares no GPU memory: %s", error)
+            self._gpu = self._block = None
+            return False
+        return True
 
     def _announce(self, version: int, folder: Path, suffix: str, write: Callable[[Path], None]) -> None:
         path = folder / f"weights-{version}-{time.monotonic_ns()}{suffix}"
@@ -224,22 +239,6 @@ class EngineServer:
             self._ask("POST", "/agl/weights", {"version": version, "path": str(path)}, key=self._weights_key)
         finally:
             path.unlink(missing_ok=True)
-
-    def _shared_block(self, weights: "PublishedWeights") -> "SharedBlock | None":
-        """Memory of the engine's GPU, where the weights are there too; None if they travel as a file."""
-        import torch
-
-        from agentlightning.engine.shared_weights import SharedBlock, gpu_of
-
-        if self._gpu is None or gpu_of(weights.device) != self._gpu:
-            return None
-        if self._block is None:
-            try:
-                self._block = SharedBlock(weights.shapes, getattr(torch, self._dtype), weights.device)
-            except torch.OutOfMemoryError:
-                logger.info("The GPU has no room for a block of weights to share, so they travel as a file.")
-                self._gpu = None
-        return self._block
 
     def status(self) -> dict[str, Any]:
         """How it is, as `/agl/status` tells."""

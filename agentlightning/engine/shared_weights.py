@@ -9,12 +9,12 @@ which can run code; here the handles are plain numbers and bytes.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 from torch import Tensor
 
 from agentlightning.errors import InvalidRequest
@@ -24,6 +24,17 @@ __all__ = ["DESCRIPTION_SUFFIX", "SharedBlock", "SharedReader", "gpu_of"]
 DESCRIPTION_SUFFIX: Final = ".shared.json"
 _ALIGNMENT: Final = 256
 """Bytes; where a weight begins, so that any number may lie there."""
+
+
+class _Description(BaseModel):
+    """Where the weights lie, as the file says."""
+
+    gpu: str
+    dtype: Literal["float32", "float16", "bfloat16"]
+    handle: list[int | bool | str]
+    """What torch needs to open the block; bytes as base64."""
+    places: dict[str, tuple[NonNegativeInt, tuple[NonNegativeInt, ...]]]
+    """Offset in bytes and shape of every weight."""
 
 
 class SharedBlock:
@@ -46,7 +57,7 @@ class SharedBlock:
         self.dtype = dtype
         self._block = torch.empty(end, dtype=torch.uint8, device=device)
         shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
-        self._handle = _plain(shared)
+        self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy all weights; returns when they are there."""
@@ -57,33 +68,38 @@ class SharedBlock:
 
     def describe(self, path: Path) -> None:
         """Write the file that the engine reads."""
-        gpu = gpu_of(self._block.device)
-        places = {name: [offset, list(shape)] for name, (offset, shape) in self._places.items()}
-        name = str(self.dtype).removeprefix("torch.")
-        path.write_text(json.dumps({"gpu": gpu, "dtype": name, "handle": self._handle, "places": places}))
+        described = _Description(
+            gpu=str(gpu_of(self._block.device)),
+            dtype=_name(self.dtype),
+            handle=self._handle,
+            places=self._places,
+        )
+        path.write_text(described.model_dump_json())
 
 
 class SharedReader:
     """The engine's side; it keeps the last block open, since opening one takes longer than copying it."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._handle: list[int | bool | str] = []
         self._block: Tensor | None = None
 
     def read(self, path: Path, device: torch.device) -> dict[str, Tensor]:
         """The weights that a file describes, in the shared memory itself: copy them before the trainer goes on."""
         try:
-            found = json.loads(path.read_text())
-            dtype, places = getattr(torch, found["dtype"]), found["places"]
-            handle, gpu = found["handle"], found["gpu"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidRequest(f"The file '{path}' does not describe shared weights: {error!r}") from error
+            found = _Description.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise InvalidRequest(f"The file '{path}' does not describe shared weights: {error}") from error
         own = gpu_of(device)
-        if own is None or gpu != own:
-            raise InvalidRequest(f"The weights lie on the GPU '{gpu}', and this engine is on '{own}'.")
-        if self._block is None or handle != self._handle:
-            self._block, self._handle = _opened(handle, device), handle
-        return {name: _part(self._block, offset, tuple(shape), dtype) for name, (offset, shape) in places.items()}
+        if found.gpu != own:
+            raise InvalidRequest(f"The weights lie on the GPU '{found.gpu}', and this engine is on '{own}'.")
+        try:
+            if self._block is None or found.handle != self._handle:
+                self._block, self._handle = _opened(found.handle, device), found.handle
+            dtype = getattr(torch, found.dtype)
+            return {name: _part(self._block, offset, shape, dtype) for name, (offset, shape) in found.places.items()}
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"The shared memory that '{path}' describes cannot be read: {error}") from error
 
 
 def gpu_of(device: torch.device) -> str | None:
@@ -96,15 +112,11 @@ def _part(block: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype
     return block[offset : offset + size].view(dtype).view(shape)
 
 
-def _plain(handle: tuple[Any, ...]) -> list[Any]:
-    """Bytes as text."""
-    return [{"bytes": base64.b64encode(one).decode()} if isinstance(one, bytes) else one for one in handle]
+def _name(dtype: torch.dtype) -> Any:
+    return str(dtype).removeprefix("torch.")
 
 
-def _opened(handle: list[Any], device: torch.device) -> Tensor:
-    _, *rest = [base64.b64decode(one["bytes"]) if isinstance(one, dict) else one for one in handle]
-    try:
-        storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
-    except RuntimeError as error:
-        raise InvalidRequest(f"The shared memory with the weights cannot be opened: {error}") from error
+def _opened(handle: list[int | bool | str], device: torch.device) -> Tensor:
+    _, *rest = [base64.b64decode(one) if isinstance(one, str) else one for one in handle]
+    storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

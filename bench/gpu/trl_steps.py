@@ -51,13 +51,14 @@ def main() -> None:
     if reason is not None:
         results.add(options.results, "steps_per_hour", **what, not_run=reason)
         return
-    seconds, rewards = trl(options) if options.trainer == "trl" else agl(options)
+    seconds, rewards, parts = (*trl(options), {}) if options.trainer == "trl" else agl(options)
     results.add(
         options.results,
         "steps_per_hour",
         **what,
         steps_per_hour=round(3600 / statistics.median(seconds), 1),
         seconds_each=[round(one, 3) for one in seconds],
+        **parts,
         rewards=[round(one, 4) for one in rewards],
         memory_mb=training.peak_memory_mb(),
     )
@@ -71,8 +72,8 @@ def missing(options: argparse.Namespace) -> str | None:
     return None
 
 
-def agl(options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Seconds of each step after the warm-up, and the mean rewards of all."""
+def agl(options: argparse.Namespace) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Seconds of each step after the warm-up, the mean rewards of all, and where the time went."""
     plan = training.plan_of(
         options,
         steps=options.steps,
@@ -81,7 +82,10 @@ def agl(options: argparse.Namespace) -> tuple[list[float], list[float]]:
         learning=(("gradient_checkpointing", False),),
     )
     found = training.train(plan, task.LettersAgent(training.MODEL, options.tokens))
-    return found.seconds_between()[WARM_UP_STEPS - 1 :], list(found.algorithm.progress.rewards)
+    parts: dict[str, Any] = {"runners": options.runners}
+    for part in ("rollouts", "learning", "publishing"):
+        parts[f"{part}_seconds"] = round(statistics.median(found.seconds(part)[WARM_UP_STEPS:]), 3)
+    return found.seconds_between()[WARM_UP_STEPS - 1 :], list(found.algorithm.progress.rewards), parts
 
 
 def trl(options: argparse.Namespace) -> tuple[list[float], list[float]]:

@@ -7,6 +7,7 @@ the folder with the program's parts is; verl's workers run wherever Ray has GPUs
 import copy
 import importlib
 import importlib.util
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from agentlightning.utils.installation import install_command
 from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["TaskRunnerHere", "missing_for_verl", "run_ppo"]
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES: Final = ("verl", "ray", "transfer_queue")
 
@@ -93,6 +96,7 @@ def run_ppo(
             f"VERL trains with verl on GPUs, and this machine lacks {listed}; run "
             f"`{install_command('verl')}` on a machine with NVIDIA GPUs. Nothing was started. GRPO trains without verl."
         )
+    config = _with_attention(config)
     _check(config)
     with _reachable(store, config) as served:
         parts = RunParts(served, adapter, _without_store(llm_proxy), initial_resources, run_id)
@@ -109,12 +113,38 @@ def missing_for_verl(config: Configuration | None = None) -> list[str]:
     if importlib.util.find_spec("torch") is None:
         return [*missing, "the package torch"]
     if not missing and config is not None:
-        device, cluster = config["trainer"]["device"], config["ray_kwargs"]["ray_init"].get("address")
-        if device != "cuda" or cluster not in (None, "local"):
+        if config["trainer"]["device"] != "cuda" or _joins_cluster(config):
             return []
         if config["actor_rollout_ref"]["rollout"]["name"] == "vllm" and importlib.util.find_spec("vllm") is None:
             missing.append("the package vllm")
     return missing if importlib.import_module("torch").cuda.is_available() else [*missing, "a GPU that torch can use"]
+
+
+def _joins_cluster(config: Configuration) -> bool:
+    return config["ray_kwargs"]["ray_init"].get("address") not in (None, "local")
+
+
+def _with_attention(config: Configuration) -> Configuration:
+    """The configuration with an attention that this machine has.
+
+    verl's default is flash-attn, which its extra `vllm` does not install: its workers would fail when all has started.
+    torch's own attention needs padded batches. What the user chose stays, and so does all where the workers run on
+    other machines.
+    """
+    if importlib.util.find_spec("flash_attn") is not None or _joins_cluster(config):
+        return config
+    config = copy.deepcopy(config)
+    models = [model for part in ("actor_rollout_ref", "critic") if (model := config[part].get("model"))]
+    is_fsdp = config["actor_rollout_ref"]["actor"]["strategy"].startswith("fsdp")
+    changed = [model for model in models if is_fsdp and "attn_implementation" not in model["override_config"]]
+    for model in changed:
+        model["override_config"]["attn_implementation"], model["use_remove_padding"] = "sdpa", False
+    if changed:
+        logger.warning(
+            "flash-attn is not installed, so the model learns with torch's own attention and padded batches, which is "
+            "slower; install flash-attn, or set actor_rollout_ref.model.override_config.attn_implementation."
+        )
+    return config
 
 
 def _check(config: Configuration) -> None:

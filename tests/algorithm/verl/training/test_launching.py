@@ -1,5 +1,6 @@
 """What is looked at before a training is started, with the installed verl."""
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,39 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_started(
 
     with pytest.raises(ConfigurationError, match=words):
         VERL({str(name): value for name, value in config.items()}).run(["task"])
+
+
+@pytest.mark.parametrize(
+    ("given", "is_installed", "attention", "is_packed"),
+    [
+        ({}, False, "sdpa", False),
+        ({}, True, None, True),
+        ({"actor_rollout_ref": {"model": {"override_config": {"attn_implementation": "eager"}}}}, False, "eager", True),
+        ({"ray_kwargs": {"ray_init": {"address": "auto"}}}, False, None, True),
+        ({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}, False, None, True),
+    ],
+    ids=["no flash-attn", "flash-attn", "chosen", "another machine", "megatron"],
+)
+def test_without_flash_attn_the_model_learns_with_the_attention_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    is_installed: bool,
+    attention: str | None,
+    is_packed: bool,
+) -> None:
+    from omegaconf import OmegaConf
+
+    from agentlightning.algorithm.verl import launching
+
+    config = compose({"actor_rollout_ref": {"model": {"path": "a-model"}}})
+    found = importlib.util.find_spec("json") if is_installed else None
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda _: found)
+    merged = OmegaConf.merge(config, given)
+
+    model = launching._with_attention(merged)["actor_rollout_ref"]["model"]
+
+    assert (model["override_config"].get("attn_implementation"), model["use_remove_padding"]) == (attention, is_packed)
+    assert config["actor_rollout_ref"]["model"]["override_config"] == {}
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:

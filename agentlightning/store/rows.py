@@ -1,5 +1,6 @@
 """Rows: how rollouts, attempts and the keyed records lie in their tables, in SQLite and in PostgreSQL alike."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -58,10 +59,16 @@ def rollout_of(row: Row, body: bytes) -> Rollout:
         mode=mode,
         resources_id=resources_id,
         status=status,
-        config=RolloutConfig.model_validate_json(config),
+        config=_config_of(config),
         metadata=orjson.loads(metadata),
         output=None if output is None else orjson.loads(output),
     )
+
+
+@functools.lru_cache(256)
+def _config_of(body: bytes) -> RolloutConfig:
+    """Most rollouts share their configuration, which is never changed in place."""
+    return RolloutConfig.model_validate_json(body)
 
 
 def config_json(config: RolloutConfig) -> bytes:

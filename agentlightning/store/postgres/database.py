@@ -14,11 +14,11 @@ from psycopg import conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidValue, StoreUnavailable
+from agentlightning.store.postgres.session import Connection
 from agentlightning.store.rows import migrations
 
 __all__ = [
     "RETRIED",
-    "Connection",
     "Pool",
     "connect",
     "described",
@@ -28,7 +28,6 @@ __all__ = [
     "store_errors",
 ]
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Pool = ConnectionPool[Connection]
 
 RETRIED: Final = (
@@ -99,7 +98,7 @@ def _first_line(error: Exception) -> str:
 
 def connect(dsn: str) -> Connection:
     """A connection that leaves transactions to the caller."""
-    return psycopg.connect(dsn, **_arguments(dsn))
+    return Connection.connect(dsn, **_arguments(dsn))
 
 
 def open_pool(dsn: str, size: int) -> Pool:
@@ -111,6 +110,7 @@ def open_pool(dsn: str, size: int) -> Pool:
         timeout=OUTAGE_SECONDS,
         reconnect_timeout=OUTAGE_SECONDS,
         open=True,
+        connection_class=Connection,
         name="agl-store",
         kwargs=_arguments(dsn),
     )
@@ -120,7 +120,7 @@ def _arguments(dsn: str) -> dict[str, Any]:
     given = str(parsed(dsn).get("options", ""))
     return {
         "autocommit": True,
-        "prepare_threshold": 0,
+        "prepare_threshold": None,
         "options": f"{given} {_OPTIONS}".strip(),
         "connect_timeout": CONNECT_SECONDS,
         # A database whose machine has vanished is noticed within half a minute.

@@ -14,8 +14,7 @@ __all__ = ["read_ahead"]
 
 _BY_ROLLOUT: Final = frozenset(
     [
-        *("get_rollout_by_id", "update_rollout", "start_attempt", "query_attempts", "get_latest_attempt"),
-        *("update_attempt", "finish_attempt", "finish_and_claim", "query_spans", "query_open_spans"),
+        *("update_rollout", "start_attempt", "update_attempt", "finish_attempt", "finish_and_claim"),
         *("get_next_span_sequence_id", "wait_for_rollouts"),
     ]
 )

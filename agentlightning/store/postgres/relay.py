@@ -24,7 +24,8 @@ import psycopg
 
 from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
-from agentlightning.store.postgres.database import Connection, connect, described
+from agentlightning.store.postgres.database import connect, described
+from agentlightning.store.postgres.session import Connection, PostgresSession
 
 __all__ = ["Relay", "read_notices"]
 
@@ -49,13 +50,15 @@ _PRUNES: Final = (
     "DELETE FROM open_spans USING rollouts WHERE number = rollout AND status NOT IN ('preparing', 'running')",
 )
 
-_PRUNE_ANSWERS: Final = "DELETE FROM answers WHERE time < %b"
+_PRUNE_ANSWERS: Final = "DELETE FROM answers WHERE time < %s"
 
 
 def read_notices(connection: Connection, after: int) -> list[NoticeFields]:
     """Notices behind a cursor."""
-    sql = "SELECT body FROM notices WHERE last_cursor > %b ORDER BY last_cursor"
-    rows = connection.cursor(binary=True).execute(sql, (after,)).fetchall()
+    sql = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
+    with PostgresSession(connection, is_reader=True) as session:
+        rows = session.select(sql, (after,))
+        session.send("COMMIT")
     notices = [tuple(fields) for (body,) in rows for fields in orjson.loads(body)]
     return [fields for fields in notices if fields[1] > after]
 
@@ -196,22 +199,20 @@ class Relay:
 
     def _look(self, connection: Connection) -> None:
         """Two round trips, under an advisory lock: what there is, and what becomes of it."""
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            connection.execute(f"SELECT pg_advisory_xact_lock({_RELAY_LOCK})")
-            state = connection.cursor(binary=True).execute(_STATE)
-            left = connection.cursor(binary=True).execute(_EMPTY)
-            newest, is_marked = state.fetchall()[0]
+        with PostgresSession(connection) as session:
+            session.send("SELECT pg_advisory_xact_lock(?)", (_RELAY_LOCK,))
+            state, left = session.send(_STATE), session.send(_EMPTY)
+            newest, is_marked = session.fetch(state)[0]
             last = newest if is_marked else newest + 1
-            notices = _numbered(sorted(left.fetchall()), last)
+            notices = _numbered(sorted(session.fetch(left)), last)
             last += len(notices)
             if not is_marked:
-                connection.execute("INSERT INTO outbox VALUES (0, '')")
+                session.send("INSERT INTO outbox VALUES (0, '')")
             if last > newest:
-                connection.execute("INSERT INTO notices VALUES (%b, %b)", (last, orjson.dumps(notices)))
-                connection.execute(f"NOTIFY {_CHANNEL}")
-            connection.execute("COMMIT")
-            self.refresh_due(connection)
+                session.send("INSERT INTO notices VALUES (?, ?)", (last, orjson.dumps(notices)))
+                session.send(f"NOTIFY {_CHANNEL}")
+            session.send("COMMIT")
+        self.refresh_due(connection)
         if newest == self._board.cursor and is_marked:
             if notices:
                 self._board.publish(notices)

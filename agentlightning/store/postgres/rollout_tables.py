@@ -4,13 +4,13 @@ A rollout is read with its attempts in one statement. What JSON cannot hold is r
 sent.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import orjson
 
-from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of, is_storable
-from agentlightning.store.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, attempt_of, config_json, rollout_of
+from agentlightning.store.postgres.session import Array, PostgresSession, array_of, clauses_of, is_storable
+from agentlightning.store.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, Row, attempt_of, config_json, rollout_of
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
@@ -18,7 +18,7 @@ from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
 
 __all__ = ["RolloutTransaction"]
 
-_LOCK: Final = "SELECT 1 FROM rollouts WHERE {key} = ANY(%b) ORDER BY number FOR UPDATE"
+_LOCK: Final = "SELECT 1 FROM rollouts WHERE {key} = ANY(?::{kind}[]) ORDER BY number FOR UPDATE"
 _READ: Final = f"""
 SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
        a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
@@ -30,36 +30,45 @@ FROM rollouts r
 JOIN inputs i ON i.rollout = r.number
 LEFT JOIN queue q ON q.rollout = r.number
 LEFT JOIN attempts a ON a.rollout = r.number
-WHERE r.{{key}} = ANY(%b) ORDER BY r.number, a.sequence_id
+WHERE r.{{key}} = ANY(?::{{kind}}[]) ORDER BY r.number, a.sequence_id
 """
+_BY_ID: Final = _LOCK.format(key="rollout_id", kind="text"), _READ.format(key="rollout_id", kind="text")
+_BY_NUMBER: Final = _LOCK.format(key="number", kind="bigint"), _READ.format(key="number", kind="bigint")
 _ROLLOUT_WIDTH: Final = 4 + len(ROLLOUT_COLUMNS.split(", "))
 """Columns of `_READ` before those of the attempt."""
 
 _POP: Final = """
 WITH head AS (
     SELECT q.position FROM queue q JOIN rollouts r ON r.number = q.rollout
-    ORDER BY q.position LIMIT %b FOR UPDATE OF q, r SKIP LOCKED
+    ORDER BY q.position LIMIT ? FOR UPDATE OF q, r SKIP LOCKED
 ), popped AS (
     DELETE FROM queue WHERE position IN (SELECT position FROM head) RETURNING position, rollout
 )
 SELECT position, rollout FROM popped ORDER BY position
 """
-_INSERT_ROLLOUT: Final = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES ({', '.join(['%b'] * 11)})"
+_INSERT_ROLLOUTS: Final = f"""
+INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due)
+SELECT * FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::text[], ?::float8[], ?::float8[],
+                     ?::bytea[], ?::bytea[], ?::bytea[], ?::float8[])
+"""
 _UPDATE_ROLLOUTS: Final = """
 UPDATE rollouts SET status = u.status, mode = u.mode, resources_id = u.resources_id, end_time = u.end_time,
     config = u.config, metadata = u.metadata, output = u.output, due = u.due
-FROM unnest(%b::text[], %b::text[], %b::text[], %b::float8[], %b::bytea[], %b::bytea[], %b::bytea[], %b::float8[],
-            %b::bigint[]) AS u (status, mode, resources_id, end_time, config, metadata, output, due, number)
+FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[], ?::bytea[], ?::bytea[], ?::float8[],
+            ?::bigint[]) AS u (status, mode, resources_id, end_time, config, metadata, output, due, number)
 WHERE rollouts.number = u.number
 """
-_PUT_INPUT: Final = "INSERT INTO inputs VALUES (%b, %b) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body"
+_PUT_INPUTS: Final = """
+INSERT INTO inputs SELECT * FROM unnest(?::bigint[], ?::bytea[])
+ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
+"""
 _PUT_ATTEMPTS: Final = f"""
 INSERT INTO attempts ({ATTEMPT_COLUMNS})
 SELECT u.rollout, u.sequence_id, u.attempt_id, u.status, u.start_time, u.end_time, u.worker_id, u.last_heartbeat_time,
        coalesce((SELECT max(number) FROM spans s WHERE s.rollout = u.rollout AND s.attempt = u.sequence_id), 0),
        u.metadata
-FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::float8[], %b::float8[], %b::text[], %b::float8[],
-            %b::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::float8[], ?::float8[], ?::text[], ?::float8[],
+            ?::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
                                last_heartbeat_time, metadata)
 ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_id, status = excluded.status,
     start_time = excluded.start_time, end_time = excluded.end_time, worker_id = excluded.worker_id,
@@ -69,24 +78,28 @@ ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_i
 _INSERT_SPANS: Final = """
 INSERT INTO spans (rollout, attempt, span_id, sequence_id, arrival_time, bytes, body)
 SELECT rollout, attempt, span_id, sequence_id, arrival_time, length(body), body
-FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::float8[], %b::bytea[])
+FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::bigint[], ?::float8[], ?::bytea[])
      WITH ORDINALITY AS s (rollout, attempt, span_id, sequence_id, arrival_time, body, place)
 ORDER BY place
 """
 _LAST_SEQUENCE: Final = """
-SELECT greatest((SELECT last FROM sequences WHERE rollout_id = %b),
-                (SELECT max(sequence_id) FROM spans WHERE rollout = %b), 0)
+SELECT greatest((SELECT last FROM sequences WHERE rollout_id = ?),
+                (SELECT max(sequence_id) FROM spans WHERE rollout = ?), 0)
 """
-_PUT_SEQUENCE: Final = (
-    "INSERT INTO sequences VALUES (%b, %b) ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last"
-)
-_PUT_OPEN_SPANS: Final = (
-    "INSERT INTO open_spans VALUES (%b, %b) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body"
-)
-_PUSH: Final = (
-    "INSERT INTO queue VALUES (nextval(%b::text::regclass), %b) "
-    "ON CONFLICT (rollout) DO UPDATE SET position = excluded.position"
-)
+_PUT_SEQUENCES: Final = """
+INSERT INTO sequences SELECT * FROM unnest(?::text[], ?::bigint[])
+ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last
+"""
+_PUT_OPEN_SPANS: Final = """
+INSERT INTO open_spans SELECT * FROM unnest(?::bigint[], ?::bytea[])
+ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
+"""
+_PUSH: Final = """
+INSERT INTO queue
+SELECT nextval(sequence::regclass), rollout
+FROM (SELECT * FROM unnest(?::bigint[], ?::text[]) WITH ORDINALITY AS q (rollout, sequence, place) ORDER BY place) AS q
+ON CONFLICT (rollout) DO UPDATE SET position = excluded.position
+"""
 _TAIL: Final = "queue_tail"
 _HEAD: Final = "queue_head"
 _QUEUED: Final = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
@@ -144,26 +157,18 @@ class RolloutTransaction(Transaction):
 
     def _flush_rollouts(self) -> None:
         """Send what is held back: spans before attempts, whose heartbeat covers them."""
-        send = self._session.send
-        for entry in self._new.values():
-            send(_INSERT_ROLLOUT, _new_row(entry))
-        if self._changed:
-            send(_UPDATE_ROLLOUTS, _columns(map(_changed_row, self._changed.values())))
-        for number, body in self._inputs.items():
-            send(_PUT_INPUT, (number, body))
-        for number, sequence in self._queue.items():
-            if sequence is None:
-                send("DELETE FROM queue WHERE rollout = %b", (number,))
-            else:
-                send(_PUSH, (sequence, number))
-        if self._spans:
-            send(_INSERT_SPANS, _columns(self._spans))
-        if self._attempts:
-            send(_PUT_ATTEMPTS, _columns(self._attempts.values()))
-        for number, body in self._open_spans.items():
-            send(_PUT_OPEN_SPANS, (number, body))
-        for rollout_id, last in self._sequences.items():
-            send(_PUT_SEQUENCE, (rollout_id, last))
+        put = self._session.put
+        put(_INSERT_ROLLOUTS, map(_new_row, self._new.values()))
+        put(_UPDATE_ROLLOUTS, map(_changed_row, self._changed.values()))
+        put(_PUT_INPUTS, self._inputs.items())
+        leaving = [number for number, sequence in self._queue.items() if sequence is None]
+        if leaving:
+            self._session.send("DELETE FROM queue WHERE rollout = ANY(?::bigint[])", (array_of("bigint", leaving),))
+        put(_PUSH, [(number, sequence) for number, sequence in self._queue.items() if sequence is not None])
+        put(_INSERT_SPANS, self._spans)
+        put(_PUT_ATTEMPTS, self._attempts.values())
+        put(_PUT_OPEN_SPANS, self._open_spans.items())
+        put(_PUT_SEQUENCES, self._sequences.items())
         for held_back in (self._new, self._changed, self._inputs, self._queue, self._spans, self._attempts):
             held_back.clear()
         self._open_spans.clear()
@@ -176,13 +181,13 @@ class RolloutTransaction(Transaction):
         unknown = [rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in self._entries]
         if unknown:
             self._entries.update(dict.fromkeys(unknown))
-            self._load("rollout_id", [rollout_id for rollout_id in unknown if is_storable(rollout_id)])
+            self._load(*_BY_ID, array_of("text", [rollout_id for rollout_id in unknown if is_storable(rollout_id)]))
 
-    def _load(self, key: str, values: Sequence[Any]) -> list[RolloutEntry]:
+    def _load(self, lock: str, read: str, keys: Array) -> list[RolloutEntry]:
         if not self._session.is_reader:
-            self._session.send(_LOCK.format(key=key), (values,))
+            self._session.send(lock, (keys,))
         found: dict[int, RolloutEntry] = {}
-        for row in self._session.select(_READ.format(key=key), (values,)):
+        for row in self._session.select(read, (keys,)):
             entry = found.get(row[0])
             if entry is None:
                 entry = found[row[0]] = _entry_of(row)
@@ -243,8 +248,8 @@ class RolloutTransaction(Transaction):
 
     def _take_number(self) -> int:
         if not self._numbers:
-            sql = "SELECT nextval('rollouts_number_seq') FROM generate_series(1, %b::int)"
-            rows = self._session.send(sql, (self.expected_rollouts,)).fetchall()
+            sql = "SELECT nextval('rollouts_number_seq') FROM generate_series(1, ?::int)"
+            rows = self._session.fetch(self._session.send(sql, (self.expected_rollouts,)))
             self._numbers = [number for (number,) in reversed(rows)]
         return self._numbers.pop()
 
@@ -257,8 +262,8 @@ class RolloutTransaction(Transaction):
             self.earliest_due = due
 
     def overdue(self, now: float) -> Sequence[str]:
-        rows = self._session.select("SELECT number FROM rollouts WHERE due < %b", (now,))
-        entries = self._load("number", [number for (number,) in rows]) if rows else []
+        rows = self._session.select("SELECT number FROM rollouts WHERE due < ?", (now,))
+        entries = self._load(*_BY_NUMBER, array_of("bigint", [number for (number,) in rows])) if rows else []
         overdue = [(entry.due, entry.rollout.rollout_id) for entry in entries if entry.due is not None]
         return [rollout_id for due, rollout_id in sorted(overdue) if due < now]
 
@@ -267,7 +272,9 @@ class RolloutTransaction(Transaction):
         clauses = clauses_of(selection)
         chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
         numbers = [number for (number,) in self._session.select(chosen, clauses.parameters)]
-        by_number = {entry.number: entry for entry in self._load("number", numbers)} if numbers else {}
+        by_number = (
+            {entry.number: entry for entry in self._load(*_BY_NUMBER, array_of("bigint", numbers))} if numbers else {}
+        )
         total = len(numbers) + selection.offset
         if selection.limit >= 0 or (selection.offset and not numbers):
             total = self._session.select(f"SELECT count(*) FROM rollouts{clauses.where}", clauses.parameters)[0][0]
@@ -286,7 +293,7 @@ class RolloutTransaction(Transaction):
     def remove_latest_attempt(self, rollout_id: str) -> None:
         entry = self.known(rollout_id)
         self._session.flush()
-        sql = "DELETE FROM attempts WHERE rollout = %b AND sequence_id = %b"
+        sql = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
         self._session.send(sql, (entry.number, len(entry.attempts)))
         entry.attempts.pop()
 
@@ -309,17 +316,17 @@ class RolloutTransaction(Transaction):
         known = entry.span_ids.get(sequence_id)
         if known is None or span_id not in self.offered_span_ids:
             sought = sorted(self.offered_span_ids | {span_id})
-            sql = "SELECT span_id FROM spans WHERE rollout = %b AND attempt = %b AND span_id = ANY(%b)"
-            rows = self._session.select(sql, (entry.number, sequence_id, sought))
+            sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ? AND span_id = ANY(?::text[])"
+            rows = self._session.select(sql, (entry.number, sequence_id, array_of("text", sought)))
             known = entry.span_ids.setdefault(sequence_id, set())
             known.update(found for (found,) in rows)
         return span_id in known
 
     def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        entry = self.find(rollout_id)
-        where, parameters = "WHERE rollout = %b", [entry.number if entry else 0]
+        parameters: list[Any] = [rollout_id if is_storable(rollout_id) else ""]
+        where = "WHERE rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
         if attempt is not None:
-            where += " AND attempt = %b"
+            where += " AND attempt = ?"
             parameters.append(attempt.sequence_id)
         if selection.conditions or selection.sort_by not in (None, "sequence_id"):
             rows = self._session.select(f"SELECT body FROM spans {where} ORDER BY number", parameters)
@@ -341,7 +348,7 @@ class RolloutTransaction(Transaction):
 
     def get_open_spans(self, rollout_id: str) -> list[Span]:
         entry = self.find(rollout_id)
-        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = %b", (entry.number if entry else 0,))
+        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = ?", (entry.number if entry else 0,))
         return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
 
     def get_last_sequence(self, rollout_id: str) -> int:
@@ -350,7 +357,7 @@ class RolloutTransaction(Transaction):
             return held
         entry = self.find(rollout_id)
         if entry is None and not self._session.is_reader:  # there is no row to lock
-            self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(%b, 0))", (rollout_id,))
+            self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (rollout_id,))
         rows = self._session.select(_LAST_SEQUENCE, (rollout_id, entry.number if entry else 0))
         last: int = rows[0][0]
         return last
@@ -379,14 +386,16 @@ class RolloutTransaction(Transaction):
         rows = self._session.select(_POP, (limit,)) or self._session.select(_POP, (limit,))
         if not rows:
             return []
-        by_number = {entry.number: entry for entry in self._load("number", [number for _, number in rows])}
+        by_number = {
+            entry.number: entry for entry in self._load(*_BY_NUMBER, array_of("bigint", [number for _, number in rows]))
+        }
         return [(position, by_number[number].rollout.rollout_id) for position, number in rows]
 
     def return_popped(self) -> None:
         """Put back, where it was, what a batch has taken and not asked for."""
         for position, rollout_id in self._popped:
             self._session.send(
-                "INSERT INTO queue VALUES (%b, %b) ON CONFLICT DO NOTHING", (position, self.known(rollout_id).number)
+                "INSERT INTO queue VALUES (?, ?) ON CONFLICT DO NOTHING", (position, self.known(rollout_id).number)
             )
         self._popped = []
 
@@ -435,8 +444,3 @@ def _changed_row(entry: RolloutEntry) -> Row:
 def _attempt_row(attempt: Attempt, number: int, metadata: bytes) -> Row:
     times = (attempt.start_time, attempt.end_time, attempt.worker_id, attempt.last_heartbeat_time)
     return (number, attempt.sequence_id, attempt.attempt_id, attempt.status, *times, metadata)
-
-
-def _columns(rows: Iterable[Row]) -> list[list[Any]]:
-    """Rows as the columns that one statement unnests."""
-    return [list(column) for column in zip(*rows, strict=True)]

@@ -1,30 +1,90 @@
 """One connection's transaction in progress: statements are sent in a pipeline, and rows are held back until needed.
 
-Also selections as SQL, which must answer as `agentlightning.store.selection.choose` does over objects.
+Statements go through psycopg's layer over libpq. Its cursors know pipelines too, but each of their statements is a
+system call and a wait: a transaction took three times as long.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import functools
+import itertools
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
-from psycopg import Cursor
+import psycopg
+from psycopg import generators
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGresult
 
-from agentlightning.store.postgres.database import Connection
+from agentlightning.store.rows import Row
 from agentlightning.store.selection import Condition, Selection
 
-__all__ = ["SelectClauses", "Row", "PostgresSession", "clauses_of", "is_storable"]
+__all__ = ["Array", "Connection", "PostgresSession", "Reply", "array_of"]
 
-Row = tuple[Any, ...]
+MOST_PREPARED: Final = 200
+"""Statements that a connection keeps prepared; later ones are parsed each time."""
+
+
+class Connection(psycopg.Connection[Row]):
+    """A connection, and the names of the statements that are prepared on it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.statements: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        """By their text and the types of their parameters."""
+        self.numbers = itertools.count()
+
+
+class Reply:
+    """The answer to a statement that was sent."""
+
+    __slots__ = ("prepares", "result")
+
+    def __init__(self, prepares: tuple[str, tuple[int, ...]] | None = None) -> None:
+        self.prepares = prepares
+        """The statement that it is the preparation of, if it is one."""
+        self.result: PGresult | None = None
 
 
 class PostgresSession:
-    """What the tables of a transaction share; used inside `connection.pipeline()`."""
+    """A transaction; all of it has succeeded when the block ends, or the first error is raised.
 
-    def __init__(self, connection: Connection, *, is_reader: bool) -> None:
+    Statements have `?` for their parameters, as SQLite's have.
+    """
+
+    def __init__(self, connection: Connection, *, is_reader: bool = False) -> None:
         self.is_reader = is_reader
         self._connection = connection
+        self._pgconn = connection.pgconn
+        self._rows = Transformer.from_context(connection)
+        self._replies: deque[Reply] = deque()
         self._flushes: list[Callable[[], None]] = []
-        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if is_reader else "BEGIN"
-        connection.execute(begin)
+
+    def __enter__(self) -> "PostgresSession":
+        self._pgconn.enter_pipeline_mode()
+        self.send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if self.is_reader else "BEGIN")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._pgconn.pipeline_sync()
+            last = Reply()
+            self._replies.append(last)
+            failure = self._receive(last)
+            self._pgconn.exit_pipeline_mode()
+        except psycopg.Error:
+            self._connection.close()
+            if error is None:
+                raise
+        else:
+            if failure is not None and error is None:
+                raise failure
 
     def flush_with(self, flush: Callable[[], None]) -> None:
         """Have a table send its rows whenever the session is flushed."""
@@ -35,15 +95,116 @@ class PostgresSession:
         for flush in self._flushes:
             flush()
 
-    def send(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor[Row]:
+    def send(self, sql: str, parameters: Sequence[Any] = ()) -> Reply:
         """Send a statement without waiting; its rows may be fetched later."""
-        return self._connection.cursor(binary=True).execute(sql, parameters)
+        encoded = [_encoded(value) for value in parameters]
+        values = [value for _, value in encoded]
+        types = tuple([oid for oid, _ in encoded])
+        formats = [Format.BINARY] * len(values)
+        statements = self._connection.statements
+        name = statements.get((sql, types))
+        if name is None and len(statements) < MOST_PREPARED:
+            name = statements[sql, types] = b"agl%d" % next(self._connection.numbers)
+            self._pgconn.send_prepare(name, _numbered(sql), types)
+            self._replies.append(Reply((sql, types)))
+        if name is None:
+            self._pgconn.send_query_params(_numbered(sql), values, types, formats, Format.BINARY)
+        else:
+            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        reply = Reply()
+        self._replies.append(reply)
+        return reply
+
+    def put(self, sql: str, rows: Iterable[Row]) -> None:
+        """Send a statement that unnests the columns of rows, if there are any."""
+        columns = list(zip(*rows, strict=True))
+        if columns:
+            self.send(sql, [array_of(*column) for column in zip(_array_types(sql), columns, strict=True)])
+
+    def fetch(self, reply: Reply) -> list[Row]:
+        """The rows of a statement that was sent, and all before it."""
+        if reply.result is None:
+            self._pgconn.send_flush_request()
+            failure = self._receive(reply)
+            if failure is not None:
+                raise failure
+        assert reply.result is not None
+        self._rows.set_pgresult(reply.result)
+        return self._rows.load_rows(0, reply.result.ntuples, tuple)
 
     def select(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Rows as the transaction sees them, its own writes included."""
         if not self.is_reader:
             self.flush()
-        return self.send(sql, parameters).fetchall()
+        return self.fetch(self.send(sql, parameters))
+
+    def _receive(self, last: Reply) -> psycopg.Error | None:
+        """Wait for replies up to one; the first failure of those that came now."""
+        failure: psycopg.Error | None = None
+        self._connection.wait(generators.send(self._pgconn))
+        while last.result is None:
+            reply = self._replies.popleft()
+            *_, reply.result = self._connection.wait(generators.fetch_many(self._pgconn))
+            if reply.result.status in _GOOD:
+                continue
+            if reply.prepares is not None:
+                self._connection.statements.pop(reply.prepares, None)
+            is_first = reply.result.status == ExecStatus.FATAL_ERROR
+            failure = failure or (error_from_result(reply.result) if is_first else psycopg.errors.PipelineAborted())
+        return failure
+
+
+_GOOD: Final = frozenset([ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_SYNC])
+
+
+@functools.lru_cache(1024)
+def _numbered(sql: str) -> bytes:
+    """A statement with PostgreSQL's marks for its parameters."""
+    numbers = itertools.count(1)
+    return re.sub(r"\?", lambda _: f"${next(numbers)}", sql).encode()
+
+
+@functools.cache
+def _array_types(sql: str) -> list[str]:
+    return re.findall(r"\?::(\w+)\[\]", sql)
+
+
+# ---------------------------------------------------------------------- values in PostgreSQL's binary form
+
+
+class Array(bytes):
+    """An array, which the statement casts to its type."""
+
+
+_OIDS: Final = {"bigint": 20, "float8": 701, "text": 25, "bytea": 17}
+_NUMBERS: Final = {"bigint": struct.Struct("!iq"), "float8": struct.Struct("!id")}
+_LENGTH: Final = struct.Struct("!i")
+_NULL: Final = _LENGTH.pack(-1)
+
+
+def _encoded(value: Any) -> tuple[int, bytes | None]:
+    """The type of a value, 0 where the statement gives it, and its bytes."""
+    if value is None or isinstance(value, Array):
+        return 0, value
+    if isinstance(value, str):
+        return _OIDS["text"], value.encode()
+    if isinstance(value, bytes):
+        return _OIDS["bytea"], value
+    kind = "float8" if isinstance(value, float) else "bigint"
+    return _OIDS[kind], _NUMBERS[kind].pack(8, value)[4:]
+
+
+def array_of(type_name: str, items: Sequence[Any]) -> Array:
+    """Items, some of which may be None, as an array of `bigint`, `float8`, `text` or `bytea`."""
+    parts = [struct.pack("!iiIii", 1, 1, _OIDS[type_name], len(items), 1)]
+    if type_name in _NUMBERS:
+        pack = _NUMBERS[type_name].pack
+        parts += [_NULL if item is None else pack(8, item) for item in items]
+    else:
+        for item in items:
+            data = item.encode() if type_name == "text" and item is not None else item
+            parts += (_NULL,) if data is None else (_LENGTH.pack(len(data)), data)
+    return Array(b"".join(parts))
 
 
 class SelectClauses(NamedTuple):
@@ -77,12 +238,12 @@ def _group(conditions: tuple[Condition, ...], joint: str, parameters: list[Any])
 def _term(condition: Condition, parameters: list[Any]) -> str:
     """One condition; the field was checked against the fields of the record, so it is safe to write out."""
     if condition.kind == "within":
-        parameters.append(sorted(filter(is_storable, condition.value)))
-        return f"{condition.field} = ANY(%b::text[])"
+        parameters.append(array_of("text", sorted(filter(is_storable, condition.value))))
+        return f"{condition.field} = ANY(?::text[])"
     if not is_storable(condition.value):
         return "FALSE"  # no row has it
     parameters.append(condition.value)
-    return f"strpos({condition.field}, %b) > 0" if condition.kind == "contains" else f"{condition.field} = %b"
+    return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
 
 
 def is_storable(value: Any) -> bool:

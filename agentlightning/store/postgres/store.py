@@ -37,7 +37,6 @@ from agentlightning.store.local import (
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import (
     RETRIED,
-    Connection,
     described,
     open_pool,
     prepare,
@@ -45,6 +44,7 @@ from agentlightning.store.postgres.database import (
 )
 from agentlightning.store.postgres.prefetch import read_ahead
 from agentlightning.store.postgres.relay import Relay, read_notices
+from agentlightning.store.postgres.session import Connection, PostgresSession
 from agentlightning.store.postgres.transaction import PostgresTransaction
 from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
@@ -321,10 +321,9 @@ class PostgresLightningStore(LocalStore):
         connection = working.pool.getconn()
         is_committing = False
         try:
-            with connection.pipeline():
+            with PostgresSession(connection, is_reader=is_reader) as session:
                 tx = PostgresTransaction(
-                    connection,
-                    is_reader=is_reader,
+                    session,
                     max_span_bytes=self.max_span_bytes,
                     answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS,
                     shares_resources=all(call.name != "update_resources" for call in calls),
@@ -334,22 +333,18 @@ class PostgresLightningStore(LocalStore):
                 results = [execute(call, tx, now) for call in calls]
                 is_committing = True
                 tx.commit()
-        except psycopg.OperationalError as error:
-            if not connection.closed:
-                raise
-            if is_committing and not is_reader:
-                raise StoreUnavailable(
-                    f"Store '{self.address}' was lost while '{calls[0].name}' was being committed, so it may have "
-                    "taken effect or not; repeat it under the same request id, or look first."
-                ) from error
-            working.pool.check()  # drops what else broke with it, so that the next try has a new one
-            raise _BrokenConnection(str(error)) from error
-        except RETRIED:
-            raise
         except Exception as error:
-            if len(calls) > 1:
-                raise _Spoiled from error
-            raise
+            if isinstance(error, psycopg.Error) and connection.closed:
+                if is_committing and not is_reader:
+                    raise StoreUnavailable(
+                        f"Store '{self.address}' was lost while '{calls[0].name}' was being committed, so it may have "
+                        "taken effect or not; repeat it under the same request id, or look first."
+                    ) from error
+                working.pool.check()  # drops what else broke with it, so that the next try has a new one
+                raise _BrokenConnection(str(error)) from error
+            if len(calls) == 1 or isinstance(error, (*RETRIED, psycopg.OperationalError)):
+                raise
+            raise _Spoiled from error
         finally:
             _hand_back(working, connection)
         working.relay.schedule(tx.earliest_due)

@@ -13,13 +13,11 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
-from psycopg import Cursor
 
 from agentlightning.store.notices import NoticeFields
-from agentlightning.store.postgres.database import Connection
 from agentlightning.store.postgres.rollout_tables import RolloutTransaction
-from agentlightning.store.postgres.session import PostgresSession, Row, clauses_of
-from agentlightning.store.rows import RECORD_TABLES
+from agentlightning.store.postgres.session import PostgresSession, Reply, array_of, clauses_of
+from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
@@ -36,15 +34,22 @@ __all__ = ["PostgresTransaction"]
 
 RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 
-_UPSERTS: Final = {kind: table.upsert.replace("?", "%b") for kind, table in RECORD_TABLES.items()}
-_SELECT_ANSWER: Final = "SELECT operation, body FROM answers WHERE request_id = %b AND time >= %b"
-_SELECT_ANSWERS: Final = "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(%b) AND time >= %b"
+_UPSERTS: Final = {kind: table.upsert for kind, table in RECORD_TABLES.items()}
+_SELECT_ANSWER: Final = "SELECT operation, body FROM answers WHERE request_id = ? AND time >= ?"
+_SELECT_ANSWERS: Final = (
+    "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(?::text[]) AND time >= ?"
+)
 _LOCK_REQUESTS: Final = (
     "SELECT pg_advisory_xact_lock(key) FROM "
-    "(SELECT hashtextextended(id, 0) AS key FROM unnest(%b::text[]) AS id ORDER BY 1) AS keys"
+    "(SELECT hashtextextended(id, 0) AS key FROM unnest(?::text[]) AS id ORDER BY 1) AS keys"
 )
 """Copies of a request wait for each other, so that the later one finds the answer and takes nothing meanwhile."""
-_PUT_SETTING: Final = "INSERT INTO settings VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_DELETE_ANSWERS: Final = """
+DELETE FROM answers USING unnest(?::text[], ?::float8[]) AS old (id, expiry)
+WHERE request_id = old.id AND time < old.expiry
+"""
+_INSERT_ANSWERS: Final = "INSERT INTO answers SELECT * FROM unnest(?::text[], ?::text[], ?::bytea[], ?::float8[])"
+_PUT_SETTING: Final = "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _COUNTS: Final = {
     "total_rollouts": "SELECT count(*) FROM rollouts",
     "total_attempts": "SELECT count(*) FROM attempts",
@@ -58,13 +63,12 @@ _COUNTS: Final = {
 
 
 class PostgresTransaction(RolloutTransaction):
-    """Reads and writes that are committed together; used inside `connection.pipeline()`."""
+    """Reads and writes that are committed together; used inside the block of its session."""
 
     def __init__(
         self,
-        connection: Connection,
+        session: PostgresSession,
         *,
-        is_reader: bool,
         max_span_bytes: int,
         answer_lifetime_seconds: float,
         shares_resources: bool = True,
@@ -73,7 +77,7 @@ class PostgresTransaction(RolloutTransaction):
         Args:
             shares_resources: Whether resources are only read, or added, and so need no lock.
         """
-        super().__init__(PostgresSession(connection, is_reader=is_reader), max_span_bytes=max_span_bytes)
+        super().__init__(session, max_span_bytes=max_span_bytes)
         self._answer_lifetime_seconds = answer_lifetime_seconds
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
         self._records: dict[tuple[type, str], Any] = {}
@@ -90,15 +94,16 @@ class PostgresTransaction(RolloutTransaction):
 
     def read_ahead(self, rollout_ids: Collection[str], request_ids: Sequence[str], now: float) -> None:
         """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
-        cursor: Cursor[Row] | None = None
+        reply: Reply | None = None
         if request_ids:
             expiry = now - self._answer_lifetime_seconds
-            self._session.send(_LOCK_REQUESTS, (list(request_ids),))
-            cursor = self._session.send(_SELECT_ANSWERS, (list(request_ids), expiry))
+            ids = array_of("text", request_ids)
+            self._session.send(_LOCK_REQUESTS, (ids,))
+            reply = self._session.send(_SELECT_ANSWERS, (ids, expiry))
         self.load(rollout_ids)
-        if cursor is not None:
+        if reply is not None:
             self._answers.update(dict.fromkeys(request_ids))
-            for request_id, operation, body in cursor.fetchall():
+            for request_id, operation, body in self._session.fetch(reply):
                 self._answers[request_id] = Answer(operation, body)
 
     def workers_of(self, rollout_ids: Collection[str]) -> list[str | None]:
@@ -110,14 +115,14 @@ class PostgresTransaction(RolloutTransaction):
         """Read workers in one statement, which locks them in the order of their ids."""
         if worker_ids:
             table, lock = RECORD_TABLES[Worker], "" if self._session.is_reader else " FOR UPDATE"
-            sql = f"SELECT {table.column_list} FROM workers WHERE worker_id = ANY(%b) ORDER BY worker_id{lock}"
+            sql = f"SELECT {table.column_list} FROM workers WHERE worker_id = ANY(?::text[]) ORDER BY worker_id{lock}"
             self._records.update(((Worker, worker_id), None) for worker_id in worker_ids)
-            for row in self._session.send(sql, (list(worker_ids),)).fetchall():
+            for row in self._session.fetch(self._session.send(sql, (array_of("text", list(worker_ids)),))):
                 self._records[Worker, row[0]] = table.record_of(row)
 
     def try_lock(self, key: int) -> bool:
         """Whether this transaction now holds an advisory lock, until it ends."""
-        return bool(self._session.select("SELECT pg_try_advisory_xact_lock(%b)", (key,))[0][0])
+        return bool(self._session.select("SELECT pg_try_advisory_xact_lock(?)", (key,))[0][0])
 
     def commit(self) -> None:
         """Send what is held back and the COMMIT; the outcome is known when the pipeline ends."""
@@ -125,7 +130,7 @@ class PostgresTransaction(RolloutTransaction):
             self._session.flush()
             self.return_popped()
             if self.notices:
-                self._session.send("INSERT INTO outbox (body) VALUES (%b)", (orjson.dumps(self.notices),))
+                self._session.send("INSERT INTO outbox (body) VALUES (?)", (orjson.dumps(self.notices),))
         self._session.send("COMMIT")
 
     def _flush(self) -> None:
@@ -135,15 +140,19 @@ class PostgresTransaction(RolloutTransaction):
         for name, value in self._setting_rows.items():
             send(_PUT_SETTING, (name, value))
         for row in self._metric_rows:
-            send("INSERT INTO metrics (run_id, step, time, body) VALUES (%b, %b, %b, %b)", row)
-        for request_id, row in self._answer_rows.items():
-            # One that was met is replaced. Of one that was not, a copy of the request may have come first: the insert
-            # then fails, and the operation is run again and finds it.
-            oldest = math.inf if request_id in self._replaced_answers else row[-1] - self._answer_lifetime_seconds
-            send("DELETE FROM answers WHERE request_id = %b AND time < %b", (request_id, oldest))
-            send("INSERT INTO answers VALUES (%b, %b, %b, %b)", row)
+            send("INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)", row)
+        self._session.put(_DELETE_ANSWERS, self._answer_expiries())
+        self._session.put(_INSERT_ANSWERS, self._answer_rows.values())
         for held_back in (self._record_rows, self._setting_rows, self._metric_rows, self._answer_rows):
             held_back.clear()
+
+    def _answer_expiries(self) -> list[Row]:
+        """Until when an answer under each id gives way. One that was met does; of one that was not, a copy of the
+        request may have come first: the insert then fails, and the operation is run again and finds it."""
+        return [
+            (key, math.inf if key in self._replaced_answers else row[-1] - self._answer_lifetime_seconds)
+            for key, row in self._answer_rows.items()
+        ]
 
     def note(
         self,
@@ -162,7 +171,7 @@ class PostgresTransaction(RolloutTransaction):
         if (kind, key) not in self._records:
             table = RECORD_TABLES[kind]
             lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
-            sql = f"SELECT {table.column_list} FROM {table.name} WHERE {table.key} = %b{lock}"
+            sql = f"SELECT {table.column_list} FROM {table.name} WHERE {table.key} = ?{lock}"
             rows = self._session.select(sql, (key,))
             self._records[kind, key] = table.record_of(rows[0]) if rows else None
         record: RecordT | None = self._records[kind, key]
@@ -185,7 +194,7 @@ class PostgresTransaction(RolloutTransaction):
 
     def get_setting(self, name: str) -> str | None:
         if name not in self._settings:
-            rows = self._session.select("SELECT value FROM settings WHERE name = %b", (name,))
+            rows = self._session.select("SELECT value FROM settings WHERE name = ?", (name,))
             self._settings[name] = rows[0][0] if rows else None
         return self._settings[name]
 
@@ -196,7 +205,7 @@ class PostgresTransaction(RolloutTransaction):
         self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
 
     def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        sql = "SELECT step, time, body FROM metrics WHERE run_id = %b ORDER BY step, number"
+        sql = "SELECT step, time, body FROM metrics WHERE run_id = ? ORDER BY step, number"
         return [
             MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body))
             for step, time, body in self._session.select(sql, (run_id,))
@@ -218,12 +227,12 @@ class PostgresTransaction(RolloutTransaction):
 
     def drop_answers(self, request_ids: Sequence[str]) -> None:
         self._session.flush()
-        self._session.send("DELETE FROM answers WHERE request_id = ANY(%b)", (list(request_ids),))
+        self._session.send("DELETE FROM answers WHERE request_id = ANY(?::text[])", (array_of("text", request_ids),))
 
     def relieve(self) -> None:
         self._session.flush()
         self.forget()
 
     def counts(self) -> dict[str, int]:
-        cursors = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
-        return {name: cursor.fetchall()[0][0] for name, cursor in cursors.items()}
+        replies = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
+        return {name: self._session.fetch(reply)[0][0] for name, reply in replies.items()}

@@ -19,7 +19,6 @@ from agentlightning.store.values import check_size, copied_span, replaced, weigh
 from agentlightning.types import (
     Attempt,
     MetricPoint,
-    NoticeKind,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
@@ -90,36 +89,24 @@ class MemoryTransaction(Transaction):
         self._metrics: dict[str, list[MetricPoint]] = {}
         self._answers: OrderedDict[str, tuple[float, Answer]] = OrderedDict()  # the oldest first
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._notices: list[NoticeFields] = []
-        self._cursor = 0  # number of the newest committed notice
+        self.notices: list[NoticeFields] = []
+        self.cursor = 0  # number of the newest committed notice
 
     # ------------------------------------------------------------------ the transaction
 
     def commit(self) -> list[NoticeFields]:
         """Keep what was written; returns what is to be told."""
-        notices, self._notices = self._notices, []
-        self._cursor += len(notices)
+        notices, self.notices = self.notices, []
+        self.cursor += len(notices)
         self._undo.clear()
         return notices
 
     def rollback(self) -> None:
         """Take back what was written, the last write first."""
-        self._notices.clear()
+        self.notices.clear()
         while self._undo:
             undo, arguments = self._undo.pop()
             undo(*arguments)
-
-    def note(
-        self,
-        kind: NoticeKind,
-        rollout_id: str | None = None,
-        attempt_id: str | None = None,
-        status: str | None = None,
-        name: str | None = None,
-        number: int | None = None,
-    ) -> None:
-        cursor = self._cursor + len(self._notices) + 1
-        self._notices.append((kind, cursor, rollout_id, attempt_id, status, name, number))
 
     # ------------------------------------------------------------------ rollouts and attempts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.store.values import as_json
+from agentlightning.store.values import as_json, replaced
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
 
 __all__ = [
@@ -16,11 +16,15 @@ __all__ = [
     "RECORD_TABLES",
     "ROLLOUT_COLUMNS",
     "SELECT_ATTEMPTS",
+    "Json",
     "RecordTable",
+    "RolloutEntry",
+    "Row",
     "attempt_of",
     "attempt_row",
-    "config_json",
     "migrations",
+    "rollout_as_read",
+    "rollout_json",
     "rollout_of",
 ]
 
@@ -71,8 +75,47 @@ def _config_of(body: bytes) -> RolloutConfig:
     return RolloutConfig.model_validate_json(body)
 
 
-def config_json(config: RolloutConfig) -> bytes:
-    return as_json(config.model_dump(), "config")
+Json = tuple[bytes, bytes, bytes | None]
+"""Configuration, metadata and output of a rollout."""
+
+
+def rollout_json(rollout: Rollout) -> Json:
+    output = None if rollout.output is None else as_json(rollout.output, "output")
+    return as_json(rollout.config.model_dump(), "config"), as_json(rollout.metadata, "metadata"), output
+
+
+def rollout_as_read(rollout: Rollout, json: Json) -> Rollout:
+    """The rollout as a reader of its row gets it."""
+    _, metadata, output = json
+    if output is None:
+        return replaced(rollout, metadata=orjson.loads(metadata))
+    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
+
+
+class RolloutEntry:
+    """A rollout as a transaction knows it."""
+
+    __slots__ = ("due", "json", "number", "rollout", "span_ids")
+
+    def __init__(self, rollout: Rollout, number: int, json: Json, due: float | None = None) -> None:
+        self.rollout = rollout
+        self.number = number
+        self.json = json
+        self.due = due
+        self.span_ids: dict[int, set[str]] = {}
+        """Of attempts, the ids of spans that they are known to have."""
+
+    @property
+    def new_row(self) -> Row:
+        rollout = self.rollout
+        described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
+        return (self.number, *described, rollout.start_time, rollout.end_time, *self.json, self.due)
+
+    @property
+    def changed_row(self) -> Row:
+        rollout = self.rollout
+        described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
+        return (*described, *self.json, self.due, self.number)
 
 
 def attempt_of(row: Row, rollout_id: str) -> Attempt:

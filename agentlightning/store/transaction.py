@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection
 from agentlightning.types import (
     Attempt,
@@ -47,6 +48,11 @@ class Answer(NamedTuple):
 
 class Transaction(ABC):
     """Reads and writes that take effect together or not at all."""
+
+    cursor = 0
+    """Number of the newest committed notice, where the transaction gives notices their cursors."""
+    notices: list[NoticeFields]
+    """Not committed yet."""
 
     # rollouts
 
@@ -96,8 +102,8 @@ class Transaction(ABC):
     def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
         """What was put last; some of it may have ended since."""
 
-    @abstractmethod
-    def are_spans_evicted(self, rollout_id: str) -> bool: ...
+    def are_spans_evicted(self, rollout_id: str) -> bool:
+        return False
 
     @abstractmethod
     def get_last_sequence(self, rollout_id: str) -> int:
@@ -175,7 +181,6 @@ class Transaction(ABC):
     @abstractmethod
     def drop_answers(self, request_ids: Sequence[str]) -> None: ...
 
-    @abstractmethod
     def note(
         self,
         kind: NoticeKind,
@@ -186,6 +191,8 @@ class Transaction(ABC):
         number: int | None = None,
     ) -> None:
         """Have subscribers told of a change once this transaction is committed (see `Notice`)."""
+        cursor = self.cursor + len(self.notices) + 1
+        self.notices.append((kind, cursor, rollout_id, attempt_id, status, name, number))
 
     def relieve(self) -> None:  # noqa: B027 # most back ends need not do anything
         """A long operation has written much; a back end that holds writes back may let go of them now."""

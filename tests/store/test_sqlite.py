@@ -20,6 +20,8 @@ from agentlightning.errors import (
     StoreUnavailable,
 )
 from agentlightning.store import SqliteLightningStore
+from agentlightning.store.durable import Job
+from agentlightning.store.local import Call
 from agentlightning.store.sqlite import database
 from agentlightning.store.sqlite import writer as writer_module
 from agentlightning.types import PromptTemplate, RolloutConfig
@@ -362,7 +364,7 @@ async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Pat
             raise KeyboardInterrupt
 
         with writer._turn:
-            job = writer_module.Job(writer_module.Call("test", interrupt))
+            job = Job(Call("test", interrupt))
             writer._jobs.append(job)
             with pytest.raises(KeyboardInterrupt):
                 writer._run_batch(10, None)
@@ -371,7 +373,7 @@ async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Pat
 
         await store.enqueue_rollout("after")
         assert [r.input for r in await store.query_rollouts()] == ["before", "after"]
-        assert await store._read(writer_module.Call("test", lambda tx, now: tx.get_setting("half"))) is None
+        assert await store._read(Call("test", lambda tx, now: tx.get_setting("half"))) is None
 
 
 async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:
@@ -400,14 +402,14 @@ async def test_operation_that_fails_after_its_rows_were_written_spoils_nothing(t
             tx.counts()
             raise ValueError("changed my mind")
 
-        call = writer_module.Call("test", write_then_fail)
+        call = Call("test", write_then_fail)
         results = await asyncio.gather(
             store.enqueue_rollout("a"), store._write(call), store.enqueue_rollout("b"), return_exceptions=True
         )
 
         assert isinstance(results[1], ValueError)
         assert [r.input for r in await store.query_rollouts()] == ["a", "b"]
-        settings = await store._read(writer_module.Call("test", lambda tx, now: tx.get_setting("half")))
+        settings = await store._read(Call("test", lambda tx, now: tx.get_setting("half")))
         assert settings is None
 
 

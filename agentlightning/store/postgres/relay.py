@@ -26,6 +26,7 @@ from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
+from agentlightning.store.sql import SELECT_NOTICES, notices_of
 
 __all__ = ["Relay", "read_notices"]
 
@@ -55,12 +56,10 @@ _PRUNE_ANSWERS: Final = "DELETE FROM answers WHERE time < %s"
 
 def read_notices(connection: Connection, after: int) -> list[NoticeFields]:
     """Notices behind a cursor."""
-    sql = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
     with PostgresSession(connection, is_reader=True) as session:
-        rows = session.select(sql, (after,))
+        rows = session.select(SELECT_NOTICES, (after,))
         session.send("COMMIT")
-    notices = [tuple(fields) for (body,) in rows for fields in orjson.loads(body)]
-    return [fields for fields in notices if fields[1] > after]
+    return notices_of(rows, after)
 
 
 class Relay:

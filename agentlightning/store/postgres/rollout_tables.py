@@ -9,9 +9,21 @@ from typing import Any, Final
 
 import orjson
 
-from agentlightning.store.postgres.session import Array, PostgresSession, array_of, clauses_of, is_storable
-from agentlightning.store.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, Row, attempt_of, config_json, rollout_of
-from agentlightning.store.selection import Selection, choose
+from agentlightning.store.postgres.session import PostgresSession, is_storable
+from agentlightning.store.rows import (
+    ATTEMPT_COLUMNS,
+    ROLLOUT_COLUMNS,
+    Json,
+    RolloutEntry,
+    Row,
+    attempt_of,
+    attempt_row,
+    rollout_as_read,
+    rollout_json,
+    rollout_of,
+)
+from agentlightning.store.selection import Selection
+from agentlightning.store.sql import select_open_spans, select_page, select_spans
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
 from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
@@ -68,8 +80,8 @@ SELECT u.rollout, u.sequence_id, u.attempt_id, u.status, u.start_time, u.end_tim
        coalesce((SELECT max(number) FROM spans s WHERE s.rollout = u.rollout AND s.attempt = u.sequence_id), 0),
        u.metadata
 FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::float8[], ?::float8[], ?::text[], ?::float8[],
-            ?::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
-                               last_heartbeat_time, metadata)
+            ?::bigint[], ?::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+                                           last_heartbeat_time, heartbeat_span, metadata)
 ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_id, status = excluded.status,
     start_time = excluded.start_time, end_time = excluded.end_time, worker_id = excluded.worker_id,
     last_heartbeat_time = excluded.last_heartbeat_time, heartbeat_span = excluded.heartbeat_span,
@@ -104,24 +116,16 @@ _TAIL: Final = "queue_tail"
 _HEAD: Final = "queue_head"
 _QUEUED: Final = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 
-Json = tuple[bytes, bytes, bytes | None]
-"""Configuration, metadata and output of a rollout."""
 
+class Entry(RolloutEntry):
+    """A rollout as the transaction knows it; of span ids, those of `offered_span_ids` that an attempt has."""
 
-class RolloutEntry:
-    """A rollout as the transaction knows it."""
+    __slots__ = ("attempts", "is_queued")
 
-    __slots__ = ("attempts", "due", "is_queued", "json", "number", "rollout", "span_ids")
-
-    def __init__(self, rollout: Rollout, number: int, json: Json) -> None:
-        self.rollout = rollout
-        self.number = number
-        self.json = json
+    def __init__(self, rollout: Rollout, number: int, json: Json, due: float | None = None) -> None:
+        super().__init__(rollout, number, json, due)
         self.attempts: list[Attempt] = []
         self.is_queued = False
-        self.due: float | None = None
-        self.span_ids: dict[int, set[str]] = {}
-        """Of each attempt, those of `offered_span_ids` that it has."""
 
 
 class RolloutTransaction(Transaction):
@@ -144,10 +148,10 @@ class RolloutTransaction(Transaction):
 
     def forget(self) -> None:
         """Remember nothing; only when nothing is held back."""
-        self._entries: dict[str, RolloutEntry | None] = {}
+        self._entries: dict[str, Entry | None] = {}
         self._numbers: list[int] = []
-        self._new: dict[str, RolloutEntry] = {}
-        self._changed: dict[str, RolloutEntry] = {}
+        self._new: dict[str, Entry] = {}
+        self._changed: dict[str, Entry] = {}
         self._inputs: dict[int, bytes] = {}
         self._queue: dict[int, str | None] = {}  # rollout number -> sequence of its new position; None if it leaves
         self._spans: list[Row] = []
@@ -158,12 +162,12 @@ class RolloutTransaction(Transaction):
     def _flush_rollouts(self) -> None:
         """Send what is held back: spans before attempts, whose heartbeat covers them."""
         put = self._session.put
-        put(_INSERT_ROLLOUTS, map(_new_row, self._new.values()))
-        put(_UPDATE_ROLLOUTS, map(_changed_row, self._changed.values()))
+        put(_INSERT_ROLLOUTS, [entry.new_row for entry in self._new.values()])
+        put(_UPDATE_ROLLOUTS, [entry.changed_row for entry in self._changed.values()])
         put(_PUT_INPUTS, self._inputs.items())
         leaving = [number for number, sequence in self._queue.items() if sequence is None]
         if leaving:
-            self._session.send("DELETE FROM queue WHERE rollout = ANY(?::bigint[])", (array_of("bigint", leaving),))
+            self._session.send("DELETE FROM queue WHERE rollout = ANY(?::bigint[])", (leaving,))
         put(_PUSH, [(number, sequence) for number, sequence in self._queue.items() if sequence is not None])
         put(_INSERT_SPANS, self._spans)
         put(_PUT_ATTEMPTS, self._attempts.values())
@@ -181,12 +185,12 @@ class RolloutTransaction(Transaction):
         unknown = [rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in self._entries]
         if unknown:
             self._entries.update(dict.fromkeys(unknown))
-            self._load(*_BY_ID, array_of("text", [rollout_id for rollout_id in unknown if is_storable(rollout_id)]))
+            self._load(*_BY_ID, [rollout_id for rollout_id in unknown if is_storable(rollout_id)])
 
-    def _load(self, lock: str, read: str, keys: Array) -> list[RolloutEntry]:
+    def _load(self, lock: str, read: str, keys: Sequence[Any]) -> list[Entry]:
         if not self._session.is_reader:
             self._session.send(lock, (keys,))
-        found: dict[int, RolloutEntry] = {}
+        found: dict[int, Entry] = {}
         for row in self._session.select(read, (keys,)):
             entry = found.get(row[0])
             if entry is None:
@@ -205,12 +209,12 @@ class RolloutTransaction(Transaction):
         entry = self.find(rollout_id)
         return () if entry is None else entry.attempts
 
-    def find(self, rollout_id: str) -> RolloutEntry | None:
+    def find(self, rollout_id: str) -> Entry | None:
         if rollout_id not in self._entries:
             self.load([rollout_id])
         return self._entries[rollout_id]
 
-    def known(self, rollout_id: str) -> RolloutEntry:
+    def known(self, rollout_id: str) -> Entry:
         """The entry of a rollout the behaviour has already met."""
         entry = self.find(rollout_id)
         if entry is None:
@@ -222,27 +226,27 @@ class RolloutTransaction(Transaction):
         rollout_id = rollout.rollout_id
         entry = self._entries.get(rollout_id)
         if entry is None:
-            json = _json_of(rollout)
-            entry = RolloutEntry(_as_read(rollout, json), self._take_number(), json)
+            json = rollout_json(rollout)
+            entry = Entry(rollout_as_read(rollout, json), self._take_number(), json)
             self._entries[rollout_id] = self._new[rollout_id] = entry
             self._put_input(entry, rollout.input)
             return
         before = entry.rollout
         is_same = rollout.config is before.config and rollout.metadata is before.metadata
         if not is_same or rollout.output is not before.output:
-            entry.json = _json_of(rollout)
-            rollout = _as_read(rollout, entry.json)
+            entry.json = rollout_json(rollout)
+            rollout = rollout_as_read(rollout, entry.json)
         self._change(entry)
         entry.rollout = rollout
         if rollout.input is not before.input:
             self._put_input(entry, rollout.input)
 
-    def _change(self, entry: RolloutEntry) -> None:
+    def _change(self, entry: Entry) -> None:
         """Have its row written; that of a new one will be, as it then is."""
         if entry.rollout.rollout_id not in self._new:
             self._changed[entry.rollout.rollout_id] = entry
 
-    def _put_input(self, entry: RolloutEntry, value: Any) -> None:
+    def _put_input(self, entry: Entry, value: Any) -> None:
         body = self._inputs[entry.number] = as_json(value, "input")
         entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
 
@@ -263,21 +267,15 @@ class RolloutTransaction(Transaction):
 
     def overdue(self, now: float) -> Sequence[str]:
         rows = self._session.select("SELECT number FROM rollouts WHERE due < ?", (now,))
-        entries = self._load(*_BY_NUMBER, array_of("bigint", [number for (number,) in rows])) if rows else []
+        entries = self._load(*_BY_NUMBER, [number for (number,) in rows]) if rows else []
         overdue = [(entry.due, entry.rollout.rollout_id) for entry in entries if entry.due is not None]
         return [rollout_id for due, rollout_id in sorted(overdue) if due < now]
 
     def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
         """In a transaction that may write, the rollouts are locked and read again: they may have moved on since."""
-        clauses = clauses_of(selection)
-        chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
-        numbers = [number for (number,) in self._session.select(chosen, clauses.parameters)]
-        by_number = (
-            {entry.number: entry for entry in self._load(*_BY_NUMBER, array_of("bigint", numbers))} if numbers else {}
-        )
-        total = len(numbers) + selection.offset
-        if selection.limit >= 0 or (selection.offset and not numbers):
-            total = self._session.select(f"SELECT count(*) FROM rollouts{clauses.where}", clauses.parameters)[0][0]
+        rows, total = select_page(self._session, "number", "rollouts", selection)
+        numbers = [number for (number,) in rows]
+        by_number = {entry.number: entry for entry in self._load(*_BY_NUMBER, numbers)} if numbers else {}
         items = [by_number[number].rollout for number in numbers]
         return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
 
@@ -285,9 +283,8 @@ class RolloutTransaction(Transaction):
 
     def put_attempt(self, attempt: Attempt) -> None:
         entry = self.known(attempt.rollout_id)
-        body = as_json(attempt.metadata, "metadata")
-        self._attempts[entry.number, attempt.sequence_id] = _attempt_row(attempt, entry.number, body)
-        attempt = replaced(attempt, metadata=orjson.loads(body))
+        row = self._attempts[entry.number, attempt.sequence_id] = attempt_row(attempt, entry.number, 0)
+        attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
         entry.attempts[attempt.sequence_id - 1 : attempt.sequence_id] = [attempt]
 
     def remove_latest_attempt(self, rollout_id: str) -> None:
@@ -317,39 +314,20 @@ class RolloutTransaction(Transaction):
         if known is None or span_id not in self.offered_span_ids:
             sought = sorted(self.offered_span_ids | {span_id})
             sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ? AND span_id = ANY(?::text[])"
-            rows = self._session.select(sql, (entry.number, sequence_id, array_of("text", sought)))
+            rows = self._session.select(sql, (entry.number, sequence_id, sought))
             known = entry.span_ids.setdefault(sequence_id, set())
             known.update(found for (found,) in rows)
         return span_id in known
 
     def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        parameters: list[Any] = [rollout_id if is_storable(rollout_id) else ""]
-        where = "WHERE rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
-        if attempt is not None:
-            where += " AND attempt = ?"
-            parameters.append(attempt.sequence_id)
-        if selection.conditions or selection.sort_by not in (None, "sequence_id"):
-            rows = self._session.select(f"SELECT body FROM spans {where} ORDER BY number", parameters)
-            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
-        clauses = clauses_of(selection)
-        rows = self._session.select(f"SELECT body FROM spans {where}{clauses.order}{clauses.page}", parameters)
-        total = len(rows) + selection.offset
-        if selection.limit >= 0 or (selection.offset and not rows):
-            total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
-        items = [Span.model_validate_json(body) for (body,) in rows]
-        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
-
-    def are_spans_evicted(self, rollout_id: str) -> bool:
-        return False
+        return select_spans(self._session, rollout_id if is_storable(rollout_id) else "", attempt, selection)
 
     def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
         number = self.known(rollout_id).number
         self._open_spans[number] = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in spans])
 
     def get_open_spans(self, rollout_id: str) -> list[Span]:
-        entry = self.find(rollout_id)
-        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = ?", (entry.number if entry else 0,))
-        return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
+        return select_open_spans(self._session, rollout_id if is_storable(rollout_id) else "")
 
     def get_last_sequence(self, rollout_id: str) -> int:
         held = self._sequences.get(rollout_id)
@@ -386,9 +364,7 @@ class RolloutTransaction(Transaction):
         rows = self._session.select(_POP, (limit,)) or self._session.select(_POP, (limit,))
         if not rows:
             return []
-        by_number = {
-            entry.number: entry for entry in self._load(*_BY_NUMBER, array_of("bigint", [number for _, number in rows]))
-        }
+        by_number = {entry.number: entry for entry in self._load(*_BY_NUMBER, [number for _, number in rows])}
         return [(position, by_number[number].rollout.rollout_id) for position, number in rows]
 
     def return_popped(self) -> None:
@@ -409,38 +385,8 @@ class RolloutTransaction(Transaction):
         return [rollout_id for (rollout_id,) in self._session.select(_QUEUED)]
 
 
-def _json_of(rollout: Rollout) -> Json:
-    output = None if rollout.output is None else as_json(rollout.output, "output")
-    return config_json(rollout.config), as_json(rollout.metadata, "metadata"), output
-
-
-def _as_read(rollout: Rollout, json: Json) -> Rollout:
-    """The rollout as a reader of the database gets it."""
-    _, metadata, output = json
-    if output is None:
-        return replaced(rollout, metadata=orjson.loads(metadata))
-    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
-
-
-def _entry_of(row: Row) -> RolloutEntry:
+def _entry_of(row: Row) -> Entry:
     number, position, due, body, *columns = row[:_ROLLOUT_WIDTH]
-    entry = RolloutEntry(rollout_of(tuple(columns), body), number, (columns[-3], columns[-2], columns[-1]))
-    entry.is_queued, entry.due = position is not None, due
+    entry = Entry(rollout_of(tuple(columns), body), number, (columns[-3], columns[-2], columns[-1]), due)
+    entry.is_queued = position is not None
     return entry
-
-
-def _new_row(entry: RolloutEntry) -> Row:
-    rollout = entry.rollout
-    described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
-    return (entry.number, *described, rollout.start_time, rollout.end_time, *entry.json, entry.due)
-
-
-def _changed_row(entry: RolloutEntry) -> Row:
-    rollout = entry.rollout
-    described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
-    return (*described, *entry.json, entry.due, entry.number)
-
-
-def _attempt_row(attempt: Attempt, number: int, metadata: bytes) -> Row:
-    times = (attempt.start_time, attempt.end_time, attempt.worker_id, attempt.last_heartbeat_time)
-    return (number, attempt.sequence_id, attempt.attempt_id, attempt.status, *times, metadata)

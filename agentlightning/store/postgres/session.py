@@ -9,9 +9,9 @@ import itertools
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import psycopg
 from psycopg import generators
@@ -21,9 +21,9 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
 from agentlightning.store.rows import Row
-from agentlightning.store.selection import Condition, Selection
+from agentlightning.store.selection import Condition
 
-__all__ = ["Array", "Connection", "PostgresSession", "Reply", "array_of"]
+__all__ = ["Connection", "PostgresSession", "Reply", "is_storable"]
 
 MOST_PREPARED: Final = 200
 """Statements that a connection keeps prepared; later ones are parsed each time."""
@@ -53,8 +53,10 @@ class Reply:
 class PostgresSession:
     """A transaction; all of it has succeeded when the block ends, or the first error is raised.
 
-    Statements have `?` for their parameters, as SQLite's have.
+    Statements have `?` for their parameters, as SQLite's have, and cast those that are arrays.
     """
+
+    orders: ClassVar[Mapping[str, str]] = {"asc": "ASC NULLS FIRST", "desc": "DESC NULLS LAST"}
 
     def __init__(self, connection: Connection, *, is_reader: bool = False) -> None:
         self.is_reader = is_reader
@@ -97,18 +99,18 @@ class PostgresSession:
 
     def send(self, sql: str, parameters: Sequence[Any] = ()) -> Reply:
         """Send a statement without waiting; its rows may be fetched later."""
-        encoded = [_encoded(value) for value in parameters]
-        values = [value for _, value in encoded]
-        types = tuple([oid for oid, _ in encoded])
+        text, item_types = _translated(sql)
+        encoded = list(map(_encoded, parameters, item_types))
+        types, values = tuple([oid for oid, _ in encoded]), [value for _, value in encoded]
         formats = [Format.BINARY] * len(values)
         statements = self._connection.statements
         name = statements.get((sql, types))
         if name is None and len(statements) < MOST_PREPARED:
             name = statements[sql, types] = b"agl%d" % next(self._connection.numbers)
-            self._pgconn.send_prepare(name, _numbered(sql), types)
+            self._pgconn.send_prepare(name, text, types)
             self._replies.append(Reply((sql, types)))
         if name is None:
-            self._pgconn.send_query_params(_numbered(sql), values, types, formats, Format.BINARY)
+            self._pgconn.send_query_params(text, values, types, formats, Format.BINARY)
         else:
             self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
         reply = Reply()
@@ -119,7 +121,7 @@ class PostgresSession:
         """Send a statement that unnests the columns of rows, if there are any."""
         columns = list(zip(*rows, strict=True))
         if columns:
-            self.send(sql, [array_of(*column) for column in zip(_array_types(sql), columns, strict=True)])
+            self.send(sql, columns)
 
     def fetch(self, reply: Reply) -> list[Row]:
         """The rows of a statement that was sent, and all before it."""
@@ -137,6 +139,15 @@ class PostgresSession:
         if not self.is_reader:
             self.flush()
         return self.fetch(self.send(sql, parameters))
+
+    def term(self, condition: Condition, parameters: list[Any]) -> str:
+        if condition.kind == "within":
+            parameters.append(sorted(filter(is_storable, condition.value)))
+            return f"{condition.field} = ANY(?::text[])"
+        if not is_storable(condition.value):
+            return "FALSE"  # no row has it
+        parameters.append(condition.value)
+        return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
 
     def _receive(self, last: Reply) -> psycopg.Error | None:
         """Wait for replies up to one; the first failure of those that came now."""
@@ -158,23 +169,13 @@ _GOOD: Final = frozenset([ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatu
 
 
 @functools.lru_cache(1024)
-def _numbered(sql: str) -> bytes:
-    """A statement with PostgreSQL's marks for its parameters."""
+def _translated(sql: str) -> tuple[bytes, list[str]]:
+    """A statement with PostgreSQL's marks for its parameters, and the types to which it casts arrays."""
     numbers = itertools.count(1)
-    return re.sub(r"\?", lambda _: f"${next(numbers)}", sql).encode()
-
-
-@functools.cache
-def _array_types(sql: str) -> list[str]:
-    return re.findall(r"\?::(\w+)\[\]", sql)
+    return re.sub(r"\?", lambda _: f"${next(numbers)}", sql).encode(), re.findall(r"\?(?:::(\w+)\[\])?", sql)
 
 
 # ---------------------------------------------------------------------- values in PostgreSQL's binary form
-
-
-class Array(bytes):
-    """An array, which the statement casts to its type."""
-
 
 _OIDS: Final = {"bigint": 20, "float8": 701, "text": 25, "bytea": 17}
 _NUMBERS: Final = {"bigint": struct.Struct("!iq"), "float8": struct.Struct("!id")}
@@ -182,10 +183,12 @@ _LENGTH: Final = struct.Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
 
 
-def _encoded(value: Any) -> tuple[int, bytes | None]:
+def _encoded(value: Any, item_type: str) -> tuple[int, bytes | None]:
     """The type of a value, 0 where the statement gives it, and its bytes."""
-    if value is None or isinstance(value, Array):
-        return 0, value
+    if value is None:
+        return 0, None
+    if item_type:
+        return 0, _array(value, item_type)
     if isinstance(value, str):
         return _OIDS["text"], value.encode()
     if isinstance(value, bytes):
@@ -194,56 +197,17 @@ def _encoded(value: Any) -> tuple[int, bytes | None]:
     return _OIDS[kind], _NUMBERS[kind].pack(8, value)[4:]
 
 
-def array_of(type_name: str, items: Sequence[Any]) -> Array:
-    """Items, some of which may be None, as an array of `bigint`, `float8`, `text` or `bytea`."""
-    parts = [struct.pack("!iiIii", 1, 1, _OIDS[type_name], len(items), 1)]
-    if type_name in _NUMBERS:
-        pack = _NUMBERS[type_name].pack
+def _array(items: Sequence[Any], item_type: str) -> bytes:
+    """Items, some of which may be None. Psycopg looks at each several times, which took a third of a transaction."""
+    parts = [struct.pack("!iiIii", 1, 1, _OIDS[item_type], len(items), 1)]
+    if item_type in _NUMBERS:
+        pack = _NUMBERS[item_type].pack
         parts += [_NULL if item is None else pack(8, item) for item in items]
     else:
         for item in items:
-            data = item.encode() if type_name == "text" and item is not None else item
+            data = item.encode() if item_type == "text" and item is not None else item
             parts += (_NULL,) if data is None else (_LENGTH.pack(len(data)), data)
-    return Array(b"".join(parts))
-
-
-class SelectClauses(NamedTuple):
-    """The end of a SELECT, and its parameters."""
-
-    where: str
-    order: str
-    page: str
-    parameters: list[Any]
-
-
-def clauses_of(selection: Selection) -> SelectClauses:
-    """WHERE, ORDER BY and LIMIT of a selection; records that sort alike come in the order of their numbers."""
-    parameters: list[Any] = []
-    groups = [_group(selection.must, " AND ", parameters)]
-    groups.append(_group(selection.conditions, " OR " if selection.logic == "or" else " AND ", parameters))
-    terms = [f"({group})" for group in groups if group]
-    where = f" WHERE {' AND '.join(terms)}" if terms else ""
-    order = " ORDER BY number"
-    if selection.sort_by is not None:
-        nulls = "ASC NULLS FIRST" if selection.sort_order == "asc" else "DESC NULLS LAST"
-        order = f" ORDER BY {selection.sort_by} {nulls}, number"
-    limit = "ALL" if selection.limit < 0 else int(selection.limit)
-    return SelectClauses(where, order, f" LIMIT {limit} OFFSET {int(selection.offset)}", parameters)
-
-
-def _group(conditions: tuple[Condition, ...], joint: str, parameters: list[Any]) -> str:
-    return joint.join(_term(condition, parameters) for condition in conditions)
-
-
-def _term(condition: Condition, parameters: list[Any]) -> str:
-    """One condition; the field was checked against the fields of the record, so it is safe to write out."""
-    if condition.kind == "within":
-        parameters.append(array_of("text", sorted(filter(is_storable, condition.value))))
-        return f"{condition.field} = ANY(?::text[])"
-    if not is_storable(condition.value):
-        return "FALSE"  # no row has it
-    parameters.append(condition.value)
-    return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
+    return b"".join(parts)
 
 
 def is_storable(value: Any) -> bool:

@@ -7,14 +7,11 @@ whether it was taken raises `StoreUnavailable`, and its operations are safe to r
 """
 
 import asyncio
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -23,30 +20,15 @@ from psycopg.pq import TransactionStatus
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.behaviour.claims import return_claims
-from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
+from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, closed_store, settle
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import (
-    ANSWER_LIFETIME_SECONDS,
-    DEFAULT_MAX_SPAN_BYTES,
-    Call,
-    Clock,
-    LocalStore,
-    execute,
-)
+from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, DEFAULT_MAX_SPAN_BYTES, Call, Clock, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
-from agentlightning.store.postgres.database import (
-    RETRIED,
-    described,
-    open_pool,
-    prepare,
-    store_errors,
-)
+from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
 from agentlightning.store.postgres.prefetch import read_ahead
 from agentlightning.store.postgres.relay import Relay, read_notices
 from agentlightning.store.postgres.session import Connection, PostgresSession
 from agentlightning.store.postgres.transaction import PostgresTransaction
-from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["PostgresLightningStore"]
@@ -55,25 +37,12 @@ WRITERS: Final = 2
 """Threads that write; more of them would make smaller batches."""
 READERS: Final = 8
 LARGEST_BATCH: Final = 64
-NOTICES_AT_HAND: Final = 1000
-"""Older ones are read from the database."""
 MOST_TRIES: Final = 20
 _WATCHDOG_LOCK: Final = 0x41474C57  # "AGLW"
 
 
-@dataclass(slots=True)
-class _Write:
-    """A call that writes, and who waits for its result."""
-
-    call: Call
-    future: "asyncio.Future[Any] | None" = None
-    """None if nobody does."""
-    result: Any = None
-    error: BaseException | None = None
-
-
 class _Working:
-    """The threads and connections of a store that is in use; a forked child leaves its parent's behind."""
+    """The threads and connections of a store that is in use."""
 
     def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
         self.pool = open_pool(dsn, WRITERS + READERS)
@@ -82,14 +51,14 @@ class _Working:
         self.relay = Relay(dsn, board, clock)
         self.relay.before_end = self.pool.close
         self._turn = threading.Lock()  # protects the two below
-        self._writes: deque[_Write] = deque()
+        self._jobs: deque[Job] = deque()
         self._rounds: set[asyncio.AbstractEventLoop] = set()  # loops that will call a thread at the end of their round
 
-    def add(self, write: _Write, run: Callable[["_Working"], None]) -> None:
-        """Have a write run in a writer's thread, with others that wait; those of one round of a loop go together."""
-        loop = None if write.future is None else write.future.get_loop()
+    def add(self, job: Job, run: Callable[["_Working"], None]) -> None:
+        """Have a job run in a writer's thread, with others that wait; those of one round of a loop go together."""
+        loop = None if job.future is None else job.future.get_loop()
         with self._turn:
-            self._writes.append(write)
+            self._jobs.append(job)
             if loop is None:
                 self.writers.submit(run, self)
             elif loop not in self._rounds:
@@ -101,40 +70,34 @@ class _Working:
             self._rounds.discard(loop)
             try:
                 self.writers.submit(run, self)
+                return
             except RuntimeError:  # the store was closed meanwhile
-                refused = [write.future for write in self._writes if write.future is not None]
-                for future in refused:
-                    if future.get_loop() is loop and not future.done():
-                        future.set_exception(StoreUnavailable("The store was closed before it came to this; open it."))
+                refused = list(self._jobs)
+                self._jobs.clear()
+        for job in refused:
+            job.error = closed_store("PostgreSQL")
+        settle(refused, lambda _: None)
 
-    def take(self, run: Callable[["_Working"], None]) -> list[_Write]:
-        """Writes to be run together; a large one alone."""
-        taken: list[_Write] = []
+    def take(self, run: Callable[["_Working"], None]) -> list[Job]:
+        """Jobs to be run together."""
         with self._turn:
-            while self._writes and len(taken) < LARGEST_BATCH and not (taken and self._writes[0].call.is_large):
-                write = self._writes.popleft()
-                if write.future is None or not write.future.cancelled():
-                    taken.append(write)
-                if write.call.is_large:
-                    break
-            if self._writes:
+            taken = [self._jobs.popleft() for _ in range(min(len(self._jobs), LARGEST_BATCH))]
+            if self._jobs:
                 self.writers.submit(run, self)
-        return taken
+        return [job for job in taken if job.future is None or not job.future.cancelled()]
 
     def let_go(self) -> None:
-        """The store was forgotten without being closed. Called by the garbage collector, so it waits for nothing."""
         self.writers.shutdown(wait=False)
         self.readers.shutdown(wait=False)
         self.relay.stop_soon()
 
     def close(self) -> None:
-        """Finish what was begun and let go of the database."""
         self.writers.shutdown()
         self.readers.shutdown()
         self.relay.stop()
 
 
-class PostgresLightningStore(LocalStore):
+class PostgresLightningStore(DurableStore[_Working]):
     """A store in a PostgreSQL database."""
 
     def __init__(
@@ -158,31 +121,16 @@ class PostgresLightningStore(LocalStore):
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
             clock: Seconds since the epoch; for tests.
         """
-        super().__init__(
-            max_span_bytes=max_span_bytes,
-            tracker=tracker,
-            scan_debounce_seconds=scan_debounce_seconds,
-            lost_worker_seconds=lost_worker_seconds,
-            clock=clock,
-            kept_notices=NOTICES_AT_HAND,
-        )
-        self.address = described(dsn)
-        """The database, without a password."""
-        self._dsn = dsn
-        self._options: dict[str, Any] = {
+        options = {
             "max_span_bytes": max_span_bytes,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lost_worker_seconds": lost_worker_seconds,
         }
-        self._starting = threading.Lock()  # protects `_working` and `_is_closed`
+        self.address = described(dsn)
+        """The database, without a password."""
+        super().__init__(self.address, dsn, options, tracker=tracker, clock=clock, kept_notices=NOTICES_AT_HAND)
         self._looking = threading.Lock()  # protects `_watch`
-        self._working: _Working | None = None
-        self._left_behind: list[_Working] = []  # a parent process's, which this one must not touch
-        self._is_closed = False
         self._board.start_at(prepare(dsn))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self._dsn, **self._options), ()
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -190,113 +138,57 @@ class PostgresLightningStore(LocalStore):
 
     # ------------------------------------------------------------------ threads
 
-    def _work(self) -> _Working:
-        working = self._working
-        return working if working is not None else self._start_working()
-
-    def _start_working(self) -> _Working:
-        """Start the threads on first use, so that a store may be handed to another process before."""
-        with self._starting:
-            if self._is_closed:
-                raise StoreUnavailable(f"Store '{self.address}' is closed; open it again with PostgresLightningStore.")
-            if self._working is None:
-                self._working = _Working(self._dsn, self._board, self._clock)
-                self._forgotten = weakref.finalize(self, self._working.let_go)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
-            return self._working
+    def _open(self) -> _Working:
+        return _Working(self._given, self._board, self._clock)
 
     async def close(self) -> None:
-        with self._starting:
-            self._is_closed = True
-            working, self._working = self._working, None
-        if working is not None:
-            self._forgotten.detach()
-            await asyncio.get_running_loop().run_in_executor(None, working.close)
+        await super().close()
         self._board.wake_everyone()
+
+    def _leave_parent_behind(self) -> None:
+        self._looking = threading.Lock()
+        super()._leave_parent_behind()
 
     # ------------------------------------------------------------------ transactions
 
-    def _run_write(self, call: Call) -> "asyncio.Future[Any]":
-        future = asyncio.get_running_loop().create_future()
-        self._work().add(_Write(call, future), self._run_writes)
-        return future
+    def _submit(self, working: _Working, job: Job) -> None:
+        working.add(job, self._run_writes)
 
     def _run_read(self, call: Call) -> "asyncio.Future[Any]":
         working = self._work()
         return asyncio.wrap_future(working.readers.submit(self._read_now, working, call))
 
-    async def _run_claim(self, call: Call) -> Any:
-        future = self._run_write(call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                _give_back(self, _Write(call, result=future.result()))
-            raise
+    def _read_now(self, working: _Working, call: Call) -> Any:
+        return self._perform(working, [call], is_reader=True)[0]
 
     def _run_writes(self, working: _Working) -> None:
         """Run what waits: together if that succeeds, else each alone, so that nobody fails for another."""
-        writes = working.take(self._run_writes)
-        if len(writes) > 1 and self._run_together(working, writes):
-            self._settle(writes)
-            return
-        for write in writes:
-            try:
-                (write.result,) = self._write_now(working, [write.call])
-            except Exception as error:  # noqa: BLE001 # it goes to the caller
-                write.error = error
-            self._settle([write])
+        jobs = working.take(self._run_writes)
+        if jobs and not self._run_batch(working, jobs):
+            for job in jobs:
+                self._run_batch(working, [job])
 
-    def _run_together(self, working: _Working, writes: Sequence[_Write]) -> bool:
-        """Run writes in one transaction; False if one of them was refused, and nothing remains."""
+    def _run_batch(self, working: _Working, jobs: Sequence[Job]) -> bool:
+        """Run jobs in one transaction and answer them; False if one of several was refused, and nothing remains."""
         try:
-            results = self._write_now(working, [write.call for write in writes])
+            results = self._perform(working, [job.call for job in jobs])
         except _Spoiled:
             return False
         except Exception as error:  # noqa: BLE001 # every caller of the batch must be told
-            for write in writes:
-                write.error = error
+            for job in jobs:
+                job.error = error
         else:
-            for write, result in zip(writes, results, strict=True):
-                write.result = result
+            for job, result in zip(jobs, results, strict=True):
+                job.result = result
+        settle(jobs, self._give_back)
         return True
 
-    def _settle(self, writes: Sequence[_Write]) -> None:
-        """Hand results to the loops that wait for them, once a loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-        for write in writes:
-            if write.future is not None:
-                by_loop.setdefault(write.future.get_loop(), []).append(write)
-        for loop, of_loop in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(self._answer, of_loop)
-            except RuntimeError:  # the loop is closed
-                for write in of_loop:
-                    _give_back(self, write)
-
-    def _answer(self, writes: Sequence[_Write]) -> None:
-        """Runs in the loop of the futures."""
-        for write in writes:
-            future = write.future
-            if future is None or future.done():
-                _give_back(self, write)
-            elif write.error is not None:
-                future.set_exception(write.error)
-            else:
-                future.set_result(write.result)
-
-    def _write_now(self, working: _Working, calls: Sequence[Call]) -> list[Any]:
+    def _perform(self, working: _Working, calls: Sequence[Call], *, is_reader: bool = False) -> list[Any]:
+        """Run calls in one transaction, with overdue attempts marked before it."""
         with store_errors(self.address):
             if any(call.watchdog for call in calls):
                 self._look(working)
-            return self._transact(working, calls, is_reader=False)
-
-    def _read_now(self, working: _Working, call: Call) -> Any:
-        with store_errors(self.address):
-            if call.watchdog:
-                self._look(working)
-            return self._transact(working, [call], is_reader=True)[0]
+            return self._transact(working, calls, is_reader=is_reader)
 
     def _look(self, working: _Working) -> None:
         """Mark overdue attempts, if it is time."""
@@ -362,20 +254,6 @@ class PostgresLightningStore(LocalStore):
             self._working.relay.settle()
         return self._board.cursor
 
-    async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
-        notices = self._board.after(cursor)
-        if notices is not None:
-            return notices
-        kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, cursor))
-        if not kept or kept[0][1] > cursor + 1:
-            return None
-        # Up to the next hole, which a crash of the database may have left.
-        return [Notice(*fields) for place, fields in enumerate(kept, 1) if fields[1] == cursor + place]
-
-    async def _latest_cursor(self) -> int:
-        kept = await asyncio.wrap_future(self._work().readers.submit(self._read_notices, self._board.cursor))
-        return kept[-1][1] if kept else self._board.cursor
-
     def _read_notices(self, cursor: int) -> list[NoticeFields]:
         with store_errors(self.address), self._work().pool.connection() as connection:
             return read_notices(connection, cursor)
@@ -400,25 +278,3 @@ def _look_alone(look: Call, tx: PostgresTransaction, now: float) -> None:
     """The watchdog, unless that of another process is looking."""
     if tx.try_lock(_WATCHDOG_LOCK):
         look.behaviour(tx, now, *look.args, **look.kwargs)
-
-
-# ---------------------------------------------------------------------- callers and processes that are gone
-
-
-def _give_back(store: PostgresLightningStore, write: _Write) -> None:
-    """Return what was claimed for a caller who is gone; one with a request id will ask again."""
-    if write.error is None and write.call.request_id is None and write.call.name in CLAIMS:
-        returning = partial(return_claims, rollout_attempt_ids=claimed_ids(write.result))
-        with suppress(StoreUnavailable, RuntimeError):  # the store was closed meanwhile
-            store._work().add(_Write(Call("returned_claims", returning)), store._run_writes)
-
-
-def _leave_behind(store_reference: "weakref.ref[PostgresLightningStore]") -> None:
-    """In a forked child: threads are gone, and the parent's connections are the parent's."""
-    store = store_reference()
-    if store is not None:
-        store._starting, store._looking = threading.Lock(), threading.Lock()
-        if store._working is not None:
-            store._forgotten.detach()
-            store._left_behind.append(store._working)
-            store._working = None

@@ -16,14 +16,14 @@ import orjson
 
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.postgres.rollout_tables import RolloutTransaction
-from agentlightning.store.postgres.session import PostgresSession, Reply, array_of, clauses_of
+from agentlightning.store.postgres.session import PostgresSession, Reply
 from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Selection
+from agentlightning.store.sql import select_metrics, select_records
 from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
 from agentlightning.types import (
     MetricPoint,
-    NoticeKind,
     PaginatedResult,
     ResourcesUpdate,
     Run,
@@ -97,7 +97,7 @@ class PostgresTransaction(RolloutTransaction):
         reply: Reply | None = None
         if request_ids:
             expiry = now - self._answer_lifetime_seconds
-            ids = array_of("text", request_ids)
+            ids = request_ids
             self._session.send(_LOCK_REQUESTS, (ids,))
             reply = self._session.send(_SELECT_ANSWERS, (ids, expiry))
         self.load(rollout_ids)
@@ -117,7 +117,7 @@ class PostgresTransaction(RolloutTransaction):
             table, lock = RECORD_TABLES[Worker], "" if self._session.is_reader else " FOR UPDATE"
             sql = f"SELECT {table.column_list} FROM workers WHERE worker_id = ANY(?::text[]) ORDER BY worker_id{lock}"
             self._records.update(((Worker, worker_id), None) for worker_id in worker_ids)
-            for row in self._session.fetch(self._session.send(sql, (array_of("text", list(worker_ids)),))):
+            for row in self._session.fetch(self._session.send(sql, (list(worker_ids),))):
                 self._records[Worker, row[0]] = table.record_of(row)
 
     def try_lock(self, key: int) -> bool:
@@ -154,17 +154,6 @@ class PostgresTransaction(RolloutTransaction):
             for key, row in self._answer_rows.items()
         ]
 
-    def note(
-        self,
-        kind: NoticeKind,
-        rollout_id: str | None = None,
-        attempt_id: str | None = None,
-        status: str | None = None,
-        name: str | None = None,
-        number: int | None = None,
-    ) -> None:
-        self.notices.append((kind, 0, rollout_id, attempt_id, status, name, number))
-
     # ------------------------------------------------------------------ records, settings, metrics
 
     def get_record(self, kind: type[RecordT], key: str) -> RecordT | None:
@@ -185,12 +174,7 @@ class PostgresTransaction(RolloutTransaction):
         self._record_rows[kind, row[0]] = row
 
     def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        table, clauses = RECORD_TABLES[kind], clauses_of(selection)
-        source = f"FROM {table.name}{clauses.where}"
-        page = f"SELECT {table.column_list} {source}{clauses.order}{clauses.page}"
-        items = [table.record_of(row) for row in self._session.select(page, clauses.parameters)]
-        total = self._session.select(f"SELECT count(*) {source}", clauses.parameters)[0][0]
-        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
+        return select_records(self._session, kind, selection)
 
     def get_setting(self, name: str) -> str | None:
         if name not in self._settings:
@@ -205,11 +189,7 @@ class PostgresTransaction(RolloutTransaction):
         self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
 
     def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        sql = "SELECT step, time, body FROM metrics WHERE run_id = ? ORDER BY step, number"
-        return [
-            MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body))
-            for step, time, body in self._session.select(sql, (run_id,))
-        ]
+        return select_metrics(self._session, run_id)
 
     # ------------------------------------------------------------------ answers and counts
 
@@ -227,7 +207,7 @@ class PostgresTransaction(RolloutTransaction):
 
     def drop_answers(self, request_ids: Sequence[str]) -> None:
         self._session.flush()
-        self._session.send("DELETE FROM answers WHERE request_id = ANY(?::text[])", (array_of("text", request_ids),))
+        self._session.send("DELETE FROM answers WHERE request_id = ANY(?::text[])", (request_ids,))
 
     def relieve(self) -> None:
         self._session.flush()

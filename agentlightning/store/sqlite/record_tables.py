@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import orjson
-
-from agentlightning.store.rows import RECORD_TABLES
-from agentlightning.store.selection import Selection
-from agentlightning.store.sqlite.selecting import clauses_of
-from agentlightning.store.sqlite.session import Row, Session
+from agentlightning.store.rows import RECORD_TABLES, Row
+from agentlightning.store.sqlite.session import Session
 from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
-from agentlightning.types import MetricPoint, PaginatedResult, ResourcesUpdate, Run, Worker
+from agentlightning.types import MetricPoint, ResourcesUpdate, Run, Worker
 
 __all__ = ["RecordTables"]
 
@@ -95,15 +91,6 @@ class RecordTables:
         if row is not None:
             self._record_rows[kind, key] = row
 
-    def select(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        table, clauses = RECORD_TABLES[kind], clauses_of(selection)
-        source = f"FROM {table.name}{clauses.where}"
-        page = f"SELECT {table.column_list} {source}{clauses.order}{clauses.page}"
-        rows = self._session.select(page, clauses.parameters)
-        total = self._session.select(f"SELECT count(*) {source}", clauses.parameters)[0][0]
-        items = [table.record_of(row) for row in rows]
-        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
-
     # ------------------------------------------------------------------ settings, metrics, answers
 
     def get_setting(self, name: str) -> str | None:
@@ -125,13 +112,6 @@ class RecordTables:
     def append_metrics(self, point: MetricPoint) -> None:
         self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
         self._session.hold_back(self._metric_rows.pop)
-
-    def metrics_of(self, run_id: str) -> Sequence[MetricPoint]:
-        sql = "SELECT step, time, body FROM metrics WHERE run_id = ? ORDER BY step, number"
-        return [
-            MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body))
-            for step, time, body in self._session.select(sql, (run_id,))
-        ]
 
     def get_answer(self, request_id: str, now: float) -> Answer | None:
         row = self._answer_rows.get(request_id)

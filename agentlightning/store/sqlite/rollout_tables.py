@@ -6,7 +6,6 @@ flushed.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 
@@ -15,14 +14,18 @@ from agentlightning.store.rows import (
     ATTEMPT_COLUMNS,
     ROLLOUT_COLUMNS,
     SELECT_ATTEMPTS,
+    Json,
+    RolloutEntry,
+    Row,
     attempt_of,
     attempt_row,
-    config_json,
+    rollout_as_read,
+    rollout_json,
     rollout_of,
 )
-from agentlightning.store.selection import Selection, choose
-from agentlightning.store.sqlite.selecting import clauses_of
-from agentlightning.store.sqlite.session import Row, Session
+from agentlightning.store.selection import Selection
+from agentlightning.store.sql import clauses_of
+from agentlightning.store.sqlite.session import Session
 from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
 from agentlightning.types import Attempt, PaginatedResult, Rollout, Span
 
@@ -45,28 +48,19 @@ _INSERT_SPAN = "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_LAST_SPAN = "SELECT number, bytes_so_far FROM spans ORDER BY number DESC LIMIT 1"
 
 
-Json = tuple[bytes, bytes, bytes | None]
-"""Configuration, metadata and output of a rollout."""
+class Entry(RolloutEntry):
+    """A rollout as the transaction knows it; of span ids, all those of an attempt or none."""
 
+    __slots__ = ("attempts", "position", "stored_input")
 
-class Entry:
-    """A rollout as the transaction knows it."""
-
-    __slots__ = ("attempts", "due", "json", "number", "position", "rollout", "span_ids", "stored_input")
-
-    def __init__(self, rollout: Rollout, number: int) -> None:
-        self.rollout = rollout
-        self.number = number
-        self.json: Json = (b"", b"", None)
+    def __init__(self, rollout: Rollout, number: int, json: Json, due: float | None = None) -> None:
+        super().__init__(rollout, number, json, due)
         self.attempts: list[Attempt] | None = None
         """None until they are asked for."""
         self.stored_input: object = None
         """The input that has a row."""
-        self.span_ids: dict[int, set[str]] = {}
-        """Ids of all spans, for attempts of which all are known."""
         self.position: int | None = None
         """Place in the queue."""
-        self.due: float | None = None
 
 
 class RolloutTables:
@@ -103,8 +97,8 @@ class RolloutTables:
     def flush(self) -> None:
         write = self._session.write
         if self._new:
-            write(_INSERT_ROLLOUT, [_new_row(entry) for entry in self._new.values()])
-        changed = [_changed_row(entry) for key, entry in self._changed.items() if key not in self._new]
+            write(_INSERT_ROLLOUT, [entry.new_row for entry in self._new.values()])
+        changed = [entry.changed_row for key, entry in self._changed.items() if key not in self._new]
         if changed:
             write(_UPDATE_ROLLOUT, changed)
         if self._inputs:
@@ -149,8 +143,8 @@ class RolloutTables:
                 or rollout.metadata is not before.metadata
                 or rollout.output is not before.output
             ):
-                entry.json = _json_of(rollout)
-                rollout = _as_read(rollout, entry.json)
+                entry.json = rollout_json(rollout)
+                rollout = rollout_as_read(rollout, entry.json)
             entry.rollout = rollout
         if is_finished(rollout):
             self._finished.append(rollout.rollout_id)
@@ -168,9 +162,8 @@ class RolloutTables:
             self._inputs[entry.number] = body
 
     def _insert(self, rollout: Rollout) -> Entry:
-        json = _json_of(rollout)
-        entry = Entry(_as_read(rollout, json), self._take_number())
-        entry.json = json
+        json = rollout_json(rollout)
+        entry = Entry(rollout_as_read(rollout, json), self._take_number(), json)
         entry.attempts = []
         entry.stored_input = _NOTHING
         self._session.hold_back(self._remove, rollout.rollout_id, entry.number)
@@ -201,11 +194,13 @@ class RolloutTables:
         return [rollout_id for (rollout_id,) in rows]
 
     def select(self, selection: Selection) -> PaginatedResult[Rollout]:
-        clauses = clauses_of(selection)
+        clauses = clauses_of(self._session, selection)
         # The page is chosen before anything is joined to it: rows that are skipped then cost an index entry each.
         chosen = f"SELECT number FROM rollouts{clauses.where}{clauses.order}{clauses.page}"
         page = f"{_SELECT_ROLLOUT} WHERE number IN ({chosen}){clauses.order}"
-        entries = [_entry_of(row) for row in self._session.select(page, clauses.parameters)]
+        entries = [
+            _entry_of(row) for row in self._session.select(page, [*clauses.parameters, *clauses.page_parameters])
+        ]
         self._load_attempts(entries)
         self.entries.update((entry.rollout.rollout_id, entry) for entry in entries)
         total = len(entries) + selection.offset
@@ -323,24 +318,6 @@ class RolloutTables:
             known = entry.span_ids[attempt.sequence_id] = {found for (found,) in rows}
         return span_id in known
 
-    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        entry = self.find(rollout_id)
-        where = "WHERE rollout = ?"
-        parameters: list[Any] = [entry.number if entry else 0]
-        if attempt is not None:
-            where += " AND attempt = ?"
-            parameters.append(attempt.sequence_id)
-        if selection.conditions or selection.sort_by not in (None, "sequence_id"):
-            rows = self._session.select(f"SELECT body FROM spans {where} ORDER BY number", parameters)
-            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
-        clauses = clauses_of(selection)
-        rows = self._session.select(f"SELECT body FROM spans {where}{clauses.order}{clauses.page}", parameters)
-        total = len(rows) + selection.offset
-        if selection.limit >= 0 or (selection.offset and not rows):
-            total = self._session.select(f"SELECT count(*) FROM spans {where}", parameters)[0][0]
-        items = [Span.model_validate_json(body) for (body,) in rows]
-        return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
-
     def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
         number = self.known(rollout_id).number
         self._session.hold_back(self._restore_open_spans, number, self._open_spans.get(number))
@@ -350,11 +327,6 @@ class RolloutTables:
         self._open_spans.pop(number, None)
         if body is not None:
             self._open_spans[number] = body
-
-    def open_spans_of(self, rollout_id: str) -> list[Span]:
-        entry = self.find(rollout_id)
-        rows = self._session.select("SELECT body FROM open_spans WHERE rollout = ?", (entry.number if entry else 0,))
-        return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
 
     def last_sequence(self, rollout_id: str) -> int:
         held = self._sequences.get(rollout_id)
@@ -382,39 +354,13 @@ class RolloutTables:
 _NOTHING = object()
 
 
-def _json_of(rollout: Rollout) -> Json:
-    output = None if rollout.output is None else as_json(rollout.output, "output")
-    return config_json(rollout.config), as_json(rollout.metadata, "metadata"), output
-
-
-def _as_read(rollout: Rollout, json: Json) -> Rollout:
-    """The rollout as a reader of the file gets it."""
-    _, metadata, output = json
-    if output is None:
-        return replaced(rollout, metadata=orjson.loads(metadata))
-    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
-
-
 def _restore(entry: Entry, rollout: Rollout, json: Json) -> None:
     entry.rollout, entry.json = rollout, json
 
 
 def _entry_of(row: Row) -> Entry:
     number, position, due, body, *columns = row
-    entry = Entry(rollout_of(tuple(columns), body), number)
-    entry.position, entry.due = position, due
-    entry.json = (columns[-3], columns[-2], columns[-1])
+    entry = Entry(rollout_of(tuple(columns), body), number, (columns[-3], columns[-2], columns[-1]), due)
+    entry.position = position
     entry.stored_input = entry.rollout.input
     return entry
-
-
-def _new_row(entry: Entry) -> Row:
-    rollout = entry.rollout
-    described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
-    return (entry.number, *described, rollout.start_time, rollout.end_time, *entry.json, entry.due)
-
-
-def _changed_row(entry: Entry) -> Row:
-    rollout = entry.rollout
-    described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
-    return (*described, *entry.json, entry.due, entry.number)

@@ -1,16 +1,21 @@
 """One connection's transaction in progress: the connection, what is held back, and how to undo it."""
 
 import sqlite3
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
-__all__ = ["Row", "Session"]
+import orjson
 
-Row = tuple[Any, ...]
+from agentlightning.store.rows import Row
+from agentlightning.store.selection import Condition
+
+__all__ = ["Session"]
 
 
 class Session:
     """What the tables of a transaction share."""
+
+    orders: ClassVar[Mapping[str, str]] = {"asc": "ASC", "desc": "DESC"}
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -50,6 +55,13 @@ class Session:
     def select_stored(self, sql: str, parameters: Iterable[Any] = ()) -> list[Row]:
         """Rows as they are in the database; for what is known not to be held back."""
         return self.connection.execute(sql, tuple(parameters)).fetchall()
+
+    def term(self, condition: Condition, parameters: list[Any]) -> str:
+        if condition.kind == "within":
+            parameters.append(orjson.dumps(sorted(condition.value, key=str)))
+            return f"{condition.field} IN (SELECT value FROM json_each(?))"
+        parameters.append(condition.value)
+        return f"instr({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} IS ?"
 
     def write(self, sql: str, rows: Iterable[Row]) -> None:
         """Run a statement for every row; for the flushes."""

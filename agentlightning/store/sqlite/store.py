@@ -6,23 +6,19 @@ and only while somebody waits.
 """
 
 import asyncio
-import os
 import sqlite3
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.heartbeats import needs_sweep
-from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
+from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import (
     ANSWER_LIFETIME_SECONDS,
@@ -30,7 +26,6 @@ from agentlightning.store.local import (
     SCHEDULE,
     Call,
     Clock,
-    LocalStore,
     execute,
 )
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeFields
@@ -46,7 +41,7 @@ from agentlightning.store.sqlite.database import (
 )
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 from agentlightning.store.sqlite.watcher import Watcher
-from agentlightning.store.sqlite.writer import Job, Writer, closed_store, read_notices
+from agentlightning.store.sqlite.writer import Writer, read_notices
 from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.private_files import path_errors, replaced_file
@@ -54,8 +49,6 @@ from agentlightning.utils.private_files import path_errors, replaced_file
 __all__ = ["SqliteLightningStore"]
 
 READER_THREADS = 4
-NOTICES_AT_HAND = 1000
-"""Older ones are read from the file."""
 MANY_AT_ONCE = frozenset(["enqueue_many_rollouts", "add_many_spans"])
 LARGE = 64
 """An operation on more items than this is left to the writer's thread."""
@@ -72,11 +65,9 @@ class _Working:
         writer.before_end = self._close_readers
 
     def let_go(self) -> None:
-        """The store was forgotten without being closed. Called by the garbage collector, so it takes no lock."""
         self.writer.stop_soon()
 
     def close(self) -> None:
-        """Finish acknowledged work and let go of the file."""
         self.writer.stop()
 
     def _close_readers(self) -> None:
@@ -88,7 +79,7 @@ class _Working:
             self.watcher.stop()
 
 
-class SqliteLightningStore(LocalStore):
+class SqliteLightningStore(DurableStore[_Working]):
     """A store in a SQLite file."""
 
     def __init__(
@@ -114,32 +105,19 @@ class SqliteLightningStore(LocalStore):
             lost_worker_seconds: How long a worker with heartbeats may be silent until what it claimed is given back.
             clock: Seconds since the epoch; for tests.
         """
-        super().__init__(
-            max_span_bytes=max_span_bytes,
-            tracker=tracker,
-            scan_debounce_seconds=scan_debounce_seconds,
-            lost_worker_seconds=lost_worker_seconds,
-            clock=clock,
-            kept_notices=DEFAULT_CAPACITY if str(path) == MEMORY else NOTICES_AT_HAND,
-        )
-        self.path = str(path)
-        self.durability: Durability = durability
-        self._options: dict[str, Any] = {
-            "durability": durability,
+        options = {
             "max_span_bytes": max_span_bytes,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lost_worker_seconds": lost_worker_seconds,
         }
-        self._starting = threading.Lock()  # protects `_working` and `_is_closed`
-        self._working: _Working | None = None
-        self._left_behind: list[_Working] = []  # a parent process's, which this one must not touch
-        self._is_closed = False
+        kept_notices = DEFAULT_CAPACITY if str(path) == MEMORY else NOTICES_AT_HAND
+        super().__init__(str(path), str(path), options, tracker=tracker, clock=clock, kept_notices=kept_notices)
+        self._options["durability"] = durability
+        self.path = str(path)
+        self.durability: Durability = durability
         self._damage: IncompatibleStore | None = None
         if self.path != MEMORY:
             self._board.start_at(prepare(self.path, durability))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self.path, **self._options), ()
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -148,45 +126,26 @@ class SqliteLightningStore(LocalStore):
 
     # ------------------------------------------------------------------ threads
 
-    def _work(self) -> _Working:
-        working = self._working
-        return working if working is not None else self._start_working()
-
-    def _start_working(self) -> _Working:
-        """Start the threads on first use, so that a store may be handed to another process before."""
-        with self._starting:
-            if self._is_closed:
-                raise closed_store(self.path)
-            if self._working is None:
-                writer = Writer(
-                    self.path,
-                    self._opener(),
-                    self._board,
-                    waits_for_disk=self.durability == "power",
-                    clock=self._clock,
-                    watch=self._watch,
-                    on_abandoned=partial(_give_back, weakref.ref(self)),
-                )
-                watcher = None if self.path == MEMORY else Watcher(self.path, self._board)
-                self._working = _Working(writer, watcher)
-                self._forgotten = weakref.finalize(self, self._working.let_go)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
-            return self._working
+    def _open(self) -> _Working:
+        writer = Writer(
+            self.path,
+            self._opener(),
+            self._board,
+            waits_for_disk=self.durability == "power",
+            clock=self._clock,
+            watch=self._watch,
+            on_abandoned=partial(give_back_to, weakref.ref(self)),
+        )
+        return _Working(writer, None if self.path == MEMORY else Watcher(self.path, self._board))
 
     def _opener(self) -> Callable[[], SqliteTransaction]:
         return partial(_open_transaction, self.path, self.durability, self.max_span_bytes)
 
     async def close(self) -> None:
-        with self._starting:
-            self._is_closed = True
-            working, self._working = self._working, None
-        loop = asyncio.get_running_loop()
-        if working is not None:
-            self._forgotten.detach()
-            await loop.run_in_executor(None, working.close)
-        else:  # processes that were forked from this one may have written
-            await loop.run_in_executor(None, self.checkpoint)
+        was_working = self._working is not None
+        await super().close()
+        if not was_working:  # processes that were forked from this one may have written
+            await asyncio.get_running_loop().run_in_executor(None, self.checkpoint)
 
     def checkpoint(self) -> None:
         """Move the log into the file, so that the file alone is the store until the next write.
@@ -202,20 +161,12 @@ class SqliteLightningStore(LocalStore):
     def _run_write(self, call: Call) -> "asyncio.Future[Any]":
         if self._damage is not None:  # found by a reader; a writer that has its pages at hand would not notice
             raise IncompatibleStore(str(self._damage))
-        future = asyncio.get_running_loop().create_future()
         if call.name in MANY_AT_ONCE:
             call.is_large = any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
-        self._work().writer.submit(Job(call, future))
-        return future
+        return super()._run_write(call)
 
-    async def _run_claim(self, call: Call) -> Any:
-        future = self._run_write(call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                _give_back(weakref.ref(self), Job(call, result=future.result()))
-            raise
+    def _submit(self, working: _Working, job: Job) -> None:
+        working.writer.submit(job)
 
     async def _run_read(self, call: Call) -> Any:
         if self.path == MEMORY:
@@ -275,23 +226,10 @@ class SqliteLightningStore(LocalStore):
         return min((due for due in known if due is not None), default=None)
 
     async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
-        notices = self._board.after(cursor)
-        if notices is not None or self.path == MEMORY:
-            return notices
-        working = self._work()
-        loop = asyncio.get_running_loop()
-        kept: list[NoticeFields] = await loop.run_in_executor(working.readers, self._read_notices, cursor)
-        if not kept or kept[0][1] > cursor + 1:
-            return None
-        return [Notice(*fields) for fields in kept]
+        return self._board.after(cursor) if self.path == MEMORY else await super()._notices_after(cursor)
 
     async def _latest_cursor(self) -> int:
-        newest = self._newest_cursor()
-        if self.path == MEMORY:
-            return newest
-        loop = asyncio.get_running_loop()
-        kept: list[NoticeFields] = await loop.run_in_executor(self._work().readers, self._read_notices, newest)
-        return kept[-1][1] if kept else newest
+        return self._board.cursor if self.path == MEMORY else await super()._latest_cursor()
 
     def _read_notices(self, cursor: int) -> list[NoticeFields]:
         with store_errors(self.path):
@@ -331,24 +269,3 @@ def _open_transaction(path: str, durability: Durability, max_span_bytes: int) ->
     if path == MEMORY:
         migrate(connection, path)
     return SqliteTransaction(connection, max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
-
-
-def _give_back(store_reference: "weakref.ref[SqliteLightningStore]", job: Job) -> None:
-    """Return what was claimed for a caller who is gone; one with a request id will ask again."""
-    store = store_reference()
-    if store is None or job.error is not None or job.call.request_id is not None:
-        return
-    if job.call.name in CLAIMS:
-        with suppress(ConnectionError):  # the store was closed meanwhile
-            returning = partial(return_claims, rollout_attempt_ids=claimed_ids(job.result))
-            store._work().writer.submit(Job(Call("return_claims", returning)))
-
-
-def _leave_behind(store_reference: "weakref.ref[SqliteLightningStore]") -> None:
-    """In a forked child: threads are gone, and closing the parent's connections could harm its file."""
-    store = store_reference()
-    if store is not None:
-        store._starting = threading.Lock()
-        if store._working is not None:
-            store._left_behind.append(store._working)
-            store._working = None

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection
+from agentlightning.store.sql import select_metrics, select_open_spans, select_records, select_spans
 from agentlightning.store.sqlite.queue_table import QueueTable
 from agentlightning.store.sqlite.record_tables import RecordTables
 from agentlightning.store.sqlite.rollout_tables import RolloutTables
@@ -19,7 +20,6 @@ from agentlightning.store.transaction import Answer, Record, Transaction
 from agentlightning.types import (
     Attempt,
     MetricPoint,
-    NoticeKind,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
@@ -57,9 +57,7 @@ class SqliteTransaction(Transaction):
         self._rollouts = RolloutTables(self.session, max_span_bytes=max_span_bytes)
         self._queue = QueueTable(self.session, self._rollouts)
         self._records = RecordTables(self.session, answer_lifetime_seconds=answer_lifetime_seconds)
-        self.cursor = 0
-        """Number of the newest committed notice."""
-        self.notices: list[NoticeFields] = []
+        self.notices = []
         self._kept_notices = 0
         self.earliest_due: float | None = None
         """No rollout is due before this moment; None if none is scheduled."""
@@ -96,18 +94,6 @@ class SqliteTransaction(Transaction):
         self._records.trim()
         return notices
 
-    def note(
-        self,
-        kind: NoticeKind,
-        rollout_id: str | None = None,
-        attempt_id: str | None = None,
-        status: str | None = None,
-        name: str | None = None,
-        number: int | None = None,
-    ) -> None:
-        cursor = self.cursor + len(self.notices) + 1
-        self.notices.append((kind, cursor, rollout_id, attempt_id, status, name, number))
-
     # ------------------------------------------------------------------ rollouts and attempts
 
     def get_rollout(self, rollout_id: str) -> Rollout | None:
@@ -139,16 +125,13 @@ class SqliteTransaction(Transaction):
         return self._rollouts.has_span(attempt, span_id)
 
     def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        return self._rollouts.select_spans(rollout_id, attempt, selection)
+        return select_spans(self.session, rollout_id, attempt, selection)
 
     def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
         self._rollouts.put_open_spans(rollout_id, spans)
 
     def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
-        return self._rollouts.open_spans_of(rollout_id)
-
-    def are_spans_evicted(self, rollout_id: str) -> bool:
-        return False
+        return select_open_spans(self.session, rollout_id)
 
     def get_last_sequence(self, rollout_id: str) -> int:
         return self._rollouts.last_sequence(rollout_id)
@@ -190,7 +173,7 @@ class SqliteTransaction(Transaction):
         self._records.put(record)
 
     def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        return self._records.select(kind, selection)
+        return select_records(self.session, kind, selection)
 
     def get_setting(self, name: str) -> str | None:
         return self._records.get_setting(name)
@@ -202,7 +185,7 @@ class SqliteTransaction(Transaction):
         self._records.append_metrics(point)
 
     def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        return self._records.metrics_of(run_id)
+        return select_metrics(self.session, run_id)
 
     def get_answer(self, request_id: str, now: float) -> Answer | None:
         return self._records.get_answer(request_id, now)

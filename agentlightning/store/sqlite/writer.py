@@ -19,18 +19,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
-from agentlightning.errors import StoreUnavailable
-from agentlightning.store.local import Call, Clock, Watchdog, execute
+from agentlightning.store.durable import Job, closed_store, settle
+from agentlightning.store.local import Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
+from agentlightning.store.sql import SELECT_NOTICES, notices_of
 from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
 
-__all__ = ["Job", "Writer", "closed_store", "read_notices"]
+__all__ = ["Writer", "read_notices"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +48,6 @@ EXIT_SECONDS = 10.0
 """How long a program that ends waits for the last commits and the last checkpoint."""
 
 
-@dataclass(slots=True)
-class Job:
-    """A call and who waits for its result."""
-
-    call: Call
-    future: "asyncio.Future[Any] | None" = None
-    """None if nobody does."""
-    result: Any = None
-    error: BaseException | None = None
-
-
 class _Spoiled(Exception):
     """A failed operation had rows in the database already; the batch must be run again without it."""
 
@@ -70,9 +58,7 @@ class _Busy(Exception):
 
 def read_notices(connection: sqlite3.Connection, after: int) -> list[NoticeFields]:
     """Committed notices behind a cursor."""
-    rows = connection.execute("SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor", (after,))
-    notices = [tuple(fields) for (body,) in rows for fields in orjson.loads(body)]
-    return [fields for fields in notices if fields[1] > after]
+    return notices_of(connection.execute(SELECT_NOTICES, (after,)), after)
 
 
 class Writer:
@@ -136,7 +122,7 @@ class Writer:
         while self._jobs:
             job = self._jobs.popleft()
             job.error = closed_store(self._path)
-            self._settle([job], None)
+            settle([job], self._on_abandoned)
 
     def stop_soon(self) -> None:
         """Have what was submitted finished and the connection closed, without waiting; takes no lock."""
@@ -220,7 +206,7 @@ class Writer:
             raise
         else:
             self._publish(notices)
-        self._settle(jobs, loop)
+        settle(jobs, self._on_abandoned, loop)
 
     def _survive_interrupt(self, jobs: list[Job], loop: asyncio.AbstractEventLoop | None) -> None:
         """Ctrl-C in the middle of a batch: what is not committed goes back to the line, what is gets its answers."""
@@ -228,7 +214,7 @@ class Writer:
             self._roll_back()
             self._jobs.extendleft(reversed(jobs))
         else:
-            self._settle(jobs, loop)
+            settle(jobs, self._on_abandoned, loop)
 
     def _begin(self, *, patient: bool) -> None:
         if patient != self._is_patient:
@@ -345,34 +331,3 @@ class Writer:
         due = self.earliest_due
         if due is not None and (before is None or due < before):
             self._board.wake_everyone()
-
-    def _settle(self, jobs: list[Job], here: asyncio.AbstractEventLoop | None) -> None:
-        """Hand results to the loops that wait for them, once a loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-        for job in jobs:
-            if job.future is not None:
-                by_loop.setdefault(job.future.get_loop(), []).append(job)
-        for loop, of_loop in by_loop.items():
-            if loop is here:
-                self._answer(of_loop)
-                continue
-            try:
-                loop.call_soon_threadsafe(self._answer, of_loop)
-            except RuntimeError:  # the loop is closed
-                for job in of_loop:
-                    self._on_abandoned(job)
-
-    def _answer(self, jobs: list[Job]) -> None:
-        """Runs in the loop of the jobs' futures."""
-        for job in jobs:
-            future = job.future
-            if future is None or future.done():
-                self._on_abandoned(job)
-            elif job.error is not None:
-                future.set_exception(job.error)
-            else:
-                future.set_result(job.result)
-
-
-def closed_store(path: str) -> StoreUnavailable:
-    return StoreUnavailable(f"Store '{path}' is closed; open it again with SqliteLightningStore('{path}').")

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from agentlightning.errors import StoreUnavailable
+from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
 from agentlightning.store.local import Call, LocalStore
@@ -112,6 +113,10 @@ class DurableStore(LocalStore, Generic[WorkingT]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), self._given, **self._options), ()
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": False}
 
     # ------------------------------------------------------------------ what a back end gives
 

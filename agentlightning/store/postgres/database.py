@@ -17,16 +17,7 @@ from agentlightning.errors import ConfigurationError, IncompatibleStore, Invalid
 from agentlightning.store.postgres.session import Connection
 from agentlightning.store.rows import migrations
 
-__all__ = [
-    "RETRIED",
-    "Pool",
-    "connect",
-    "described",
-    "open_pool",
-    "parsed",
-    "prepare",
-    "store_errors",
-]
+__all__ = ["RETRIED", "Pool", "connect", "described", "open_pool", "parsed", "prepare", "store_errors"]
 
 Pool = ConnectionPool[Connection]
 
@@ -37,7 +28,6 @@ RETRIED: Final = (
 )
 """Errors after which a transaction, of which nothing remains, is run again."""
 
-CONNECT_SECONDS: Final = 10
 OUTAGE_SECONDS: Final = 30.0
 """How long an operation waits for a database that is being restarted."""
 OLDEST_SERVER: Final = 140_000  # the first release with lz4
@@ -122,7 +112,7 @@ def _arguments(dsn: str) -> dict[str, Any]:
         "autocommit": True,
         "prepare_threshold": None,
         "options": f"{given} {_OPTIONS}".strip(),
-        "connect_timeout": CONNECT_SECONDS,
+        "connect_timeout": 10,
         # A database whose machine has vanished is noticed within half a minute.
         "keepalives_idle": 10,
         "keepalives_interval": 5,

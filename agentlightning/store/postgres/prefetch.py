@@ -1,6 +1,6 @@
 """What operations are about, read and locked before they run: one round trip for a whole batch, locks in one order."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentlightning.store.behaviour.requests import CLAIMS
@@ -8,19 +8,14 @@ from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.store.local import Call
 from agentlightning.store.postgres.session import is_storable
 from agentlightning.store.postgres.transaction import PostgresTransaction
-from agentlightning.types import Span
+from agentlightning.types import Span, Worker
 
 __all__ = ["read_ahead"]
 
-_BY_ROLLOUT: Final = frozenset(
-    [
-        *("update_rollout", "start_attempt", "update_attempt", "finish_attempt", "finish_and_claim"),
-        *("get_next_span_sequence_id", "wait_for_rollouts"),
-    ]
-)
-"""Operations whose first argument is a rollout id, or several."""
 _ENDING: Final = frozenset(["update_attempt", "finish_attempt", "finish_and_claim"])
 """Operations that release the worker of an attempt."""
+_BY_ROLLOUT: Final = _ENDING | {"update_rollout", "start_attempt", "get_next_span_sequence_id", "wait_for_rollouts"}
+"""Operations whose first argument is a rollout id, or several."""
 _WITH_SPANS: Final = frozenset(["add_span", "add_many_spans", "add_open_spans", "finish_attempt", "finish_and_claim"])
 _BY_PAIRS: Final = frozenset(["get_many_span_sequence_ids", "return_claims"])
 
@@ -34,7 +29,7 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> No
     for call in calls:
         values = (*call.args, *call.kwargs.values())
         if call.name in _WITH_SPANS:
-            spans = _spans_in(values)
+            spans = [s for v in values for s in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(s, Span)]
             rollout_ids += [span.rollout_id for span in spans]
             span_ids += [span.span_id for span in spans]
         if call.name in _BY_ROLLOUT:
@@ -53,19 +48,13 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> No
     tx.offered_span_ids = frozenset(filter(is_storable, span_ids))
     tx.expected_rollouts = max(new_rollouts, 1)
     tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)
-    tx.read_ahead(
-        [named for named in rollout_ids if isinstance(named, str)],
-        [call.request_id for call in calls if call.request_id is not None],
-        now,
-    )
+    known_ids = [named for named in rollout_ids if isinstance(named, str)]
+    tx.read_ahead(known_ids, [call.request_id for call in calls if call.request_id is not None], now)
     worker_ids: list[Any] = [call.kwargs.get("worker_id") for call in calls]
     worker_ids += [call.args[0] for call in calls if call.name in ("update_worker", "dequeue_rollout") and call.args]
-    worker_ids += tx.workers_of([named for named in ended if isinstance(named, str)])
-    tx.lock_workers({worker_id for worker_id in worker_ids if is_storable(worker_id)})
-
-
-def _spans_in(values: Iterable[Any]) -> list[Span]:
-    return [s for v in values for s in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(s, Span)]
+    latest = [tx.get_attempts(rollout_id)[-1:] for rollout_id in ended if isinstance(rollout_id, str)]
+    worker_ids += [attempt.worker_id for attempts in latest for attempt in attempts]
+    tx.load_records(Worker, {worker_id for worker_id in worker_ids if is_storable(worker_id)})
 
 
 def _named_in_heartbeat(stats: Any) -> list[Any]:

@@ -15,9 +15,9 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import psycopg
@@ -51,8 +51,6 @@ _PRUNES: Final = (
     "DELETE FROM open_spans USING rollouts WHERE number = rollout AND status NOT IN ('preparing', 'running')",
 )
 
-_PRUNE_ANSWERS: Final = "DELETE FROM answers WHERE time < %s"
-
 
 def read_notices(connection: Connection, after: int) -> list[NoticeFields]:
     """Notices behind a cursor."""
@@ -67,7 +65,7 @@ class Relay:
 
     def __init__(self, dsn: str, board: NoticeBoard, clock: Clock) -> None:
         self._dsn = dsn
-        self._name = described(dsn)
+        self.name = described(dsn)
         self._board = board
         self._clock = clock
         self._is_stopped = False
@@ -105,8 +103,7 @@ class Relay:
     def stop(self) -> None:
         """Carry what is left, then let go of the connection."""
         self.stop_soon()
-        if self._thread is not threading.current_thread():
-            self._thread.join(STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
 
     # ------------------------------------------------------------------ the watchdog's schedule
 
@@ -154,15 +151,15 @@ class Relay:
                     connection.execute("SET synchronous_commit = off")  # a crash of the database leaves a gap
                     if has_failed:
                         has_failed = False
-                        logger.info("Store '%s' is back.", self._name)
+                        logger.info("Store '%s' is back.", self.name)
                         self._board.wake_everyone()
                     self._serve(connection)
                     return
             except psycopg.Error as error:
                 if not has_failed and not self._is_stopped:
-                    logger.warning("Store '%s' cannot be reached, which is tried again: %s", self._name, error)
+                    logger.warning("Store '%s' cannot be reached, which is tried again: %s", self.name, error)
             except Exception:  # waiters depend on this thread, so it goes on
-                logger.exception("The relay of store '%s' failed, and begins anew.", self._name)
+                logger.exception("The relay of store '%s' failed, and begins anew.", self.name)
             has_failed = True
             if self._is_stopped:
                 return
@@ -180,21 +177,13 @@ class Relay:
             if is_last:
                 return
             began = time.monotonic()
-            self._wait(connection)
+            select.select([self._ear.fileno(), connection.fileno()], [], [], SWEEP_SECONDS)
             time.sleep(max(0.0, began + HINT_SECONDS - time.monotonic()))
-            self._silence(connection)
-
-    def _wait(self, connection: Connection) -> None:
-        """Until a transaction of this process rings, a hint comes, or it is time for a look without either."""
-        select.select([self._ear.fileno(), connection.fileno()], [], [], SWEEP_SECONDS)
-
-    def _silence(self, connection: Connection) -> None:
-        """Take all rings and hints that have come; one look serves them all."""
-        with suppress(BlockingIOError):
-            while self._ear.recv(4096):
+            with suppress(BlockingIOError):  # all rings and hints that have come are served by one look
+                while self._ear.recv(4096):
+                    pass
+            for _ in connection.notifies(timeout=0):
                 pass
-        for _ in connection.notifies(timeout=0):
-            pass
 
     def _look(self, connection: Connection) -> None:
         """Two round trips, under an advisory lock: what there is, and what becomes of it."""
@@ -203,7 +192,8 @@ class Relay:
             state, left = session.send(_STATE), session.send(_EMPTY)
             newest, is_marked = session.fetch(state)[0]
             last = newest if is_marked else newest + 1
-            notices = _numbered(sorted(session.fetch(left)), last)
+            committed = [fields for _, body in sorted(session.fetch(left)) for fields in orjson.loads(body)]
+            notices = [(kind, last + place, *others) for place, (kind, _, *others) in enumerate(committed, 1)]
             last += len(notices)
             if not is_marked:
                 session.send("INSERT INTO outbox VALUES (0, '')")
@@ -221,7 +211,7 @@ class Relay:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             for sql in _PRUNES:
                 connection.execute(sql)
-            connection.execute(_PRUNE_ANSWERS, (self._clock() - ANSWER_LIFETIME_SECONDS,))
+            connection.execute("DELETE FROM answers WHERE time < %s", (self._clock() - ANSWER_LIFETIME_SECONDS,))
 
     def _catch_up(self, connection: Connection, last: int) -> None:
         """Publish what other relays have numbered, from the last hole on."""
@@ -236,9 +226,3 @@ class Relay:
         if notices[0][1] > self._board.cursor + 1:
             self._board.skip_to(notices[0][1] - 1)
         self._board.publish(notices)
-
-
-def _numbered(left: Sequence[tuple[Any, ...]], cursor: int) -> list[NoticeFields]:
-    """Notices from the rows of the outbox, in the order in which they were left there, behind a cursor."""
-    fields = [fields for _, body in left for fields in orjson.loads(body)]
-    return [(kind, cursor + place, *others) for place, (kind, _, *others) in enumerate(fields, 1)]

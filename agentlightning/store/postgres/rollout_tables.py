@@ -70,9 +70,8 @@ FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[], ?::bytea[]
             ?::bigint[]) AS u (status, mode, resources_id, end_time, config, metadata, output, due, number)
 WHERE rollouts.number = u.number
 """
-_PUT_INPUTS: Final = """
-INSERT INTO inputs SELECT * FROM unnest(?::bigint[], ?::bytea[])
-ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
+_PUT_BODIES: Final = """
+INSERT INTO {} SELECT * FROM unnest(?::bigint[], ?::bytea[]) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
 """
 _PUT_ATTEMPTS: Final = f"""
 INSERT INTO attempts ({ATTEMPT_COLUMNS})
@@ -102,18 +101,13 @@ _PUT_SEQUENCES: Final = """
 INSERT INTO sequences SELECT * FROM unnest(?::text[], ?::bigint[])
 ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last
 """
-_PUT_OPEN_SPANS: Final = """
-INSERT INTO open_spans SELECT * FROM unnest(?::bigint[], ?::bytea[])
-ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
-"""
 _PUSH: Final = """
 INSERT INTO queue
 SELECT nextval(sequence::regclass), rollout
 FROM (SELECT * FROM unnest(?::bigint[], ?::text[]) WITH ORDINALITY AS q (rollout, sequence, place) ORDER BY place) AS q
 ON CONFLICT (rollout) DO UPDATE SET position = excluded.position
 """
-_TAIL: Final = "queue_tail"
-_HEAD: Final = "queue_head"
+_PUT_BACK: Final = "INSERT INTO queue SELECT * FROM unnest(?::bigint[], ?::bigint[]) ON CONFLICT DO NOTHING"
 _QUEUED: Final = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 
 
@@ -144,12 +138,15 @@ class RolloutTransaction(Transaction):
         self.earliest_due: float | None = None
         """The earliest moment that was scheduled here."""
         self.forget()
-        session.flush_with(self._flush_rollouts)
+        session.flush = self._flush
 
     def forget(self) -> None:
         """Remember nothing; only when nothing is held back."""
         self._entries: dict[str, Entry | None] = {}
         self._numbers: list[int] = []
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
         self._new: dict[str, Entry] = {}
         self._changed: dict[str, Entry] = {}
         self._inputs: dict[int, bytes] = {}
@@ -159,24 +156,21 @@ class RolloutTransaction(Transaction):
         self._open_spans: dict[int, bytes] = {}
         self._sequences: dict[str, int] = {}
 
-    def _flush_rollouts(self) -> None:
+    def _flush(self) -> None:
         """Send what is held back: spans before attempts, whose heartbeat covers them."""
         put = self._session.put
         put(_INSERT_ROLLOUTS, [entry.new_row for entry in self._new.values()])
         put(_UPDATE_ROLLOUTS, [entry.changed_row for entry in self._changed.values()])
-        put(_PUT_INPUTS, self._inputs.items())
+        put(_PUT_BODIES.format("inputs"), self._inputs.items())
         leaving = [number for number, sequence in self._queue.items() if sequence is None]
         if leaving:
             self._session.send("DELETE FROM queue WHERE rollout = ANY(?::bigint[])", (leaving,))
         put(_PUSH, [(number, sequence) for number, sequence in self._queue.items() if sequence is not None])
         put(_INSERT_SPANS, self._spans)
         put(_PUT_ATTEMPTS, self._attempts.values())
-        put(_PUT_OPEN_SPANS, self._open_spans.items())
+        put(_PUT_BODIES.format("open_spans"), self._open_spans.items())
         put(_PUT_SEQUENCES, self._sequences.items())
-        for held_back in (self._new, self._changed, self._inputs, self._queue, self._spans, self._attempts):
-            held_back.clear()
-        self._open_spans.clear()
-        self._sequences.clear()
+        self._hold_nothing()
 
     # ------------------------------------------------------------------ rollouts
 
@@ -225,30 +219,26 @@ class RolloutTransaction(Transaction):
         """Insert or replace; what is remembered is what a reader of the database would get."""
         rollout_id = rollout.rollout_id
         entry = self._entries.get(rollout_id)
-        if entry is None:
+        before = None if entry is None else entry.rollout
+        if entry is None or before is None:
             json = rollout_json(rollout)
             entry = Entry(rollout_as_read(rollout, json), self._take_number(), json)
             self._entries[rollout_id] = self._new[rollout_id] = entry
-            self._put_input(entry, rollout.input)
-            return
-        before = entry.rollout
-        is_same = rollout.config is before.config and rollout.metadata is before.metadata
-        if not is_same or rollout.output is not before.output:
-            entry.json = rollout_json(rollout)
-            rollout = rollout_as_read(rollout, entry.json)
-        self._change(entry)
-        entry.rollout = rollout
-        if rollout.input is not before.input:
-            self._put_input(entry, rollout.input)
+        else:
+            is_same = rollout.config is before.config and rollout.metadata is before.metadata
+            if not is_same or rollout.output is not before.output:
+                entry.json = rollout_json(rollout)
+                rollout = rollout_as_read(rollout, entry.json)
+            self._change(entry)
+            entry.rollout = rollout
+        if before is None or rollout.input is not before.input:
+            body = self._inputs[entry.number] = as_json(rollout.input, "input")
+            entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
 
     def _change(self, entry: Entry) -> None:
         """Have its row written; that of a new one will be, as it then is."""
         if entry.rollout.rollout_id not in self._new:
             self._changed[entry.rollout.rollout_id] = entry
-
-    def _put_input(self, entry: Entry, value: Any) -> None:
-        body = self._inputs[entry.number] = as_json(value, "input")
-        entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
 
     def _take_number(self) -> int:
         if not self._numbers:
@@ -290,9 +280,8 @@ class RolloutTransaction(Transaction):
     def remove_latest_attempt(self, rollout_id: str) -> None:
         entry = self.known(rollout_id)
         self._session.flush()
-        sql = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
-        self._session.send(sql, (entry.number, len(entry.attempts)))
-        entry.attempts.pop()
+        key = (entry.number, entry.attempts.pop().sequence_id)
+        self._session.send("DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?", key)
 
     # ------------------------------------------------------------------ spans
 
@@ -336,9 +325,7 @@ class RolloutTransaction(Transaction):
         entry = self.find(rollout_id)
         if entry is None and not self._session.is_reader:  # there is no row to lock
             self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (rollout_id,))
-        rows = self._session.select(_LAST_SEQUENCE, (rollout_id, entry.number if entry else 0))
-        last: int = rows[0][0]
-        return last
+        return int(self._session.select(_LAST_SEQUENCE, (rollout_id, entry.number if entry else 0))[0][0])
 
     def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
         self._sequences[rollout_id] = sequence_id
@@ -349,7 +336,7 @@ class RolloutTransaction(Transaction):
         entry = self.known(rollout_id)
         if not entry.is_queued:
             entry.is_queued = True
-            self._queue[entry.number] = _HEAD if front else _TAIL
+            self._queue[entry.number] = "queue_head" if front else "queue_tail"
 
     def pop(self, limit: int) -> list[str]:
         """Take what nobody else has locked; for a whole batch at once, if it will ask for more."""
@@ -369,10 +356,7 @@ class RolloutTransaction(Transaction):
 
     def return_popped(self) -> None:
         """Put back, where it was, what a batch has taken and not asked for."""
-        for position, rollout_id in self._popped:
-            self._session.send(
-                "INSERT INTO queue VALUES (?, ?) ON CONFLICT DO NOTHING", (position, self.known(rollout_id).number)
-            )
+        self._session.put(_PUT_BACK, [(place, self.known(rollout_id).number) for place, rollout_id in self._popped])
         self._popped = []
 
     def unqueue(self, rollout_id: str) -> None:

@@ -8,9 +8,7 @@ import functools
 import itertools
 import re
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Final
 
 import psycopg
@@ -23,7 +21,7 @@ from psycopg.pq.abc import PGresult
 from agentlightning.store.rows import Row
 from agentlightning.store.selection import Condition
 
-__all__ = ["Connection", "PostgresSession", "Reply", "is_storable"]
+__all__ = ["Connection", "PostgresSession", "is_storable"]
 
 MOST_PREPARED: Final = 200
 """Statements that a connection keeps prepared; later ones are parsed each time."""
@@ -39,17 +37,6 @@ class Connection(psycopg.Connection[Row]):
         self.numbers = itertools.count()
 
 
-class Reply:
-    """The answer to a statement that was sent."""
-
-    __slots__ = ("prepares", "result")
-
-    def __init__(self, prepares: tuple[str, tuple[int, ...]] | None = None) -> None:
-        self.prepares = prepares
-        """The statement that it is the preparation of, if it is one."""
-        self.result: PGresult | None = None
-
-
 class PostgresSession:
     """A transaction; all of it has succeeded when the block ends, or the first error is raised.
 
@@ -63,22 +50,22 @@ class PostgresSession:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._rows = Transformer.from_context(connection)
-        self._replies: deque[Reply] = deque()
-        self._flushes: list[Callable[[], None]] = []
+        self._sent = 0
+        self._results: list[PGresult] = []
+        self._prepared: dict[int, tuple[str, tuple[int, ...]]] = {}  # by the place of the statement that prepares
+        self.flush: Callable[[], None] = lambda: None
+        """Sends all rows held back, without waiting; the transaction stays open."""
 
     def __enter__(self) -> "PostgresSession":
         self._pgconn.enter_pipeline_mode()
         self.send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if self.is_reader else "BEGIN")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             self._pgconn.pipeline_sync()
-            last = Reply()
-            self._replies.append(last)
-            failure = self._receive(last)
+            self._sent += 1
+            failure = self._receive()
             self._pgconn.exit_pipeline_mode()
         except psycopg.Error:
             self._connection.close()
@@ -88,17 +75,8 @@ class PostgresSession:
             if failure is not None and error is None:
                 raise failure
 
-    def flush_with(self, flush: Callable[[], None]) -> None:
-        """Have a table send its rows whenever the session is flushed."""
-        self._flushes.append(flush)
-
-    def flush(self) -> None:
-        """Send all rows held back, without waiting; the transaction stays open."""
-        for flush in self._flushes:
-            flush()
-
-    def send(self, sql: str, parameters: Sequence[Any] = ()) -> Reply:
-        """Send a statement without waiting; its rows may be fetched later."""
+    def send(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Send a statement without waiting; returns its place, under which its rows may be fetched later."""
         text, item_types = _translated(sql)
         encoded = list(map(_encoded, parameters, item_types))
         types, values = tuple([oid for oid, _ in encoded]), [value for _, value in encoded]
@@ -108,14 +86,14 @@ class PostgresSession:
         if name is None and len(statements) < MOST_PREPARED:
             name = statements[sql, types] = b"agl%d" % next(self._connection.numbers)
             self._pgconn.send_prepare(name, text, types)
-            self._replies.append(Reply((sql, types)))
+            self._prepared[self._sent] = sql, types
+            self._sent += 1
         if name is None:
             self._pgconn.send_query_params(text, values, types, formats, Format.BINARY)
         else:
             self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
-        reply = Reply()
-        self._replies.append(reply)
-        return reply
+        self._sent += 1
+        return self._sent - 1
 
     def put(self, sql: str, rows: Iterable[Row]) -> None:
         """Send a statement that unnests the columns of rows, if there are any."""
@@ -123,16 +101,15 @@ class PostgresSession:
         if columns:
             self.send(sql, columns)
 
-    def fetch(self, reply: Reply) -> list[Row]:
-        """The rows of a statement that was sent, and all before it."""
-        if reply.result is None:
+    def fetch(self, place: int) -> list[Row]:
+        """The rows of a statement that was sent; waits for all that were."""
+        if place >= len(self._results):
             self._pgconn.send_flush_request()
-            failure = self._receive(reply)
+            failure = self._receive()
             if failure is not None:
                 raise failure
-        assert reply.result is not None
-        self._rows.set_pgresult(reply.result)
-        return self._rows.load_rows(0, reply.result.ntuples, tuple)
+        self._rows.set_pgresult(self._results[place])
+        return self._rows.load_rows(0, self._results[place].ntuples, tuple)
 
     def select(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Rows as the transaction sees them, its own writes included."""
@@ -149,19 +126,21 @@ class PostgresSession:
         parameters.append(condition.value)
         return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
 
-    def _receive(self, last: Reply) -> psycopg.Error | None:
-        """Wait for replies up to one; the first failure of those that came now."""
+    def _receive(self) -> psycopg.Error | None:
+        """Wait for all that was sent; the first failure of what came now."""
         failure: psycopg.Error | None = None
         self._connection.wait(generators.send(self._pgconn))
-        while last.result is None:
-            reply = self._replies.popleft()
-            *_, reply.result = self._connection.wait(generators.fetch_many(self._pgconn))
-            if reply.result.status in _GOOD:
+        while len(self._results) < self._sent:
+            results = self._connection.wait(generators.fetch_many(self._pgconn))
+            if not results:
+                raise psycopg.OperationalError("the connection is lost")
+            result = results[-1]
+            self._results.append(result)
+            if result.status in _GOOD:
                 continue
-            if reply.prepares is not None:
-                self._connection.statements.pop(reply.prepares, None)
-            is_first = reply.result.status == ExecStatus.FATAL_ERROR
-            failure = failure or (error_from_result(reply.result) if is_first else psycopg.errors.PipelineAborted())
+            self._connection.statements.pop(self._prepared.get(len(self._results) - 1, ("", ())), None)
+            is_first = result.status == ExecStatus.FATAL_ERROR
+            failure = failure or (error_from_result(result) if is_first else psycopg.errors.PipelineAborted())
         return failure
 
 
@@ -210,12 +189,9 @@ def _array(items: Sequence[Any], item_type: str) -> bytes:
     return b"".join(parts)
 
 
+_UNSTORABLE: Final = re.compile("[\\0\ud800-\udfff]")
+
+
 def is_storable(value: Any) -> bool:
-    """Whether a column of texts can hold it."""
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
+    """Whether a column of texts can hold it: neither NUL nor a lone surrogate."""
+    return isinstance(value, str) and not _UNSTORABLE.search(value)

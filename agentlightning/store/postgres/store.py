@@ -19,10 +19,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from agentlightning.errors import StoreUnavailable
-from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, closed_store, settle
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, DEFAULT_MAX_SPAN_BYTES, Call, Clock, execute
+from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, Call, Clock, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
 from agentlightning.store.postgres.prefetch import read_ahead
@@ -50,6 +49,7 @@ class _Working:
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="agl-store-reader")
         self.relay = Relay(dsn, board, clock)
         self.relay.before_end = self.pool.close
+        self.looking = threading.Lock()  # protects the store's `_watch`
         self._turn = threading.Lock()  # protects the two below
         self._jobs: deque[Job] = deque()
         self._rounds: set[asyncio.AbstractEventLoop] = set()  # loops that will call a thread at the end of their round
@@ -75,7 +75,7 @@ class _Working:
                 refused = list(self._jobs)
                 self._jobs.clear()
         for job in refused:
-            job.error = closed_store("PostgreSQL")
+            job.error = closed_store(self.relay.name)
         settle(refused, lambda _: None)
 
     def take(self, run: Callable[["_Working"], None]) -> list[Job]:
@@ -129,12 +129,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         self.address = described(dsn)
         """The database, without a password."""
         super().__init__(self.address, dsn, options, tracker=tracker, clock=clock, kept_notices=NOTICES_AT_HAND)
-        self._looking = threading.Lock()  # protects `_watch`
         self._board.start_at(prepare(dsn))
-
-    @property
-    def capabilities(self) -> LightningStoreCapabilities:
-        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": False}
 
     # ------------------------------------------------------------------ threads
 
@@ -145,21 +140,15 @@ class PostgresLightningStore(DurableStore[_Working]):
         await super().close()
         self._board.wake_everyone()
 
-    def _leave_parent_behind(self) -> None:
-        self._looking = threading.Lock()
-        super()._leave_parent_behind()
-
     # ------------------------------------------------------------------ transactions
 
     def _submit(self, working: _Working, job: Job) -> None:
         working.add(job, self._run_writes)
 
-    def _run_read(self, call: Call) -> "asyncio.Future[Any]":
+    async def _run_read(self, call: Call) -> Any:
         working = self._work()
-        return asyncio.wrap_future(working.readers.submit(self._read_now, working, call))
-
-    def _read_now(self, working: _Working, call: Call) -> Any:
-        return self._perform(working, [call], is_reader=True)[0]
+        reading = working.readers.submit(self._perform, working, [call], is_reader=True)
+        return (await asyncio.wrap_future(reading))[0]
 
     def _run_writes(self, working: _Working) -> None:
         """Run what waits: together if that succeeds, else each alone, so that nobody fails for another."""
@@ -195,7 +184,7 @@ class PostgresLightningStore(DurableStore[_Working]):
         now, due = self._clock(), working.relay.earliest_due
         if due is None and now < self._watch.next_sweep:
             return
-        with self._looking:
+        with working.looking:
             look = self._watch.look(due, now)
         if look is not None:
             self._transact(working, [Call("watchdog", partial(_look_alone, look))], is_reader=False)
@@ -214,12 +203,8 @@ class PostgresLightningStore(DurableStore[_Working]):
         is_committing = False
         try:
             with PostgresSession(connection, is_reader=is_reader) as session:
-                tx = PostgresTransaction(
-                    session,
-                    max_span_bytes=self.max_span_bytes,
-                    answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS,
-                    shares_resources=all(call.name != "update_resources" for call in calls),
-                )
+                is_shared = all(call.name != "update_resources" for call in calls)
+                tx = PostgresTransaction(session, max_span_bytes=self.max_span_bytes, shares_resources=is_shared)
                 now = self._clock()
                 read_ahead(tx, calls, now)
                 results = [execute(call, tx, now) for call in calls]

@@ -14,28 +14,20 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from agentlightning.store.notices import NoticeFields
+from agentlightning.store.local import ANSWER_LIFETIME_SECONDS
 from agentlightning.store.postgres.rollout_tables import RolloutTransaction
-from agentlightning.store.postgres.session import PostgresSession, Reply
+from agentlightning.store.postgres.session import PostgresSession
 from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Selection
 from agentlightning.store.sql import select_metrics, select_records
 from agentlightning.store.transaction import Answer, Record
 from agentlightning.store.values import as_json
-from agentlightning.types import (
-    MetricPoint,
-    PaginatedResult,
-    ResourcesUpdate,
-    Run,
-    Worker,
-)
+from agentlightning.types import MetricPoint, PaginatedResult, ResourcesUpdate, Run, Worker
 
 __all__ = ["PostgresTransaction"]
 
 RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 
-_UPSERTS: Final = {kind: table.upsert for kind, table in RECORD_TABLES.items()}
-_SELECT_ANSWER: Final = "SELECT operation, body FROM answers WHERE request_id = ? AND time >= ?"
 _SELECT_ANSWERS: Final = (
     "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(?::text[]) AND time >= ?"
 )
@@ -50,13 +42,9 @@ WHERE request_id = old.id AND time < old.expiry
 """
 _INSERT_ANSWERS: Final = "INSERT INTO answers SELECT * FROM unnest(?::text[], ?::text[], ?::bytea[], ?::float8[])"
 _PUT_SETTING: Final = "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_COUNTED: Final = ("rollouts", "attempts", "spans", "resources", "workers", "runs")
 _COUNTS: Final = {
-    "total_rollouts": "SELECT count(*) FROM rollouts",
-    "total_attempts": "SELECT count(*) FROM attempts",
-    "total_spans": "SELECT count(*) FROM spans",
-    "total_resources": "SELECT count(*) FROM resources",
-    "total_workers": "SELECT count(*) FROM workers",
-    "total_runs": "SELECT count(*) FROM runs",
+    **{f"total_{table}": f"SELECT count(*) FROM {table}" for table in _COUNTED},
     "queue_length": "SELECT count(*) FROM queue",
     "total_span_bytes": "SELECT coalesce(sum(bytes), 0)::bigint FROM spans",
 }
@@ -65,20 +53,9 @@ _COUNTS: Final = {
 class PostgresTransaction(RolloutTransaction):
     """Reads and writes that are committed together; used inside the block of its session."""
 
-    def __init__(
-        self,
-        session: PostgresSession,
-        *,
-        max_span_bytes: int,
-        answer_lifetime_seconds: float,
-        shares_resources: bool = True,
-    ) -> None:
-        """
-        Args:
-            shares_resources: Whether resources are only read, or added, and so need no lock.
-        """
+    def __init__(self, session: PostgresSession, *, max_span_bytes: int, shares_resources: bool = True) -> None:
         super().__init__(session, max_span_bytes=max_span_bytes)
-        self._answer_lifetime_seconds = answer_lifetime_seconds
+        # Resources are only locked where they are not just read, or added.
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
         self._records: dict[tuple[type, str], Any] = {}
         self._record_rows: dict[tuple[type, str], Row] = {}
@@ -88,37 +65,30 @@ class PostgresTransaction(RolloutTransaction):
         self._answers: dict[str, Answer | None] = {}
         self._answer_rows: dict[str, Row] = {}
         self._replaced_answers: set[str] = set()
-        self.notices: list[NoticeFields] = []
-        """Without cursors, which they get after the commit."""
-        self._session.flush_with(self._flush)
+        self.notices = []  # without cursors, which they get after the commit
 
     def read_ahead(self, rollout_ids: Collection[str], request_ids: Sequence[str], now: float) -> None:
         """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
-        reply: Reply | None = None
+        place = -1
         if request_ids:
-            expiry = now - self._answer_lifetime_seconds
-            ids = request_ids
-            self._session.send(_LOCK_REQUESTS, (ids,))
-            reply = self._session.send(_SELECT_ANSWERS, (ids, expiry))
+            self._session.send(_LOCK_REQUESTS, (request_ids,))
+            place = self._session.send(_SELECT_ANSWERS, (request_ids, now - ANSWER_LIFETIME_SECONDS))
         self.load(rollout_ids)
-        if reply is not None:
+        if request_ids:
             self._answers.update(dict.fromkeys(request_ids))
-            for request_id, operation, body in self._session.fetch(reply):
+            for request_id, operation, body in self._session.fetch(place):
                 self._answers[request_id] = Answer(operation, body)
 
-    def workers_of(self, rollout_ids: Collection[str]) -> list[str | None]:
-        """The workers of the latest attempts of rollouts that were read ahead."""
-        latest = (self.get_attempts(rollout_id)[-1:] for rollout_id in rollout_ids)
-        return [attempt.worker_id for attempts in latest for attempt in attempts]
-
-    def lock_workers(self, worker_ids: Collection[str]) -> None:
-        """Read workers in one statement, which locks them in the order of their ids."""
-        if worker_ids:
-            table, lock = RECORD_TABLES[Worker], "" if self._session.is_reader else " FOR UPDATE"
-            sql = f"SELECT {table.column_list} FROM workers WHERE worker_id = ANY(?::text[]) ORDER BY worker_id{lock}"
-            self._records.update(((Worker, worker_id), None) for worker_id in worker_ids)
-            for row in self._session.fetch(self._session.send(sql, (list(worker_ids),))):
-                self._records[Worker, row[0]] = table.record_of(row)
+    def load_records(self, kind: type, keys: Collection[str]) -> None:
+        """Read records in one statement, which locks them in the order of their keys."""
+        if keys:
+            table = RECORD_TABLES[kind]
+            lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
+            chosen = f"WHERE {table.key} = ANY(?::text[]) ORDER BY {table.key}{lock}"
+            sql = f"SELECT {table.column_list} FROM {table.name} {chosen}"
+            self._records.update(((kind, key), None) for key in keys)
+            for row in self._session.fetch(self._session.send(sql, (list(keys),))):
+                self._records[kind, row[0]] = table.record_of(row)
 
     def try_lock(self, key: int) -> bool:
         """Whether this transaction now holds an advisory lock, until it ends."""
@@ -134,35 +104,28 @@ class PostgresTransaction(RolloutTransaction):
         self._session.send("COMMIT")
 
     def _flush(self) -> None:
+        super()._flush()
         send = self._session.send
         for (kind, _), row in self._record_rows.items():
-            send(_UPSERTS[kind], row)
+            send(RECORD_TABLES[kind].upsert, row)
         for name, value in self._setting_rows.items():
             send(_PUT_SETTING, (name, value))
         for row in self._metric_rows:
             send("INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)", row)
-        self._session.put(_DELETE_ANSWERS, self._answer_expiries())
+        # Until when answers give way. One that was met does; of one that was not, a copy of the request may have come
+        # first: the insert then fails, and the operation is run again and finds it.
+        met, oldest = self._replaced_answers, -ANSWER_LIFETIME_SECONDS
+        expiries = [(key, math.inf if key in met else row[-1] + oldest) for key, row in self._answer_rows.items()]
+        self._session.put(_DELETE_ANSWERS, expiries)
         self._session.put(_INSERT_ANSWERS, self._answer_rows.values())
         for held_back in (self._record_rows, self._setting_rows, self._metric_rows, self._answer_rows):
             held_back.clear()
-
-    def _answer_expiries(self) -> list[Row]:
-        """Until when an answer under each id gives way. One that was met does; of one that was not, a copy of the
-        request may have come first: the insert then fails, and the operation is run again and finds it."""
-        return [
-            (key, math.inf if key in self._replaced_answers else row[-1] - self._answer_lifetime_seconds)
-            for key, row in self._answer_rows.items()
-        ]
 
     # ------------------------------------------------------------------ records, settings, metrics
 
     def get_record(self, kind: type[RecordT], key: str) -> RecordT | None:
         if (kind, key) not in self._records:
-            table = RECORD_TABLES[kind]
-            lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
-            sql = f"SELECT {table.column_list} FROM {table.name} WHERE {table.key} = ?{lock}"
-            rows = self._session.select(sql, (key,))
-            self._records[kind, key] = table.record_of(rows[0]) if rows else None
+            self.load_records(kind, [key])
         record: RecordT | None = self._records[kind, key]
         return record
 
@@ -195,8 +158,7 @@ class PostgresTransaction(RolloutTransaction):
 
     def get_answer(self, request_id: str, now: float) -> Answer | None:
         if request_id not in self._answers:
-            rows = self._session.select(_SELECT_ANSWER, (request_id, now - self._answer_lifetime_seconds))
-            self._answers[request_id] = Answer(*rows[0]) if rows else None
+            self.read_ahead((), [request_id], now)
         return self._answers[request_id]
 
     def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
@@ -214,5 +176,5 @@ class PostgresTransaction(RolloutTransaction):
         self.forget()
 
     def counts(self) -> dict[str, int]:
-        replies = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
-        return {name: self._session.fetch(reply)[0][0] for name, reply in replies.items()}
+        places = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
+        return {name: self._session.fetch(place)[0][0] for name, place in places.items()}

@@ -121,8 +121,7 @@ class SqliteLightningStore(DurableStore[_Working]):
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        is_shared = self.path != MEMORY
-        return {"thread_safe": True, "async_safe": True, "zero_copy": is_shared, "otlp_traces": False}
+        return {**super().capabilities, "zero_copy": self.path != MEMORY}
 
     # ------------------------------------------------------------------ threads
 

@@ -21,7 +21,8 @@ from tests.postgres import PASSWORD, Cluster, new_database, shared_cluster
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'agentlightning[postgres]'")
 
 from agentlightning.store.postgres import PostgresLightningStore  # noqa: E402
-from agentlightning.store.postgres.database import described  # noqa: E402
+from agentlightning.store.postgres.database import connect, described  # noqa: E402
+from agentlightning.store.postgres.session import PostgresSession  # noqa: E402
 
 
 async def test_two_stores_on_one_database_hand_out_each_rollout_once() -> None:
@@ -270,3 +271,39 @@ def test_module_without_psycopg_names_the_package_to_install() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "pip install 'agentlightning[postgres]'" in shown.stdout
+
+
+def _run(connection: Any, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    with PostgresSession(connection) as session:
+        for statement in statements:
+            session.send(*statement)
+
+
+def test_statement_that_was_cut_off_by_an_error_is_prepared_again() -> None:
+    with connect(new_database()) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            _run(connection, ("SELECT 1 / ?", (0,)), ("SELECT ?::text", ("a",)))
+        connection.rollback()
+
+        with PostgresSession(connection) as session:
+            assert session.select("SELECT ?::text", ("b",)) == [("b",)]
+
+
+def test_session_carries_values_and_arrays_in_both_directions() -> None:
+    columns = [(1, None, -(2**53)), (0.5, 2, None), ("ä", None, ""), (b"\0", b"", None)]
+
+    with connect(new_database()) as connection, PostgresSession(connection) as session:
+        sql = "SELECT * FROM unnest(?::bigint[], ?::float8[], ?::text[], ?::bytea[])"
+        found = session.select(sql, columns)
+        single = session.select("SELECT ?, ?::text, ?, ?, cardinality(?::text[])", (7, "x", 1.5, b"\1", []))
+
+    assert found == [(1, 0.5, "ä", b"\0"), (None, 2.0, None, b""), (-(2**53), None, "", None)]
+    assert single == [(7, "x", 1.5, b"\1", 0)]
+
+
+def test_connection_that_is_lost_in_a_session_is_an_outage_and_closed() -> None:
+    with connect(new_database()) as connection:
+        with pytest.raises(psycopg.OperationalError):
+            _run(connection, ("SELECT pg_terminate_backend(pg_backend_pid())", ()), ("SELECT 1", ()))
+
+        assert connection.closed

@@ -41,10 +41,8 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> No
             rollout_ids += _named_in_heartbeat(values[-1])
         elif call.name in _BY_PAIRS:
             rollout_ids += [pair[0] for pair in values[0]]
-        elif call.name == "enqueue_many_rollouts":
-            new_rollouts += len(values[0])
-        elif call.name == "enqueue_rollout":
-            new_rollouts += 1
+        elif call.name in ("enqueue_rollout", "enqueue_many_rollouts"):
+            new_rollouts += len(values[0]) if call.name == "enqueue_many_rollouts" else 1
     tx.offered_span_ids = frozenset(filter(is_storable, span_ids))
     tx.expected_rollouts = max(new_rollouts, 1)
     tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)

@@ -62,6 +62,7 @@ class PostgresSession:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        del self.flush  # the transaction that it belongs to holds this session, and both hold results
         try:
             self._pgconn.pipeline_sync()
             self._sent += 1

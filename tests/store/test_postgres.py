@@ -307,3 +307,11 @@ def test_connection_that_is_lost_in_a_session_is_an_outage_and_closed() -> None:
             _run(connection, ("SELECT pg_terminate_backend(pg_backend_pid())", ()), ("SELECT 1", ()))
 
         assert connection.closed
+
+
+def test_statement_is_prepared_anew_when_a_parameter_has_another_type() -> None:
+    with connect(new_database()) as connection, PostgresSession(connection) as session:
+        found = [session.select("SELECT ?::float8", (value,)) for value in (None, 1.5, 2, None, 2.5)]
+
+        assert found == [[(None,)], [(1.5,)], [(2.0,)], [(None,)], [(2.5,)]]
+        assert connection.prepared < 6

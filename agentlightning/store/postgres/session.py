@@ -32,9 +32,9 @@ class Connection(psycopg.Connection[Row]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.statements: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        """By their text and the types of their parameters."""
-        self.numbers = itertools.count()
+        self.statements: dict[str, tuple[bytes, tuple[int, ...]]] = {}
+        """Names and types of parameters, by their texts."""
+        self.prepared = 0
 
 
 class PostgresSession:
@@ -52,7 +52,7 @@ class PostgresSession:
         self._rows = Transformer.from_context(connection)
         self._sent = 0
         self._results: list[PGresult] = []
-        self._prepared: dict[int, tuple[str, tuple[int, ...]]] = {}  # by the place of the statement that prepares
+        self._preparations: dict[int, str] = {}  # what is prepared, by the place of the statement that does it
         self.flush: Callable[[], None] = lambda: None
         """Sends all rows held back, without waiting; the transaction stays open."""
 
@@ -81,18 +81,19 @@ class PostgresSession:
         text, item_types = _translated(sql)
         encoded = list(map(_encoded, parameters, item_types))
         types, values = tuple([oid for oid, _ in encoded]), [value for _, value in encoded]
-        formats = [Format.BINARY] * len(values)
-        statements = self._connection.statements
-        name = statements.get((sql, types))
-        if name is None and len(statements) < MOST_PREPARED:
-            name = statements[sql, types] = b"agl%d" % next(self._connection.numbers)
-            self._pgconn.send_prepare(name, text, types)
-            self._prepared[self._sent] = sql, types
+        connection = self._connection
+        name, known = connection.statements.get(sql, (b"", types))
+        wanted = tuple([given or before for given, before in zip(types, known, strict=True)])  # None is of any type
+        if (not name or wanted != known) and connection.prepared < MOST_PREPARED:
+            connection.prepared += 1
+            name, known = connection.statements[sql] = b"agl%d" % connection.prepared, wanted
+            self._pgconn.send_prepare(name, text, wanted)
+            self._preparations[self._sent] = sql
             self._sent += 1
-        if name is None:
-            self._pgconn.send_query_params(text, values, types, formats, Format.BINARY)
+        if not name or wanted != known:
+            self._pgconn.send_query_params(text, values, types, [Format.BINARY] * len(values), Format.BINARY)
         else:
-            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+            self._pgconn.send_query_prepared(name, values, [Format.BINARY] * len(values), Format.BINARY)
         self._sent += 1
         return self._sent - 1
 
@@ -139,7 +140,7 @@ class PostgresSession:
             self._results.append(result)
             if result.status in _GOOD:
                 continue
-            self._connection.statements.pop(self._prepared.get(len(self._results) - 1, ("", ())), None)
+            self._connection.statements.pop(self._preparations.get(len(self._results) - 1, ""), None)
             is_first = result.status == ExecStatus.FATAL_ERROR
             failure = failure or (error_from_result(result) if is_first else psycopg.errors.PipelineAborted())
         return failure

@@ -27,11 +27,14 @@ __all__ = [
     "check_failed_reward",
     "effect_of_failed",
     "estimate",
+    "is_finite",
     "reward_of_failed",
     "validation_summary",
 ]
 
 CONFIDENCE = 0.95
+LARGEST_REWARD = 1e100
+"""Rewards beyond this cannot be squared and summed; they count as not finite."""
 
 FailedChoice = Literal["worst", "skip"]
 FailedReward = FailedChoice | float
@@ -71,6 +74,11 @@ def validation_summary(before: Estimate | None, after: Estimate | None) -> dict[
         for name, found in measured.items()
         if found is not None
     }
+
+
+def is_finite(reward: float) -> bool:
+    """Whether a reward can be compared with others."""
+    return abs(reward) <= LARGEST_REWARD  # which NaN is not
 
 
 def check_failed_reward(name: str, value: object) -> None:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.grpo.collecting import FinishedRollout
+from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
 from agentlightning.cli.arguments import CommandParser, finite_number, named_path, positive_number

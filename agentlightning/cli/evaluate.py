@@ -16,8 +16,7 @@ from typing import Any, Final, get_args
 from rich.console import Console
 
 from agentlightning.algorithm import Algorithm
-from agentlightning.algorithm.grpo.collecting import Collector
-from agentlightning.algorithm.grpo.scoring import Score, score_of
+from agentlightning.algorithm.batches import Batches, Score, score_of
 from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.cli.arguments import CommandParser, amount, named_path, positive_number, seconds, whole_number
@@ -164,10 +163,10 @@ class Evaluation(Algorithm):
             sampling = {"temperature": self.temperature}
             llm = proxy.as_resource(model=self.model["model_name"], sampling_parameters=sampling)
             update = await self.get_store().add_resources({**self.resources, "main_llm": llm})
-            collector = Collector(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
+            batches = Batches(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
             tasks = [val_dataset[number] for number in range(len(val_dataset))]
-            sent = await collector.send(tasks, mode="val", resources_id=update.resources_id)
-            self.score = score_of(await collector.finished(sent), self.failed)
+            sent = await batches.send(tasks, mode="val", resources_id=update.resources_id)
+            self.score = score_of(await batches.gather(sent, with_spans=False), self.failed)
             await report_metrics(self, 0, self.score.metrics())
         finally:
             await proxy.stop()

@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="learning needs torch")
 
 import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.grpo import Checkpoints
-from agentlightning.algorithm.grpo.curriculum import Curriculum
+from agentlightning.algorithm.grpo.progress import Curriculum
 
 SCRIPT = Path(__file__).parent / "learning_script.py"
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "calc_x"

@@ -20,7 +20,9 @@ from typing import Final, Literal
 
 from typing_extensions import assert_never
 
-__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "are_same", "is_finite"]
+from agentlightning.algorithm.intervals import is_finite
+
+__all__ = ["AdvantageKind", "Advantages", "Degenerate", "advantages", "are_same"]
 
 AdvantageKind = Literal["grpo", "grpo_no_std", "rloo", "reinforce_plus_plus"]
 
@@ -28,8 +30,6 @@ STD_EPSILON: Final = 1e-6
 """Added to a standard deviation before it divides."""
 SAME: Final = 1e-9
 """Rewards that differ by no more than this share of their size are the same."""
-LARGEST: Final = 1e100
-"""Rewards beyond this cannot be squared and summed; they count as not finite."""
 
 
 class Degenerate(str, Enum):
@@ -82,11 +82,6 @@ def advantages(
         for place, value in zip(members, _compared(found, kind), strict=True):
             result.values[place] = value
     return result
-
-
-def is_finite(reward: float) -> bool:
-    """Whether a reward can be compared with others."""
-    return abs(reward) <= LARGEST  # which NaN is not
 
 
 def are_same(low: float, high: float) -> bool:

@@ -21,24 +21,35 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.batches import (
+    Batches,
+    FinishedRollout,
+    Sent,
+    groups_that_differ,
+    retried_config,
+    score_of,
+)
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import digest_of
-from agentlightning.algorithm.grpo.checks import check_arguments, check_output
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
-from agentlightning.algorithm.grpo.curriculum import Curriculum
-from agentlightning.algorithm.grpo.policy import Policy, sources_by_name, training_sampling, undisturbed
-from agentlightning.algorithm.grpo.progress import Progress
+from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
+from agentlightning.algorithm.grpo.policy import (
+    Policy,
+    ServedPolicies,
+    sources_by_name,
+    training_sampling,
+    undisturbed,
+)
+from agentlightning.algorithm.grpo.progress import Curriculum, Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
-from agentlightning.algorithm.grpo.scoring import groups_that_differ, score_of
-from agentlightning.algorithm.grpo.serving import ServedPolicies
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.intervals import Estimate, FailedReward, validation_summary
+from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
+from agentlightning.engine.checkpoint import check_replaceable
 from agentlightning.engine.choice import EMBEDDED, EmbeddedOptions, engine_choice
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.types import Dataset, NamedResources, RolloutConfig
+from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.utils.id import generate_id
 
@@ -46,8 +57,6 @@ __all__ = ["GRPO"]
 
 logger = logging.getLogger(__name__)
 
-RETRIED: Final = ("unresponsive", "timeout")
-"""Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 MOST_EMPTY_STEPS: Final = 20
 """After so many steps in a row without anything to learn from, a run ends: it is solved, or else given up."""
 NOTABLE_EMPTY_STEPS: Final = 3
@@ -168,21 +177,49 @@ class GRPO(Algorithm):
         self.save_every = save_every
         self._resume = resume
         self.seed = seed
-        check_arguments(self, choice, resume=resume)
-        self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
-        self.policies = self._new_policies(choice)
-        if self.output is not None:
-            check_output(self.output, self.checkpoints, self._output_folders())
+        self._check(choice)
+        options: dict[str, Any] = {"engine": choice, "device": device, "max_sequences": max_sequences, "lora": lora}
+        self.policies = [Policy(name, path, self.learning, **options) for name, path in sources_by_name(model).items()]
+        self._check_output()
         self._begin()
 
-    def _new_policies(self, engine: EngineChoice) -> list[Policy]:
-        options: dict[str, Any] = {
-            "engine": engine,
-            "device": self.device,
-            "max_sequences": self.max_sequences,
-            "lora": self.lora,
-        }
-        return [Policy(name, path, self.learning, **options) for name, path in sources_by_name(self.model).items()]
+    def _check(self, engine: EngineChoice) -> None:
+        """ConfigurationError for values with which there would be nothing to learn, or no end."""
+        if self.group_size < 2:
+            raise ConfigurationError(
+                f"A group is compared with itself, so group_size must be at least 2, not {self.group_size}."
+            )
+        least_of = {"tasks_per_step": 1, "steps": 1, "save_every": 1, "validation_tasks": 1}
+        least_of |= dict.fromkeys(("max_staleness", "validate_every", "temperature", "validation_temperature"), 0)
+        for name, least in least_of.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigurationError(f"{name} is {value}; it must be at least {least}.")
+        check_failed_reward("validation_failed", self.validation_failed)
+        if self._resume and self.checkpoints is None:
+            raise ConfigurationError("To resume, name the folder of the checkpoints.")
+        if self.max_staleness and getattr(engine, "sleep", False):
+            raise ConfigurationError(
+                f"max_staleness is {self.max_staleness}, so rollouts are under way while the model learns, and an "
+                "engine that sleeps meanwhile would answer none; set sleep=False or max_staleness=0."
+            )
+        address = getattr(engine, "address", None)
+        if address is not None and self.lora is None and not isinstance(self.model, str) and len(self.model) > 1:
+            raise ConfigurationError(
+                f"The vLLM at '{address}' holds the weights of one model, and {len(self.model)} are to be trained; set "
+                "engine='vllm', which starts one for each, or train adapters with lora=LoraOptions()."
+            )
+
+    def _check_output(self) -> None:
+        """ConfigurationError for folders that a model must not replace; at the end of a run that would be too late."""
+        output, checkpoints = self.output, self.checkpoints
+        if output is not None and checkpoints is not None and checkpoints.resolve().is_relative_to(output.resolve()):
+            raise ConfigurationError(
+                f"output '{output}' is replaced at the end, and the checkpoints '{checkpoints}' are in it; "
+                "name another folder."
+            )
+        for folder in self._output_folders():
+            check_replaceable(folder)
 
     def _begin(self) -> None:
         """Nothing of an earlier run is left."""
@@ -195,7 +232,7 @@ class GRPO(Algorithm):
         """Ids of what rollouts run with; those of a run that goes on are the same."""
         self._ahead: deque[_Planned] = deque()
         """Steps that are sent; the first one is learned from next."""
-        self._collector: Collector | None = None
+        self._batches: Batches | None = None
         self._served = ServedPolicies(self.policies, {})
         self._adapter_of_calls = TraceToTrajectory(agent_match=self.agent_match)
 
@@ -204,7 +241,7 @@ class GRPO(Algorithm):
     async def before_runners(self) -> None:
         """Withdraw what a run with the same checkpoints left in the queue when it was killed, and close that run."""
         if self.checkpoints is not None:
-            left = await Collector(self.get_store()).withdraw_all(self._resources.values())
+            left = await Batches(self.get_store()).withdraw_left(self._resources.values())
             await self._close_runs({(rollout.metadata or {}).get(_RUN_ID) for rollout in left})
 
     async def _close_runs(self, run_ids: Set[str | None]) -> None:
@@ -222,7 +259,7 @@ class GRPO(Algorithm):
             raise ConfigurationError("GRPO needs tasks to train on; give the Trainer a train_dataset.")
         self._begin()
         curriculum = Curriculum(train_dataset, self.seed)
-        self._collector = Collector(self.get_store(), self._config)
+        self._batches = Batches(self.get_store(), retried_config(self.rollout_timeout))
         self.progress.run_id = self.get_run_id()
         async with AsyncExitStack() as stack:
             overrides = {
@@ -333,8 +370,8 @@ class GRPO(Algorithm):
             planned.sent.group_of.update(sent.group_of)
 
     async def _send(self, curriculum: Curriculum, tasks: int, step: int) -> Sent:
-        assert self._collector is not None
-        return await self._collector.send(
+        assert self._batches is not None
+        return await self._batches.send(
             curriculum.take(tasks),
             copies=self.group_size,
             resources_id=self._resources["train"],
@@ -343,8 +380,8 @@ class GRPO(Algorithm):
 
     async def _withdraw(self) -> None:
         """Nobody waits for the rollouts that are still under way."""
-        if self._collector is not None and self._ahead:
-            await self._collector.withdraw(one for planned in self._ahead for one in planned.sent.group_of)
+        if self._batches is not None and self._ahead:
+            await self._batches.withdraw(one for planned in self._ahead for one in planned.sent.group_of)
 
     async def _step(self, curriculum: Curriculum) -> None:
         """Wait for a step's rollouts and learn from them; what there is nothing to learn from is told, and no error."""
@@ -356,7 +393,8 @@ class GRPO(Algorithm):
         await undisturbed(self._learn(finished, batches, metrics))
         await self._report(metrics)
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
-            why = "; ".join(f"{name}: {batch.report.words()}" for name, batch in self._by_policy(batches))
+            taught = zip(self.policies, batches, strict=True)
+            why = "; ".join(f"{policy.name}: {batch.report.words()}" for policy, batch in taught)
             raise TrainingError(
                 f"{MOST_EMPTY_STEPS} steps in a row gave nothing to learn from, the last one because: {why}"
             )
@@ -366,7 +404,7 @@ class GRPO(Algorithm):
     ) -> None:
         """All policies learn, and then the step counts; where one fails, no state of this moment is good."""
         figures = [batch.report.metrics() for batch in batches]
-        taught = [(policy, batch, own) for policy, batch, own in zip(self.policies, batches, figures, strict=True)]
+        taught = list(zip(self.policies, batches, figures, strict=True))
         self.progress.is_whole = False
         async with self._served.learning():
             for policy, batch, own in taught:
@@ -388,13 +426,10 @@ class GRPO(Algorithm):
             prefix = "" if len(self.policies) == 1 else f"{policy.name}/"
             metrics |= {prefix + name: value for name, value in own.items()}
 
-    def _by_policy(self, batches: Sequence[Batch]) -> list[tuple[str, Batch]]:
-        return [(policy.name, batch) for policy, batch in zip(self.policies, batches, strict=True)]
-
     async def _finished(self, sent: Sent) -> list[FinishedRollout]:
         """Wait for rollouts, as long as there are engines to answer their calls."""
-        assert self._collector is not None
-        work = asyncio.create_task(self._collector.finished(sent), name="grpo-rollouts")
+        assert self._batches is not None
+        work = asyncio.create_task(self._batches.gather(sent), name="grpo-rollouts")
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=WATCH_SECONDS)
@@ -428,16 +463,12 @@ class GRPO(Algorithm):
 
     async def validate(self, dataset: Dataset[Any]) -> Estimate:
         """The mean reward on a data set, with an interval; TrainingError if all rollouts failed."""
-        assert self._collector is not None
+        assert self._batches is not None
         size = min(len(dataset), self.validation_tasks or len(dataset))
         tasks = [dataset[number] for number in range(size)]
         metadata = {_RUN_ID: self.get_run_id()}
-        sent = await self._collector.send(tasks, mode="val", resources_id=self._resources["val"], metadata=metadata)
-        try:
-            finished = await self._finished(sent)
-        except BaseException:
-            await self._collector.withdraw(sent.group_of)
-            raise
+        sent = await self._batches.send(tasks, mode="val", resources_id=self._resources["val"], metadata=metadata)
+        finished = await self._finished(sent)
         self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)

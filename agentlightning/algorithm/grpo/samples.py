@@ -21,8 +21,8 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
-from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages, is_finite
-from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, reward_of_failed
+from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages
+from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
 __all__ = ["Batch", "BatchReport", "RolloutOutcome", "Sample", "SampleSettings", "Skipped", "batch_of"]

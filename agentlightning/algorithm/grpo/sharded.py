@@ -2,7 +2,7 @@
 
 The model here is an ordinary one in the computer's memory, and is trained in place, as by `Learner`: its weights lie in
 a file that the processes map too, and have their new values when `update` returns. Publishing, saving and exporting
-therefore know nothing of the processes. torchrun starts these and ends all when one fails; `sharded_process` is what
+therefore know nothing of the processes. torchrun starts these and ends all when one fails; `sharded_rank` is what
 they run. Orders go to each of them over a Unix socket in a private folder, and large states as files in it.
 """
 
@@ -29,8 +29,13 @@ from torch import Tensor
 from agentlightning.algorithm.grpo.packing import Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.grpo.sharded_process import SETTINGS_FILE, STATE_FILE, WEIGHTS_FILE
-from agentlightning.algorithm.grpo.sharded_rank import map_weights, parameters_of
+from agentlightning.algorithm.grpo.sharded_rank import (
+    SETTINGS_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    map_weights,
+    parameters_of,
+)
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
@@ -187,7 +192,7 @@ class ShardedLearner:
         own = {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, "agentlightning.algorithm.grpo.sharded_process", str(folder)],
+                [sys.executable, "-m", *torchrun, "agentlightning.algorithm.grpo.sharded_rank", str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -5,8 +5,7 @@ Importing this package does not import torch; the modules that compute do, and a
 
 from typing import TYPE_CHECKING
 
-from agentlightning.algorithm.sft.examples import Acceptance, RecordedRollouts, Rejected
-from agentlightning.algorithm.sft.settings import FittingSettings
+from agentlightning.algorithm.sft.examples import Acceptance, FittingSettings, RecordedRollouts, Rejected
 from agentlightning.utils.installation import resolve_with_extras
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Rollouts become examples to imitate: which are looked at, which are accepted, and which are held out.
+"""Rollouts become examples to imitate: which are looked at, accepted and held out, and how often they are gone through.
 
 Whatever is left out is counted with its reason. Rollouts of the same task are a group; a group is learned from or held
 out as a whole, so that the loss on what is held out tells of tasks that were not seen.
@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapter.sequences import TokenSequence
-from agentlightning.algorithm.grpo.collecting import Sent
+from agentlightning.algorithm.batches import Sent
 from agentlightning.algorithm.grpo.samples import RolloutOutcome, Sample
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.store.base import LightningStore
@@ -24,6 +24,7 @@ from agentlightning.types import Rollout, RolloutMode
 __all__ = [
     "Acceptance",
     "Examples",
+    "FittingSettings",
     "RecordedRollouts",
     "Rejected",
     "Split",
@@ -32,6 +33,24 @@ __all__ = [
     "split",
     "task_key",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingSettings:
+    """How often and in which portions examples are gone through."""
+
+    epochs: int = 3
+    batch_size: int = 32
+    """Sequences of one step of the optimiser."""
+    patience: int | None = None
+    """End after so many epochs in a row without a lower held-out loss; None makes all epochs."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.packing import Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
-from agentlightning.algorithm.sft.examples import Split
-from agentlightning.algorithm.sft.settings import FittingSettings
+from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.engine.model import CausalModel
 
 __all__ = ["Fitting", "sft_loss"]

@@ -8,26 +8,27 @@ is context. The proxy and an engine run only where agents need the model: to sam
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.batches import Batches, retried_config, score_of
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.memory import check_memory
-from agentlightning.algorithm.grpo.policy import Policy, training_sampling
-from agentlightning.algorithm.grpo.scoring import score_of
+from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
+from agentlightning.algorithm.grpo.policy import Policy, ServedPolicies, sources_by_name, training_sampling
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.intervals import Estimate, validation_summary
 from agentlightning.algorithm.sft.examples import (
     Acceptance,
     Examples,
+    FittingSettings,
     RecordedRollouts,
     examples_of,
     find,
@@ -35,12 +36,10 @@ from agentlightning.algorithm.sft.examples import (
     task_key,
 )
 from agentlightning.algorithm.sft.fitting import Fitting
-from agentlightning.algorithm.sft.settings import FittingSettings
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.loading import load
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.types import Dataset, NamedResources, RolloutConfig
+from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agent_matcher import AgentMatcher
 
 if TYPE_CHECKING:
@@ -53,13 +52,8 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-MAIN: Final = "main_llm"
-RETRIED: Final = ("unresponsive", "timeout")
-"""Outcomes of an attempt that say nothing of the agent: such a rollout is tried again."""
 _TRAIN: Final = "sft-train"
 """The resources with which rollouts are made to learn from."""
-MODEL_NAMES: Final = {"tiny": "tiny"}
-ANY_OTHER_NAME: Final = "policy"
 
 
 class SFT(Algorithm):
@@ -139,15 +133,15 @@ class SFT(Algorithm):
         self.resources_id: str | None = None
         """Of the trained model, where it is published."""
         self._model, self._device, self._lora = model, device, lora
-        self._agent_match, self._rollout_timeout, self._max_sequences = agent_match, rollout_timeout, max_sequences
-        self._name = MODEL_NAMES.get(model, ANY_OTHER_NAME)
-        self._policy = Policy(self._name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
-        self._config = RolloutConfig(timeout_seconds=rollout_timeout, max_attempts=2, retry_condition=list(RETRIED))
-        self._checkpoints = None if checkpoints is None else Checkpoints(Path(checkpoints) / self._name)
+        self._rollout_timeout = rollout_timeout
+        (name,) = sources_by_name(model)
+        self._policy = Policy(name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
+        self._served = ServedPolicies([self._policy], {})
+        self._serving = AsyncExitStack()
+        """Ends what `_served` began."""
+        self._checkpoints = None if checkpoints is None else Checkpoints(Path(checkpoints) / name)
         self._adapter_of_calls = TraceToTrajectory(agent_match=agent_match)
         self._learner: Learner | None = None
-        self._proxy: LLMProxy | None = None
-        self._is_our_proxy = False
 
     @property
     def model(self) -> "CausalModel":
@@ -165,13 +159,18 @@ class SFT(Algorithm):
         is_served = self.best_of is not None or self.publish or val_dataset is not None
         stays = False
         try:
-            await (self._open() if is_served else self._load())
+            if is_served:
+                await self._serve(_TRAIN, is_training=True)
+                assert isinstance(self._policy.learner, Learner)
+                self._learner = self._policy.learner
+            else:
+                self._learner = await asyncio.to_thread(self._load)
             if val_dataset is not None:
                 self.baseline = await self._validate(val_dataset, step=0)
             await self._fit(train_dataset)
             if is_served:
                 self._policy.version += 1
-                await self._policy.publish()
+                await self._served.publish(self._policy)
             if val_dataset is not None:
                 self.result = await self._validate(val_dataset, step=self.epochs_made)
             if self.publish:
@@ -185,56 +184,31 @@ class SFT(Algorithm):
     async def dev_resources(self) -> AsyncIterator[NamedResources]:
         """The model as it is before training, sampled as for `best_of`; its engine runs meanwhile."""
         try:
-            await self._policy.start_engine()
-            yield self._named_model(self._open_proxy(DEV_RESOURCES_ID), self.temperature)
+            await self._serve(DEV_RESOURCES_ID, is_training=False)
+            yield self._served.resources(self.get_initial_resources(), self.temperature)
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Stop serving the trained model; harmless if it is not served."""
-        await self._policy.stop()
-        proxy, self._proxy = self._proxy, None
-        if proxy is not None and self._is_our_proxy and proxy.is_running():
-            await proxy.stop()
+        await self._serving.aclose()
 
-    async def _load(self) -> None:
-        def learner() -> Learner:
-            check_memory(self._model, self.learning, device=self._device, lora=self._lora, engine_sequences=None)
-            # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
-            dtype = "float32" if self._lora is None else "auto"
-            model, _ = load(self._model, device=self._device, dtype=dtype, lora=self._lora)
-            return Learner(model, self.learning)
+    def _load(self) -> Learner:
+        check_memory(self._model, self.learning, device=self._device, lora=self._lora, engine_sequences=None)
+        # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
+        dtype = "float32" if self._lora is None else "auto"
+        model, _ = load(self._model, device=self._device, dtype=dtype, lora=self._lora)
+        return Learner(model, self.learning)
 
-        self._learner = await asyncio.to_thread(learner)
-
-    async def _open(self) -> None:
-        """Load the model, and put an engine with the same behind the proxy."""
-        await self._policy.start()
-        learner = self._policy.learner
-        assert isinstance(learner, Learner)
-        self._learner = learner
-        self._open_proxy(_TRAIN)
-
-    def _open_proxy(self, resources_id: str) -> LLMProxy:
-        """The trainer's proxy, or one of our own, before the engine; these resources are sampled as for training."""
-        given = self.get_llm_proxy()
-        self._proxy = proxy = LLMProxy(store=self.get_store(), journal=False) if given is None else given
-        self._is_our_proxy = given is None or not given.is_running()
-        proxy.update_model_list([self._policy.model_config({resources_id: training_sampling(self.temperature)})])
-        if not proxy.is_running():
-            proxy.start()
-        return proxy
+    async def _serve(self, resources_id: str, *, is_training: bool) -> None:
+        """Put the model behind a proxy; rollouts with these resources are sampled as for training."""
+        self._served = ServedPolicies([self._policy], {resources_id: training_sampling(self.temperature)})
+        await self._served.serve(self._serving, self.get_llm_proxy(), self.get_store(), is_training=is_training)
 
     async def _resources(self, name: str, temperature: float | None) -> str:
         """Publish the model as a resource; its id."""
-        assert self._proxy is not None
-        return (await self.get_store().update_resources(name, self._named_model(self._proxy, temperature))).resources_id
-
-    def _named_model(self, proxy: LLMProxy, temperature: float | None) -> NamedResources:
-        parameters = {} if temperature is None else {"temperature": temperature}
-        resources: NamedResources = dict(self.get_initial_resources() or {})
-        resources[MAIN] = proxy.as_resource(model=self._name, sampling_parameters=parameters)
-        return resources
+        resources = self._served.resources(self.get_initial_resources(), temperature)
+        return (await self.get_store().update_resources(name, resources)).resources_id
 
     # ------------------------------------------------------------------ learning
 
@@ -264,7 +238,7 @@ class SFT(Algorithm):
 
     async def _collect(self, train_dataset: Dataset[Any] | None, latest: Checkpoint | None) -> Examples:
         """Rollouts to learn from: those of the checkpoint, those that agents make now, or those of the store."""
-        collector = Collector(self.get_store(), self._config)
+        batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
         acceptance = self.acceptance
         if latest is not None:
             names = list(latest.progress["rollout_ids"])
@@ -274,10 +248,10 @@ class SFT(Algorithm):
         elif self.best_of is not None and train_dataset is not None:
             tasks = [train_dataset[number] for number in range(len(train_dataset))]
             resources_id = await self._resources(_TRAIN, self.temperature)
-            sent = await collector.send(tasks, copies=self.best_of, resources_id=resources_id)
+            sent = await batches.send(tasks, copies=self.best_of, resources_id=resources_id)
         else:
             sent = await find(self.get_store(), self.recorded)
-        finished = await _awaited(collector, sent) if sent.group_of else []
+        finished = await batches.gather(sent) if sent.group_of else []
         by_task = [replace(one, group=task_key(one.rollout.input)) for one in finished]
         outcomes = await outcomes_of(by_task, self._adapter_of_calls, model=self.recorded.model)
         check_token_ids(by_task, outcomes)
@@ -292,23 +266,12 @@ class SFT(Algorithm):
     async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
-        collector = Collector(self.get_store(), self._config)
+        batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
         tasks = [dataset[number] for number in range(len(dataset))]
-        sent: Sent = await collector.send(tasks, mode="val", resources_id=resources_id)
-        finished = await _awaited(collector, sent)
-        score = score_of(finished)
+        score = score_of(await batches.gather(await batches.send(tasks, mode="val", resources_id=resources_id)))
         logger.info("Validation reward %s", score.reward)
         await report_metrics(self, step, score.metrics())
         return score.reward
-
-
-async def _awaited(collector: Collector, sent: Sent) -> Sequence[FinishedRollout]:
-    """The rollouts when they are over; where that is not waited for, nobody works on them in vain."""
-    try:
-        return await collector.finished(sent)
-    except BaseException:
-        await collector.withdraw(sent.group_of)
-        raise
 
 
 async def _epoch(fitting: Fitting) -> dict[str, float]:

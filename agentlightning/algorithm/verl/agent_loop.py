@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.calls import weights_version_of
-from agentlightning.algorithm.grpo.collecting import Collector, FinishedRollout, Sent, spans_of_model
+from agentlightning.algorithm.batches import Batches, FinishedRollout, Sent
+from agentlightning.algorithm.grpo.outcomes import spans_of_model
 from agentlightning.algorithm.intervals import reward_of_failed
 from agentlightning.algorithm.verl.client_engine import AttributedApp, ClientEngine, LlmClient, Sessions
 from agentlightning.algorithm.verl.dataset import TASK
@@ -116,7 +117,7 @@ class StoreAgentLoopManager:
             timeout_seconds=own.rollout_timeout_seconds, unresponsive_seconds=own.rollout_timeout_seconds
         )
         self._wait_seconds = float(own.wait_timeout_seconds)
-        self._collector = Collector(self._store, self._rollout_config)
+        self._rollout_batches = Batches(self._store, self._rollout_config)
         self._queue: Any = importlib.import_module("transfer_queue")
         self._sessions = Sessions()
         self._resources_ids: dict[bool, str] = {}
@@ -262,10 +263,10 @@ class StoreAgentLoopManager:
                 "raise agentlightning.wait_timeout_seconds.",
                 *(len(late), len(rollout_ids), prompt.uid, self._wait_seconds),
             )
-            await self._collector.withdraw(late)
+            await self._rollout_batches.withdraw(late)
         await self._sessions.close(rollout_ids, CLOSE_SECONDS)
         sent = Sent(dict.fromkeys(rollout_ids, prompt.uid))
-        return await asyncio.wait_for(self._collector.finished(sent), CLOSE_SECONDS)
+        return await asyncio.wait_for(self._rollout_batches.gather(sent), CLOSE_SECONDS)
 
     def _read(self, prompt: _Prompt, finished: Sequence[FinishedRollout]) -> list[_Session]:
         """Rows and rewards of the sessions; what failed counts as the settings say, and in validation the worst."""

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # after the check for torch
+from agentlightning.algorithm.batches import Batches
 from agentlightning.algorithm.grpo import Checkpoints
-from agentlightning.algorithm.grpo.collecting import Collector
 from agentlightning.algorithm.grpo.grpo import MOST_EMPTY_STEPS
 from agentlightning.engine.checkpoint import read_extra
 from agentlightning.engine.loading import load
@@ -186,13 +186,13 @@ def test_what_a_killed_run_left_is_withdrawn_before_runners_begin(
     fit(grpo(steps=1, checkpoints=tmp_path), store=(store := agl.InMemoryLightningStore()))
     (resources_id, *_) = {rollout.resources_id for rollout in asyncio.run(_rollouts(store))}
     left = asyncio.run(store.enqueue_rollout("say 99", resources_id=resources_id))
-    agent, original = Asking(every_second), Collector.withdraw_all
+    agent, original = Asking(every_second), Batches.withdraw_left
 
-    async def late(self: Collector, *args: Any) -> Any:
+    async def late(self: Batches, *args: Any) -> Any:
         await asyncio.sleep(LONG_ENOUGH_SECONDS)  # for runners that do not wait to claim it
         return await original(self, *args)
 
-    monkeypatch.setattr(Collector, "withdraw_all", late)
+    monkeypatch.setattr(Batches, "withdraw_left", late)
     fit(grpo(steps=2, checkpoints=tmp_path, resume=True), agent, store=store)
 
     assert "train/say 99" not in agent.order

@@ -13,9 +13,8 @@ from agentlightning.algorithm.grpo.checkpoints import Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.algorithm.sft.examples import Split
+from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.algorithm.sft.fitting import Fitting, sft_loss
-from agentlightning.algorithm.sft.settings import FittingSettings
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo.small_model import SmallModel
 

@@ -1,0 +1,276 @@
+"""Rollouts in batches, as every algorithm needs them: sent, waited for, read, withdrawn, and scored.
+
+An algorithm of your own starts here:
+
+    batches = Batches(store, retried_config(timeout_seconds=60))
+    sent = await batches.send(tasks, copies=4, resources_id=update.resources_id)
+    for finished in await batches.gather(sent): ...
+
+The copies of a task form a group. Where the waiting ends early, by Ctrl-C, an error or a timeout, the rollouts that are
+not over are cancelled, so that no work stays behind in the queue. Everything passes through the store; which runners do
+the work does not matter.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
+from agentlightning.errors import StoreError, TrainingError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus, Span
+from agentlightning.types.rewards import final_reward_of
+
+__all__ = [
+    "Batches",
+    "FinishedRollout",
+    "Score",
+    "Sent",
+    "first_traceback",
+    "groups_that_differ",
+    "retried_config",
+    "score_of",
+]
+
+logger = logging.getLogger(__name__)
+
+READS_AT_ONCE: Final = 32
+"""Rollouts that are read from the store at the same time."""
+WAIT_SECONDS: Final = 30.0
+"""How long one call of the store waits; it returns as soon as all rollouts are over."""
+RETRY_WAIT_SECONDS: Final = 0.05
+"""Pause before a store is called again that returned early."""
+UNFINISHED: Final[tuple[RolloutStatus, ...]] = ("queuing", "requeuing", "preparing", "running")
+
+
+def retried_config(timeout_seconds: float | None = None) -> RolloutConfig:
+    """Rollouts of which an attempt is tried once more if it hung or lost its worker: that is not the agent's fault.
+
+    Args:
+        timeout_seconds: Limit of one attempt.
+    """
+    return RolloutConfig(timeout_seconds=timeout_seconds, max_attempts=2, retry_condition=["unresponsive", "timeout"])
+
+
+@dataclass
+class Sent:
+    """Rollouts under way: the groups they belong to, by id, in the order in which they were sent."""
+
+    group_of: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FinishedRollout:
+    """A rollout that is over, and what it left."""
+
+    rollout: Rollout
+    group: str
+    spans: list[Span]
+    """Of the last attempt."""
+    reward: float | None
+    error: str | None = None
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.rollout.status == "succeeded"
+
+    @property
+    def own_reward(self) -> float | None:
+        """The reward, if the rollout succeeded and it is a finite number; None if the rollout counts as failed."""
+        is_usable = self.has_succeeded and self.reward is not None and is_finite(self.reward)
+        return self.reward if is_usable else None
+
+    @property
+    def failure(self) -> str:
+        """Why it counts as failed, in one line."""
+        without = "without a reward" if self.reward is None else f"with the reward {self.reward:g}"
+        return self.error or f"{self.rollout.status}, {without}"
+
+
+class Batches:
+    """Sends tasks to the store and collects the results.
+
+    Args:
+        config: Time limits and retries of every rollout; `retried_config` is a good choice.
+    """
+
+    def __init__(self, store: LightningStore, config: RolloutConfig | None = None) -> None:
+        self._store = store
+        self._config = config or RolloutConfig()
+        self._numbers = itertools.count()
+
+    async def send(
+        self,
+        tasks: Sequence[Any],
+        *,
+        copies: int = 1,
+        mode: RolloutMode = "train",
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> Sent:
+        """Enqueue all tasks or none, each `copies` times as a group.
+
+        Args:
+            rollout_ids: Ids of your own, one for each rollout; those that the store knows are not sent again.
+        """
+        groups = [f"group-{next(self._numbers)}" for _ in tasks]
+        owners = [(task, group) for task, group in zip(tasks, groups, strict=True) for _ in range(copies)]
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=mode,
+                resources_id=resources_id,
+                config=self._config,
+                metadata={**(metadata or {}), "group": group},
+                **({} if rollout_ids is None else {"rollout_id": rollout_ids[number]}),
+            )
+            for number, (task, group) in enumerate(owners)
+        ]
+        rollouts = await self._store.enqueue_many_rollouts(requests)
+        return Sent({rollout.rollout_id: group for rollout, (_, group) in zip(rollouts, owners, strict=True)})
+
+    async def wait(self, sent: Sent, timeout_seconds: float | None = None) -> list[Rollout]:
+        """Wait until all rollouts are over, or the time is; those that are over, in the order in which they were sent.
+
+        Late rollouts are cancelled, and so are all where the waiting itself is interrupted.
+        """
+        ids = list(sent.group_of)
+        deadline = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            while True:
+                began = time.monotonic()
+                patience = max(0.0, min(WAIT_SECONDS, deadline - began))
+                finished = await self._store.wait_for_rollouts(rollout_ids=ids, timeout=patience)
+                now = time.monotonic()
+                if len(finished) >= len(ids):
+                    return list(finished)
+                if now >= deadline:
+                    break
+                if now - began < patience:  # a store that does not wait
+                    await asyncio.sleep(min(RETRY_WAIT_SECONDS, deadline - now))
+        except BaseException:
+            await asyncio.shield(self.withdraw(ids))
+            raise
+        over = {rollout.rollout_id for rollout in finished}
+        await self.withdraw(rollout_id for rollout_id in ids if rollout_id not in over)
+        return list(finished)
+
+    async def gather(
+        self, sent: Sent, timeout_seconds: float | None = None, *, with_spans: bool = True
+    ) -> list[FinishedRollout]:
+        """Wait for rollouts as `wait` does, and read their rewards and spans.
+
+        Args:
+            with_spans: Keep the spans; without them, memory does not grow with what agents did.
+        """
+        rollouts = await self.wait(sent, timeout_seconds)
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(rollout: Rollout) -> FinishedRollout:
+            spans, error = [], _error_of(rollout)
+            async with gate:
+                try:
+                    spans = list(await self._store.query_spans(rollout.rollout_id, "latest"))
+                except StoreError as unread:  # its spans may have been dropped to save memory
+                    error = f"{type(unread).__name__}: {unread}"
+            reward = final_reward_of(spans) if spans else None
+            group = sent.group_of[rollout.rollout_id]
+            return FinishedRollout(rollout, group, spans if with_spans else [], reward, error)
+
+        return list(await asyncio.gather(*map(read, rollouts)))
+
+    async def withdraw(self, rollout_ids: Iterable[str]) -> list[Rollout]:
+        """Cancel those of the rollouts that are not over; which these were."""
+        wanted = list(rollout_ids)
+        return await self._cancel(wanted) if wanted else []
+
+    async def withdraw_left(self, resources_ids: Iterable[str]) -> list[Rollout]:
+        """Cancel what a killed run left in the queue, by the resources that only this run uses; which these were."""
+        return await self._cancel(None, frozenset(resources_ids))  # a store cannot be asked for resources
+
+    async def _cancel(
+        self, rollout_ids: list[str] | None, resources_ids: frozenset[str] | None = None
+    ) -> list[Rollout]:
+        try:
+            pending = await self._store.query_rollouts(status_in=UNFINISHED, rollout_id_in=rollout_ids)
+            left = [one for one in pending if resources_ids is None or one.resources_id in resources_ids]
+            await asyncio.gather(*(self._store.update_rollout(one.rollout_id, status="cancelled") for one in left))
+        except StoreError as error:  # the rollouts are useless, and do no harm but the work they make
+            logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)
+            return []
+        return left
+
+
+def _error_of(rollout: Rollout) -> str | None:
+    """Why the last attempt failed, in one line."""
+    attempt = getattr(rollout, "attempt", None)
+    error = ((attempt.metadata or {}).get("error") or {}) if attempt is not None else {}
+    first_line, _, _ = str(error.get("message") or "").partition("\n")
+    return f"{error['type']}: {first_line}" if error.get("type") else None
+
+
+async def first_traceback(store: LightningStore, rollouts: Sequence[Rollout]) -> str:
+    """The first traceback, or else error message, that one of these rollouts recorded."""
+    for rollout in rollouts:
+        for attempt in await store.query_attempts(rollout.rollout_id):
+            error = (attempt.metadata or {}).get("error") or {}
+            if text := error.get("traceback") or error.get("message"):
+                return f"rollout '{rollout.rollout_id}':\n{text}"
+    return "their attempts do not tell why"
+
+
+# ---------------------------------------------------------------------- scores
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well an agent did."""
+
+    reward: Estimate
+    errors: Counter[str]
+    """Why rollouts failed: they did not succeed, or have no reward that is a finite number."""
+
+    @property
+    def failed(self) -> int:
+        return self.reward.failed
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of a validation; bounds may be infinite."""
+        found = self.reward
+        figures = {"reward": found.mean, "low": found.low, "high": found.high, "failed": float(self.failed)}
+        return {f"validation/{name}": value for name, value in figures.items()}
+
+
+def score_of(finished: Sequence[FinishedRollout], failed: FailedReward = "worst") -> Score:
+    """The score of rollouts; TrainingError if none has a reward.
+
+    Args:
+        failed: What a failed rollout counts.
+    """
+    rewards = [one.own_reward for one in finished if one.own_reward is not None]
+    errors = Counter(one.failure for one in finished if one.own_reward is None)
+    if not rewards:
+        most = errors.most_common(1)[0][0] if errors else "there were no tasks"
+        raise TrainingError(f"None of {len(finished)} rollouts gave a reward; most often: {most}")
+    counted = reward_of_failed(failed, rewards) if errors else None
+    values = rewards if counted is None else [*rewards, *[counted] * errors.total()]
+    return Score(replace(estimate(values), failed=errors.total(), failed_reward=counted), errors)
+
+
+def groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward) -> int:
+    """How many groups have rewards that are not all the same.
+
+    Args:
+        failed: What a failed rollout counts.
+    """
+    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
+    rewards: dict[str, set[float | None]] = {}
+    for one in finished:
+        rewards.setdefault(one.group, set()).add(counted if one.own_reward is None else one.own_reward)
+    return sum(1 for found in rewards.values() if len(found - {None}) > 1)

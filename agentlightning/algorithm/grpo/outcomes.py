@@ -1,0 +1,108 @@
+"""What finished rollouts give to learn from: trajectories of the calls of one model, or why there are none."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from agentlightning.adapter import TraceToTrajectory
+from agentlightning.adapter.calls import response_id_of
+from agentlightning.adapter.trajectory import DropReason, Trajectory
+from agentlightning.algorithm.batches import FinishedRollout
+from agentlightning.algorithm.grpo.samples import RolloutOutcome
+from agentlightning.errors import TrainingError
+from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
+from agentlightning.types import Span
+
+__all__ = ["check_token_ids", "outcomes_of", "spans_of_model"]
+
+_READ_AT_ONCE: Final = 8
+_REQUESTED_MODEL: Final = ("agentlightning.proxy.requested_model", "gen_ai.request.model")
+"""Names of the model that a call requested: the proxy's first, for a backend may know the model by another name."""
+
+_WITHOUT_IDS: Final = (
+    *(DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS),
+    *(DropReason.UNREADABLE_IDS, DropReason.EXCLUDED),
+)
+_SOURCES_NAMED: Final = 3
+"""Sources of calls without token ids that an error names."""
+
+
+async def outcomes_of(
+    finished: Sequence[FinishedRollout],
+    adapter: TraceToTrajectory,
+    *,
+    model: str | None = None,
+    with_failed: bool = False,
+) -> list[RolloutOutcome]:
+    """What rollouts give to learn from.
+
+    Args:
+        model: Of a trace with calls of several models, the one to look at.
+        with_failed: Read the traces of rollouts that failed too.
+    """
+    outcomes: list[RolloutOutcome] = []
+    for number, one in enumerate(finished):
+        if number % _READ_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others use this loop too
+        spans = one.spans if model is None else spans_of_model(one.spans, model)
+        trajectory: Trajectory | None = None
+        error = one.error
+        if spans and (one.has_succeeded or with_failed):
+            try:
+                trajectory = adapter.adapt(spans)
+            except ValueError as unreadable:
+                error = str(unreadable)
+        outcomes.append(
+            RolloutOutcome(
+                rollout_id=one.rollout.rollout_id,
+                group=one.group,
+                status=one.rollout.status,
+                reward=one.reward,
+                trajectory=trajectory,
+                error=error,
+            )
+        )
+    return outcomes
+
+
+def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[RolloutOutcome]) -> None:
+    """Raise TrainingError if model calls were recorded and none of them brought token ids; its message says whose."""
+    trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
+    dropped = {
+        (one.rollout_id, call.span_id) for one in trajectories for call in one.dropped if call.reason in _WITHOUT_IDS
+    }
+    if not dropped or any(one.sequences for one in trajectories):
+        return
+    spans = [span for one in finished for span in one.spans]
+    proxied = {response_id_of(span.attributes): span for span in spans if span.name == CALL_SPAN}
+    calls = [span for span in spans if (span.rollout_id, span.span_id) in dropped]
+    sources = Counter(_source_of(proxied.get(response_id_of(call.attributes) or "", call)) for call in calls)
+    told = "; ".join(f"{count} {source}" for source, count in sources.most_common(_SOURCES_NAMED))
+    raise TrainingError(
+        f"None of the {len(dropped)} model calls brought the token ids that training needs ({told}); serve the model "
+        "with a backend that returns them, such as 'hosted_vllm/...' or 'agl/...' in the proxy's model list, call it "
+        "with chat completions, and keep it out of redirect_exclude."
+    )
+
+
+def _source_of(span: Span) -> str:
+    """The kind of a call and who answered it, as the proxy recorded it or else as the agent's tracer did."""
+    attributes = span.attributes
+    if span.name == CALL_SPAN:
+        dialect, backend = (attributes.get(f"agentlightning.proxy.{name}") for name in ("dialect", "backend"))
+        return f"in the {dialect} dialect by backend '{backend}'"
+    return f"'{span.name}' by '{attributes.get('server.address', 'an unknown server')}'"
+
+
+def spans_of_model(spans: Iterable[Span], model: str) -> list[Span]:
+    """A trace without the calls of other models."""
+    kept: list[Span] = []
+    left_out: set[str] = set()
+    for span in sorted(spans, key=lambda span: span.name == RAW_SPAN):  # those after the calls they belong to
+        asked = next((span.attributes[name] for name in _REQUESTED_MODEL if name in span.attributes), None)
+        if (asked is not None and asked != model) or (span.name == RAW_SPAN and span.parent_id in left_out):
+            left_out.add(span.span_id)
+        else:
+            kept.append(span)
+    return kept

@@ -1,0 +1,225 @@
+"""Rollouts in batches: sent in groups, waited for, read, withdrawn, and scored."""
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.batches import Batches, FinishedRollout, score_of
+from agentlightning.algorithm.intervals import FailedReward, estimate
+from agentlightning.errors import SpansEvicted, TrainingError
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Rollout, RolloutStatus
+from tests.conftest import MakeSpan
+
+
+async def finish(store: InMemoryLightningStore, make_span: MakeSpan, *, status: Any = "succeeded") -> Rollout:
+    """Do the next rollout of the queue, with its number in the queue as reward."""
+    claimed = await store.dequeue_rollout()
+    assert claimed is not None
+    reward = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": float(claimed.input)}
+    await store.add_span(make_span(claimed, name="agentlightning.annotation", attributes=reward))
+    error = None if status == "succeeded" else {"error": {"type": "ValueError", "message": "no\nsecond line"}}
+    await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status=status, metadata=error)
+    return claimed
+
+
+async def test_copies_of_a_task_are_a_group_and_come_back_in_order(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store)
+    sent = await batches.send([1, 2, 3], copies=2, metadata={"step": 7})
+    for _ in range(6):
+        await finish(store, make_span)
+
+    finished = await batches.gather(sent)
+
+    assert [one.rollout.input for one in finished] == [1, 1, 2, 2, 3, 3]
+    assert [one.reward for one in finished] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert [one.group for one in finished[::2]] == [one.group for one in finished[1::2]]
+    assert len({one.group for one in finished}) == 3
+    assert all(one.rollout.metadata == {"step": 7, "group": one.group} for one in finished)
+
+
+async def test_spans_that_were_dropped_are_an_error_of_that_rollout_alone(make_span: MakeSpan) -> None:
+    class Forgetful(InMemoryLightningStore):
+        forgotten: str | None = None
+
+        async def query_spans(self, rollout_id: str, *args: Any, **options: Any) -> Any:
+            if rollout_id == self.forgotten:
+                raise SpansEvicted(f"The spans of '{rollout_id}' are gone.")
+            return await super().query_spans(rollout_id, *args, **options)
+
+    store = Forgetful()
+    sent = await Batches(store).send([1, 2])
+    store.forgotten = next(iter(sent.group_of))
+    for _ in range(2):
+        await finish(store, make_span)
+
+    finished = await Batches(store).gather(sent)
+
+    assert [one.reward for one in finished] == [None, 2.0]
+    assert "SpansEvicted" in (finished[0].error or "")
+
+
+async def test_withdrawn_rollouts_are_cancelled_and_finished_ones_are_not(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store)
+    sent, others = await batches.send([1, 2, 3]), await batches.send([4])
+    done = await finish(store, make_span)
+
+    await batches.withdraw(sent.group_of)
+
+    statuses = {rollout.rollout_id: rollout.status for rollout in await store.query_rollouts()}
+    assert [statuses[one] for one in sent.group_of] == ["succeeded", "cancelled", "cancelled"]
+    assert statuses[done.rollout_id] == "succeeded"
+    assert [statuses[one] for one in others.group_of] == ["queuing"]
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_only_success_counts_as_success(status: Any) -> None:
+    assert finished(1.0, status).own_reward is None
+
+
+async def test_interrupted_waiting_leaves_nothing_in_the_queue() -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store)
+    waiting = asyncio.create_task(batches.gather(await batches.send([1, 2])))
+    await asyncio.sleep(0)
+    waiting.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "cancelled"]
+
+
+async def test_late_rollouts_are_cancelled_and_the_others_are_returned(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store)
+    sent = await batches.send([1, 2])
+    await finish(store, make_span)
+
+    over = await batches.gather(sent, timeout_seconds=0.05, with_spans=False)
+
+    assert [(one.rollout.input, one.reward, one.spans) for one in over] == [(1, 1.0, [])]
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["succeeded", "cancelled"]
+
+
+async def test_ids_of_ones_own_are_not_sent_twice() -> None:
+    store = InMemoryLightningStore()
+
+    first, second = [await Batches(store).send(["x", "y"], rollout_ids=["a", "b"]) for _ in range(2)]
+
+    assert list(first.group_of) == list(second.group_of) == ["a", "b"]
+    assert len(await store.query_rollouts()) == 2
+
+
+async def test_only_the_rollouts_that_are_withdrawn_are_looked_for() -> None:
+    class Watched(InMemoryLightningStore):
+        read: list[int] = []  # noqa: RUF012 # one store
+
+        async def query_rollouts(self, *args: Any, **options: Any) -> Any:
+            found = await super().query_rollouts(*args, **options)
+            self.read.append(len(found))
+            return found
+
+    store = Watched()
+    batches = Batches(store)
+    await batches.send(list(range(50)))
+    mine = await batches.send([1, 2])
+
+    await batches.withdraw(mine.group_of)
+    await batches.withdraw([])
+
+    assert store.read == [2]
+
+
+async def test_what_a_killed_run_left_is_found_by_its_resources(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    for name in ("mine", "theirs"):
+        await store.update_resources(name, {})
+    left = await Batches(store).send([1, 2], resources_id="mine")
+    theirs = await Batches(store).send([3], resources_id="theirs")
+
+    await Batches(store).withdraw_left(["mine"])
+
+    statuses = {rollout.rollout_id: rollout.status for rollout in await store.query_rollouts()}
+    assert [statuses[one] for one in left.group_of] == ["cancelled", "cancelled"]
+    assert [statuses[one] for one in theirs.group_of] == ["queuing"]
+
+
+async def test_failed_rollout_says_why(make_span: MakeSpan) -> None:
+    store = InMemoryLightningStore()
+    batches = Batches(store)
+    sent = await batches.send([1])
+    await finish(store, make_span, status="failed")
+
+    finished = await batches.gather(sent)
+
+    assert not finished[0].has_succeeded
+    assert finished[0].error == finished[0].failure == "ValueError: no"
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def finished(reward: float | None, status: RolloutStatus = "succeeded", error: str | None = None) -> FinishedRollout:
+    rollout = Rollout(rollout_id="ro-1", input=None, start_time=0.0, status=status)
+    return FinishedRollout(rollout, "group-0", [], reward, error)
+
+
+def test_failures_are_counted_by_their_reasons_and_as_the_worst_reward() -> None:
+    down = "ConnectionError: down"
+    lost = [finished(1.0, "failed", down), finished(None, "failed", down), finished(None)]
+
+    score = score_of([finished(0.5), *lost, finished(0.25)])
+
+    assert score.reward == replace(estimate([0.5, 0.25, 0.0, 0.0, 0.0]), failed=3, failed_reward=0.0)
+    assert (score.failed, dict(score.errors)) == (3, {down: 2, "succeeded, without a reward": 1})
+
+
+@pytest.mark.parametrize(
+    ("failed", "rewards", "mean", "words"),
+    [
+        ("worst", [1.0, 0.5], 0.5, "(n=3, 1 failed and count 0)"),
+        ("worst", [-2.0, 1.0], -1.0, "(n=3, 1 failed and count -2)"),
+        ("skip", [1.0, 0.5], 0.75, "(n=2, 1 failed and are left out)"),
+        (-3, [1.0, 0.5], -0.5, "(n=3, 1 failed and count -3)"),
+    ],
+    ids=["worst is zero", "worst is negative", "skip", "number"],
+)
+def test_it_can_be_said_what_failures_count(
+    failed: FailedReward, rewards: list[float], mean: float, words: str
+) -> None:
+    score = score_of([*map(finished, rewards), finished(None, "failed")], failed)
+
+    assert score.reward.mean == mean
+    assert str(score.reward).endswith(words)
+
+
+def test_reward_that_is_no_finite_number_is_a_failure() -> None:
+    score = score_of([finished(1.0), finished(math.nan)])
+
+    assert (score.reward.mean, dict(score.errors)) == (0.5, {"succeeded, with the reward nan": 1})
+
+
+def test_figures_are_those_of_a_validation() -> None:
+    score = score_of([finished(0.5), finished(0.25), finished(None, "failed")])
+
+    bounds = {"validation/low": score.reward.low, "validation/high": score.reward.high}
+    assert score.metrics() == {"validation/reward": 0.25, "validation/failed": 1.0, **bounds}
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "words"),
+    [
+        ([], "None of 0 rollouts gave a reward; most often: there were no tasks"),
+        ([finished(None, "failed", "OSError: no disk")] * 2, "None of 2 rollouts gave a reward; most often: OSError"),
+    ],
+    ids=["none", "failures"],
+)
+def test_nothing_with_a_reward_is_an_error(rollouts: list[FinishedRollout], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        score_of(rollouts)

@@ -27,11 +27,17 @@ __all__ = [
     "algo",
 ]
 
-_HOME_OF = {"APO": "apo.apo", "GEPA": "gepa.gepa", "GRPO": "grpo.grpo", "SFT": "sft.sft", "VERL": "verl.interface"}
-_EXTRA_OF = {"APO": "apo", "GEPA": "gepa", "GRPO": "train", "SFT": "train", "VERL": "verl"}
+_HOME_AND_EXTRA_OF = {
+    "APO": ("prompts.apo", "apo"),
+    "GEPA": ("prompts.gepa", "gepa"),
+    "GRPO": ("grpo.grpo", "train"),
+    "SFT": ("sft.sft", "train"),
+    "VERL": ("verl.interface", "verl"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        return resolve_with_extras(f"{__name__}.{_HOME_OF[name]}:{name}", _EXTRA_OF[name])
+    if name in _HOME_AND_EXTRA_OF:
+        home, extra = _HOME_AND_EXTRA_OF[name]
+        return resolve_with_extras(f"{__name__}.{home}:{name}", extra)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,11 @@
-"""Parts that algorithms share: batches without end, figures, and methods that get the store or the proxy handed in."""
+"""Parts that algorithms share: endless batches, coroutines at once, metrics, and the store or proxy as arguments."""
 
+import asyncio
 import functools
 import inspect
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from agentlightning.types import Dataset
 
 __all__ = [
     "batch_iter_over_dataset",
+    "gathered",
     "report_metrics",
     "running_proxy",
     "shuffled_batches",
@@ -59,6 +61,27 @@ def shuffled_batches(count: int, size: int, shuffle: Callable[[list[int]], objec
             if len(batch) == size:
                 yield batch
                 batch = []
+
+
+async def gathered(coroutines: Iterable[Coroutine[Any, Any, _T]], *, limit: int) -> list[_T]:
+    """The results, in the given order; at most `limit` run at a time, and they begin in that order."""
+    gate = asyncio.Semaphore(limit)
+    works = list(coroutines)
+
+    async def run(work: Coroutine[Any, Any, _T]) -> _T:
+        async with gate:
+            return await work
+
+    tasks = [asyncio.ensure_future(run(work)) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for work in works:
+            work.close()  # those that never began
+        raise
 
 
 async def report_metrics(algorithm: Algorithm, step: int, metrics: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import agentlightning
-from agentlightning.algorithm.apo import poml
+from agentlightning.algorithm.prompts import poml
 from tests.simulated_model.asking import FULL_PROMPT, REFLECTION_REQUEST, Asker
 from tests.simulated_model.bookings import Rule, Task, cases_of, make_tasks
 from tests.simulated_model.optimiser import (
@@ -30,7 +30,7 @@ from tests.simulated_model.server import MODEL, NO_REQUEST, SEED_PROMPT, Simulat
 TASKS = make_tasks(50)
 MOST_STEPS = 25
 """Of the way up; most seeds need fewer."""
-APO_PROMPTS = Path(agentlightning.__file__).parent / "algorithm" / "apo" / "prompts"
+APO_PROMPTS = Path(agentlightning.__file__).parent / "algorithm" / "prompts" / "files"
 TOOL = {
     "type": "function",
     "function": {

@@ -1,15 +1,14 @@
 """APO: a better prompt, found by a beam search whose steps are critiques in plain language.
 
-The algorithm itself is opened on first touch.
+The algorithm itself, in `algorithm.prompts`, is opened on first touch.
 """
 
 import pkgutil
 from typing import TYPE_CHECKING
 
-from agentlightning.algorithm.apo.budget import OptimisationBudget
-from agentlightning.algorithm.apo.gain import Challenge
-from agentlightning.algorithm.apo.lineage import Candidate, Lineage
-from agentlightning.algorithm.apo.report import OptimisationResult
+from agentlightning.algorithm.prompts.budget import OptimisationBudget
+from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
+from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, VersionedPromptTemplate

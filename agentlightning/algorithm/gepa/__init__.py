@@ -3,12 +3,11 @@
 Importing this package does not import `gepa`, which is an extra; a run does.
 """
 
-from agentlightning.algorithm.apo.budget import OptimisationBudget
-from agentlightning.algorithm.apo.gain import Challenge
-from agentlightning.algorithm.apo.lineage import Candidate, Lineage
-from agentlightning.algorithm.apo.report import OptimisationResult
-from agentlightning.algorithm.gepa.gepa import GEPA
-from agentlightning.algorithm.gepa.reflection import ReflectionModel
+from agentlightning.algorithm.prompts.budget import OptimisationBudget
+from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
+from agentlightning.algorithm.prompts.gepa import GEPA
+from agentlightning.algorithm.prompts.model import ReflectionModel
+from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult
 
 __all__ = [
     "GEPA",

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.apo.apo import APO
-from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget, most_tokens_read
-from agentlightning.algorithm.apo.optimiser import Optimiser as Asker
 from agentlightning.algorithm.gepa import GEPA
+from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget, most_tokens_read
+from agentlightning.algorithm.prompts.model import Optimiser as Asker
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.store import InMemoryLightningStore
@@ -375,11 +375,12 @@ async def test_calls_of_money_are_made_to_the_last_that_fits() -> None:
 async def test_rollouts_that_are_late_are_charged_the_most() -> None:
     store = InMemoryLightningStore()
     limits = budget(1.0, rollout_cost=0.1)
-    apo = apo_in(store, Optimiser(), beam_rounds=0, rollout_batch_timeout=0.05, budget=limits, **MODELS)
+    apo = apo_in(store, Optimiser(), beam_rounds=0, rollout_batch_timeout=1.0, budget=limits, **MODELS)
 
-    await apo.run([1], [1, 2, 3])
+    async with agents(store, lambda prompts, task: 1.0 if task == 1 else None):
+        await apo.run([1], [1, 2, 3])
 
-    assert apo.result.spent["cost"] == 0.3
+    assert apo.result.spent["cost"] == 0.2
 
 
 async def test_resumed_run_keeps_to_the_money_of_both(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.apo.bounded import gathered
-from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger, OptimisationBudget
-from agentlightning.algorithm.apo.lineage import Candidate, Lineage
-from agentlightning.algorithm.apo.optimiser import TRIES, Optimiser, OptimiserFailed, retry_after_seconds
-from agentlightning.algorithm.apo.placeholders import unwrapped, why_unfit
+from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget
+from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
+from agentlightning.algorithm.prompts.model import TRIES, Optimiser, OptimiserFailed, retry_after_seconds
+from agentlightning.algorithm.prompts.templates import unwrapped, why_unfit
+from agentlightning.algorithm.utils import gathered
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import PromptTemplate
 

@@ -8,8 +8,8 @@ from typing import Any
 import poml as package
 import pytest
 
-from agentlightning.algorithm.apo import poml
-from agentlightning.algorithm.apo.prompt_files import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
+from agentlightning.algorithm.prompts import poml
+from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.errors import TemplateError
 
 FILES = [*GRADIENT_PROMPT_FILES, *APPLY_EDIT_PROMPT_FILES]

@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.apo.journal import Journal
+from agentlightning.algorithm.batches import Batches
+from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from tests.algorithm.apo.world import Optimiser, agents, apo_in, optimised
 
-pytestmark = pytest.mark.usefixtures("quick_poml")
+pytestmark = pytest.mark.usefixtures("quick_poml", "nothing_withdrawn")
+
+
+@pytest.fixture
+def nothing_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed withdraws no rollouts."""
+
+    async def withdraw(self: Batches, rollout_ids: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(Batches, "withdraw", withdraw)
 
 
 class Killed(BaseException):
@@ -42,7 +53,7 @@ async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
     store, client, path = InMemoryLightningStore(), Optimiser(), tmp_path / "state.jsonl"
     with monkeypatch.context() as patched:
         patched.setattr(KillingJournal, "left", lines)
-        patched.setattr("agentlightning.algorithm.apo.search.Journal", KillingJournal)
+        patched.setattr("agentlightning.algorithm.prompts.apo_search.Journal", KillingJournal)
         with pytest.raises(Killed):
             await run_once(path, store, client)
     kept = [json.loads(line)[0] for line in path.read_text().splitlines()[1:]]
@@ -69,7 +80,7 @@ async def test_no_finished_evaluation_is_repeated_though_the_store_is_lost(
     path, store = tmp_path / "state.jsonl", InMemoryLightningStore()
     with monkeypatch.context() as patched:
         patched.setattr(KillingJournal, "left", lines)
-        patched.setattr("agentlightning.algorithm.apo.search.Journal", KillingJournal)
+        patched.setattr("agentlightning.algorithm.prompts.apo_search.Journal", KillingJournal)
         with pytest.raises(Killed):
             await run_once(path, InMemoryLightningStore(), Optimiser())
     kept = dict(json.loads(line) for line in path.read_text().splitlines()[1:])
@@ -117,7 +128,7 @@ async def test_rollouts_under_way_at_the_kill_are_found_again_in_a_durable_store
 async def test_rollout_whose_runner_died_with_the_process_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.algorithm.apo.tasks.SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr("agentlightning.algorithm.prompts.evaluation.SILENCE_SECONDS", 0.3)
     store, path = InMemoryLightningStore(), tmp_path / "state.jsonl"
     running = asyncio.create_task(apo_in(store, Optimiser(), state_file=path, beam_rounds=0).run([1], [0, 1, 2]))
     claimed = await store.dequeue_rollout("doomed", wait=10)

@@ -276,15 +276,23 @@ async def test_empty_answers_are_skipped_and_counted(answer: str | None) -> None
 
 async def test_rollouts_that_are_late_are_cancelled_and_counted() -> None:
     store = InMemoryLightningStore()
-    apo = apo_in(store, Optimiser(), beam_rounds=0, rollout_batch_timeout=0.05)
+    apo = apo_in(store, Optimiser(), beam_rounds=0, rollout_batch_timeout=1.0)
 
-    await apo.run([1], [1, 2, 3])
+    async with agents(store, lambda prompts, task: 1.0 if task == 1 else None):
+        await apo.run([1], [1, 2, 3])
 
-    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
-    assert apo.result.counts["rollouts that were late"] == 3
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["succeeded", "cancelled", "cancelled"]
+    assert apo.result.counts["rollouts that were late"] == 2
 
 
-async def test_cancelled_run_is_noted_as_stopped() -> None:
+async def test_rollouts_that_nobody_runs_end_the_run() -> None:
+    apo = apo_in(InMemoryLightningStore(), Optimiser(), rollout_batch_timeout=0.05)
+
+    with pytest.raises(TrainingError, match="No rollout was finished after 0 s; are there runners"):
+        await apo.run([1], [1, 2, 3])
+
+
+async def test_cancelled_run_is_noted_as_stopped_and_withdraws_its_rollouts() -> None:
     store = InMemoryLightningStore()
     apo = apo_in(store, Optimiser())
     running = asyncio.create_task(apo.run([1], [1, 2, 3]))
@@ -297,6 +305,7 @@ async def test_cancelled_run_is_noted_as_stopped() -> None:
 
     (run,) = await store.query_runs(name="apo")
     assert run.status == "stopped"
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
 
 
 async def test_a_run_needs_no_adapter_of_the_callers() -> None:

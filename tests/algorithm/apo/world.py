@@ -16,7 +16,8 @@ from agentlightning.types import PromptTemplate, Span
 SEED = PromptTemplate(template="Answer {question}.", engine="f-string")
 WORDS = ("please", "exactly", "briefly", "kindly")
 """What makes the agents better, each by a quarter."""
-Judge = Callable[[dict[str, str], Any], float]
+Judge = Callable[[dict[str, str], Any], float | None]
+"""The reward of a task with these prompts; None leaves the rollout unfinished."""
 Usage = Callable[[Any], dict[str, Any]]
 """What the model call of an agent says of its tokens, by the task."""
 
@@ -90,6 +91,8 @@ async def agents(
                 await store.update_attempt(
                     claimed.rollout_id, claimed.attempt.attempt_id, status="failed", metadata=told
                 )
+                continue
+            if reward is None:
                 continue
             if usage is not None:
                 call = {**ids, "sequence_id": 2}

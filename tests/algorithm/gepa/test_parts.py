@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.algorithm.gepa.bridge import EngineBridge
-from agentlightning.algorithm.gepa.evolution import new_text_in, reflection_question
-from agentlightning.algorithm.gepa.feedback import MOST_CHARACTERS, ReflectiveRecord, reflective_record
+from agentlightning.algorithm.prompts.gepa_engine import EngineBridge, new_text_in, reflection_question
+from agentlightning.algorithm.prompts.reflection import MOST_CHARACTERS, ReflectiveRecord, reflective_record
 from agentlightning.types import Span
 
 CALL = "openai.chat.completion"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.apo.journal import Journal
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
+from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from tests.algorithm.apo.world import Judge, share_of_words

@@ -1,13 +1,15 @@
-"""Where a prompt came from: every candidate with its parent, the critique it answers, its scores, and its fate."""
+"""Candidates: prompts under a version, where each came from, and what became of it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from agentlightning.errors import ConfigurationError
-from agentlightning.types import Run
+from typing_extensions import TypedDict
 
-__all__ = ["Candidate", "Fate", "Lineage"]
+from agentlightning.errors import ConfigurationError
+from agentlightning.types import PromptTemplate, RolloutStatus, Run
+
+__all__ = ["Candidate", "Fate", "Lineage", "RolloutResultForAPO", "VersionedPromptTemplate"]
 
 Fate = Literal["seed", "proposed", "rejected", "dropped", "kept", "refused", "promoted"]
 
@@ -88,4 +90,46 @@ class Lineage:
         return cls(
             Candidate(**{**row, "scores": {int(number): score for number, score in row["scores"].items()}})
             for row in rows
+        )
+
+
+# ---------------------------------------------------------------------- as APO has them
+
+
+class RolloutResultForAPO(TypedDict):
+    """What a rollout shows to the critic."""
+
+    status: RolloutStatus
+    final_reward: float | None
+    spans: list[dict[str, Any]]
+    messages: list[Any]
+
+
+@dataclass
+class VersionedPromptTemplate:
+    """A candidate: a prompt, and the other prompts of its set where there are several."""
+
+    version: str
+    prompt_template: PromptTemplate
+    score: float | None = None
+    """Mean reward on the last batch it was tried on."""
+    resource_name: str | None = None
+    """Of the prompt; None stands for the only one."""
+    companions: dict[str, PromptTemplate] = field(default_factory=dict)
+    """The other prompts, by name."""
+    parent: str | None = None
+    critique: str | None = None
+
+    def prompts(self, resource_name: str) -> dict[str, PromptTemplate]:
+        """All prompts of the set by name; `resource_name` is that of the only one."""
+        return {**self.companions, self.resource_name or resource_name: self.prompt_template}
+
+    def turned_to(self, resource_name: str) -> "VersionedPromptTemplate":
+        """The same set, with another of its prompts in front."""
+        if self.resource_name is None or self.resource_name == resource_name:
+            return self
+        prompts = self.prompts(resource_name)
+        front = prompts.pop(resource_name)
+        return VersionedPromptTemplate(
+            self.version, front, self.score, resource_name=resource_name, companions=prompts, parent=self.parent
         )

@@ -1,11 +1,12 @@
-"""The optimiser's model: any OpenAI-compatible endpoint, asked with patience and within a budget.
+"""The optimiser's model: any OpenAI-compatible endpoint, or a function, called with retries and within a budget.
 
-Answers that say "later" (rate limits, overload, lost connections) are tried again after as long as the server asks for,
-or else after a time that doubles. Every request counts. Where money is limited, each is sent with a limit on what the
-model may write.
+Temporary failures (rate limits, overload, lost connections) are retried after the delay that the server names, or else
+after a delay that doubles. Every request counts. Where money is limited, each carries a limit on what the model may
+write.
 """
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -13,14 +14,14 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.apo.budget import Hold, Ledger, most_tokens_read
+from agentlightning.algorithm.prompts.budget import Hold, Ledger, most_tokens_read
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-__all__ = ["Optimiser", "OptimiserFailed", "retry_after_seconds"]
+__all__ = ["Optimiser", "OptimiserFailed", "ReflectionModel", "retry_after_seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,28 +38,39 @@ LIMIT_NAMES: Final = ("max_completion_tokens", "max_tokens")
 """Of what a model may write: the name of today's models, and that of servers that know no other."""
 
 
+ReflectionModel = Callable[[str], "str | None | Awaitable[str | None]"]
+"""A model as a function, plain or async: the question in, the answer out."""
+
+
 class OptimiserFailed(TrainingError):
     """The optimiser's model gave no answer, however often it was asked."""
 
 
 class Optimiser:
-    """Asks the model. The client is made from the environment when it is first needed, unless one is given.
+    """Calls the model.
 
     Args:
-        algorithm: Whose optimiser it is, for those who read its errors.
+        model: A client, or a function; None makes a client from the environment when it is first needed.
+        algorithm: The name that errors show.
     """
 
     def __init__(
         self,
-        client: "AsyncOpenAI | None",
+        model: "AsyncOpenAI | ReflectionModel | None",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         *,
         algorithm: str = "APO",
     ) -> None:
-        self._client = client
+        client: Any = model if model is None or hasattr(model, "chat") else None
+        if client is None and model is not None and not callable(model):
+            raise ConfigurationError(
+                f"A reflecting model is a client or a function; this is of type {type(model).__name__}."
+            )
+        self._function: Any = model if client is None else None
+        self._client: AsyncOpenAI | None = client
         self._sleep = sleep
         self._algorithm = algorithm
-        self._is_ours = client is None
+        self._is_ours = model is None
         self._limit_names = list(LIMIT_NAMES)  # those that the server may take
         self.ledger = Ledger()
 
@@ -76,7 +88,9 @@ class Optimiser:
             await client.close()
 
     async def ask(self, model: str, messages: Any, temperature: float) -> str | None:
-        """What the model says; None if it says nothing. OptimiserFailed if it cannot be asked."""
+        """The text of the model's answer; None if there is none. OptimiserFailed if it cannot be reached."""
+        if self._function is not None:
+            return await self._call_function(model, messages)
         client = _without_retries(self.client)
         most_read = most_tokens_read(messages) if self.ledger.budget.cost is not None else 0
         for number in range(1, TRIES + 1):
@@ -93,6 +107,17 @@ class Optimiser:
                 logger.info("Model %s asks to come later (%s); next try in %.1f s.", model, _described(error), delay)
             await self._sleep(delay)
         raise AssertionError("the last try returns or raises")
+
+    async def _call_function(self, model: str, messages: Any) -> str | None:
+        hold = await self.ledger.take_call(model)
+        try:
+            answer = await asyncio.to_thread(self._function, messages[0]["content"])
+            text: str | None = await answer if inspect.isawaitable(answer) else answer
+            return text
+        except Exception as error:  # the user's code; it is recorded, and raised if it goes on
+            raise OptimiserFailed(f"The reflecting model failed: {type(error).__name__}: {error}") from error
+        finally:
+            self.ledger.end_call(hold, None)
 
     async def _answered(self, client: Any, asked: dict[str, Any], hold: Hold) -> Any:
         """One request, of which the books are kept."""

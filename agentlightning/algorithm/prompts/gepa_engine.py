@@ -1,33 +1,42 @@
-"""The evolution itself: gepa's engine, whose candidates run as rollouts and whose reflection asks our model.
+"""The evolution: gepa's engine, whose candidates run as rollouts and whose reflection asks our model.
 
 The engine keeps a pool of candidates. In each iteration it takes one that is the best at some task, runs it on a few
 training tasks, has a new text written by what they show, and runs that on the same tasks. What is better there is tried
 on the validation tasks by which candidates are chosen, and joins the pool.
+
+The engine is synchronous, while stores and models are awaited, so it runs in a thread of its own (`EngineBridge`).
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentlightning.algorithm.apo.budget import BudgetSpent
-from agentlightning.algorithm.apo.optimiser import OptimiserFailed
-from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.gepa.bridge import EngineBridge
-from agentlightning.algorithm.gepa.reflection import Examples, Proposer, ReflectionJob
-from agentlightning.algorithm.gepa.rollouts import Evaluation, Outcome, PromptTexts, RolloutEvaluator, digest_of
+from agentlightning.algorithm.prompts.budget import BudgetSpent
+from agentlightning.algorithm.prompts.gepa_rollouts import CandidateEvaluator, Evaluation, Outcome
+from agentlightning.algorithm.prompts.model import OptimiserFailed
+from agentlightning.algorithm.prompts.reflection import Examples, PromptTexts, Proposer, ReflectionJob, digest_of
+from agentlightning.algorithm.prompts.results import RunRecord
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import RolloutMode
+from agentlightning.utils.daemon_threads import DaemonThreads
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch, GEPAAdapter, ProposalFn
     from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
 
-__all__ = ["Evolution", "EvolutionSettings", "Member", "new_text_in", "reflection_question", "require_gepa"]
+    from agentlightning.algorithm.prompts.gepa import GEPA
+
+__all__ = ["EngineBridge", "Evolution", "Member", "new_text_in", "reflection_question", "require_gepa"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 def require_gepa() -> None:
@@ -54,16 +63,66 @@ def new_text_in(answer: str) -> str:
     return InstructionProposalSignature.output_extractor(answer.strip())["new_instruction"]
 
 
-@dataclass(frozen=True)
-class EvolutionSettings:
-    """How far and how wide candidates are looked for."""
+class _Halt(BaseException):
+    """Ends the engine; not an `Exception`, because the engine goes on after some of those. It stays in this file."""
 
-    iterations: int
-    patience: int
-    minibatch_size: int
-    proposals: int
-    perfect_score: float
-    seed: int
+
+class EngineBridge:
+    """Runs an engine in a thread and its coroutines on the loop on which the bridge is made.
+
+    An error on the loop ends the engine at once, whatever the engine would make of it, and is raised where the engine
+    was started. Cancelling the run ends the engine too, and waits for its thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changing = threading.Lock()  # protects what is under way and whether the bridge is closed
+        self._under_way: Future[Any] | None = None
+        self._is_closed = False
+        self._failure: BaseException | None = None
+
+    async def run(self, engine: Callable[[], object]) -> None:
+        """Run an engine in a thread until it ends; raises what ended it."""
+        threads = DaemonThreads("gepa")
+        work = asyncio.ensure_future(threads.run(lambda: self._until_halted(engine)))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._close()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        finally:
+            threads.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """What a coroutine returns on the loop; for the engine's thread."""
+        with self._changing:
+            if self._is_closed:
+                coroutine.close()
+                raise _Halt
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._under_way = future
+        try:
+            return future.result()
+        except CancelledError:
+            raise _Halt from None
+        except BaseException as error:
+            self._failure = error
+            raise _Halt from error
+
+    def _until_halted(self, engine: Callable[[], object]) -> None:
+        try:
+            engine()
+        except _Halt:
+            return
+
+    def _close(self) -> None:
+        with self._changing:
+            self._is_closed = True
+            if self._under_way is not None:
+                self._under_way.cancel()
 
 
 @dataclass(frozen=True)
@@ -86,23 +145,20 @@ class _Sample:
 
 @dataclass
 class Evolution:
-    """One run of the engine, and what it left."""
+    """One run of the engine, and what it left; the engine calls its methods as adapter, reflection and callback."""
 
-    evaluator: RolloutEvaluator
+    evaluator: CandidateEvaluator
     proposer: Proposer
     record: RunRecord
-    settings: EvolutionSettings
+    settings: "GEPA"
     pool: list[Member] = field(default_factory=list)
     """The seed first."""
     stopped: str | None = None
     """Why it ended before its last iteration."""
+    propose_new_texts: "ProposalFn | None" = None
+    """Of gepa's adapters: the reflection proposes instead."""
     _scores: dict[str, float] = field(default_factory=dict)  # on the last minibatch, by digest
     _last_gain: int = 0  # the iteration in which the pool grew last
-
-    @property
-    def iteration(self) -> int:
-        """The one that is under way, or was the last."""
-        return self.proposer.round
 
     @property
     def best(self) -> Member:
@@ -127,77 +183,38 @@ class Evolution:
         from gepa.strategies.proposal_sampling import IndependentSampling
 
         settings = self.settings
-        adapter: GEPAAdapter[_Sample, Outcome, Outcome] = _EngineAdapter(self)
+        adapter: GEPAAdapter[_Sample, Outcome, Outcome] = self
         optimize(
             seed_candidate=seed,
             trainset=[_Sample("train", number) for number in train],
             valset=[_Sample("val", number) for number in front],
             adapter=adapter,
-            reflection_strategy=_EngineReflection(self),
+            reflection_strategy=self,
             sampling_strategy=IndependentSampling(settings.proposals) if settings.proposals > 1 else None,
             reflection_minibatch_size=settings.minibatch_size,
-            perfect_score=settings.perfect_score,
+            perfect_score=settings.reward_range[1],
             stop_callbacks=self._is_over,
-            callbacks=[_EngineEvents(self)],  # type: ignore[list-item] # gepa: "implement only those you need"
-            logger=_EngineLogger(),
+            callbacks=[self],  # type: ignore[list-item] # gepa: "implement only those you need"
+            logger=self,
             track_best_outputs=False,
             seed=settings.seed,
         )
 
     def _is_over(self, gepa_state: Any) -> bool:
-        """Asked by the engine before each iteration."""
+        """The engine calls it before each iteration."""
         done = gepa_state.i + 1
         if done >= self.settings.iterations:
             return True
-        if self.pool and self.best.score >= self.settings.perfect_score:
+        if self.pool and self.best.score >= self.settings.reward_range[1]:
             self.stopped = f"{self.best.version} has the highest reward on all tasks by which candidates are chosen"
         elif done - self._last_gain >= self.settings.patience:
             self.stopped = f"no candidate was added in {self.settings.patience} iterations"
         return self.stopped is not None
 
-    # ------------------------------------------------------------------ what the engine's thread calls
-
-    def evaluated(self, items: Sequence[tuple[PromptTexts, Sequence[_Sample]]]) -> list[list[Outcome]]:
-        """Run candidates on tasks."""
-        evaluations = [
-            Evaluation(texts, samples[0].mode, [sample.number for sample in samples]) for texts, samples in items
-        ]
-        found = self._bridge.call(self.evaluator.evaluate(evaluations))
-        for one, outcomes in zip(evaluations, found, strict=True):
-            if one.mode == "train":
-                self._scores[digest_of(one.texts)] = fmean(outcome.score for outcome in outcomes)
-        return found
-
-    def proposed(self, jobs: Sequence[ReflectionJob]) -> list[dict[str, str]]:
-        """Have new texts written."""
-        return self._bridge.call(self.proposer.propose(jobs))
-
-    def begin(self, iteration: int) -> None:
-        self.proposer.round = iteration
-
-    def add(self, texts: PromptTexts, score: float, iteration: int) -> None:
-        """A candidate was tried on all tasks by which candidates are chosen, and joins the pool."""
-        version = self.proposer.version_of[digest_of(texts)]
-        candidate = self.proposer.lineage[version]
-        candidate.scores[iteration] = score
-        self.proposer.lineage.settle(version, "kept")
-        self.pool.append(Member(version, dict(texts), score))
-        self._last_gain = iteration
-        origin = "the seed" if candidate.parent is None else f"from {candidate.parent}"
-        logger.info("Candidate %s (%s) joins the pool with a score of %.3f.", version, origin, score)
-
-    def end(self, iteration: int) -> None:
-        """An iteration is over: the curves go on."""
-        self._settle_dropped()
-        spent = self.evaluator.ledger.spent
-        values = {"gepa/candidates": len(self.pool), "gepa/best_score": self.best.score}
-        values |= {f"gepa/{name}": value for name, value in spent.items()}
-        self._bridge.call(self.record.draw(iteration, values))
-
     def _settle_dropped(self) -> None:
-        """Say of the candidates that did not join the pool why they did not."""
+        """Note why candidates did not join the pool."""
         digests = {version: digest for digest, version in self.proposer.version_of.items()}
-        for candidate in self.proposer.lineage:
+        for candidate in self.proposer.state.lineage:
             if candidate.fate != "proposed":
                 continue
             own = self._scores.get(digests.get(candidate.version, ""))
@@ -205,20 +222,10 @@ class Evolution:
             reason = "the run ended before it was tried"
             if own is not None and parent is not None:
                 reason = f"it scores {own:.3f} on a minibatch on which {candidate.parent} scores {parent:.3f}"
-            self.proposer.lineage.settle(candidate.version, "dropped", reason)
+            self.proposer.state.lineage.settle(candidate.version, "dropped", reason)
             logger.info("Candidate %s (from %s) is dropped: %s.", candidate.version, candidate.parent, reason)
 
-
-# ---------------------------------------------------------------------- as gepa wants it
-
-
-class _EngineAdapter:
-    """gepa's view of rollouts."""
-
-    propose_new_texts: "ProposalFn | None" = None
-
-    def __init__(self, evolution: Evolution) -> None:
-        self._evolution = evolution
+    # ------------------------------------------------------------------ gepa's adapter, called in its thread
 
     def evaluate(
         self, batch: list[_Sample], candidate: dict[str, str], capture_traces: bool = False
@@ -230,10 +237,15 @@ class _EngineAdapter:
     ) -> "list[EvaluationBatch[Outcome, Outcome]]":
         from gepa.core.adapter import EvaluationBatch
 
-        return [
-            EvaluationBatch(outputs=outcomes, scores=[outcome.score for outcome in outcomes], trajectories=outcomes)
-            for outcomes in self._evolution.evaluated(items)
-        ]
+        evaluations = [Evaluation(texts, samples[0].mode, [one.number for one in samples]) for texts, samples in items]
+        found = self._bridge.call(self.evaluator.evaluate(evaluations))
+        batches = []
+        for one, outcomes in zip(evaluations, found, strict=True):
+            scores = [outcome.score for outcome in outcomes]
+            if one.mode == "train":
+                self._scores[digest_of(one.texts)] = fmean(scores)
+            batches.append(EvaluationBatch(outputs=outcomes, scores=scores, trajectories=outcomes))
+        return batches
 
     def make_reflective_dataset(
         self,
@@ -244,42 +256,42 @@ class _EngineAdapter:
         examples = [outcome.example for outcome in eval_batch.outputs if outcome.example is not None]
         return dict.fromkeys(components_to_update, examples)
 
-
-class _EngineReflection:
-    """gepa's view of the reflecting model."""
-
-    def __init__(self, evolution: Evolution) -> None:
-        self._evolution = evolution
+    # ------------------------------------------------------------------ gepa's reflection strategy
 
     def reflect(
         self, candidate: dict[str, str], reflective_dataset: Examples, components_to_update: list[str]
-    ) -> "tuple[ReflectionProposal, _EngineReflection]":
+    ) -> "tuple[ReflectionProposal, Evolution]":
         return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
 
-    def reflect_many(self, jobs: list[ReflectionJob]) -> "list[tuple[ReflectionProposal, _EngineReflection]]":
+    def reflect_many(self, jobs: list[ReflectionJob]) -> "list[tuple[ReflectionProposal, Evolution]]":
         from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
 
-        return [(ReflectionProposal(new_texts=texts), self) for texts in self._evolution.proposed(jobs)]
+        proposed = self._bridge.call(self.proposer.propose(jobs))
+        return [(ReflectionProposal(new_texts=texts), self) for texts in proposed]
 
-
-class _EngineEvents:
-    """What the engine tells as it goes."""
-
-    def __init__(self, evolution: Evolution) -> None:
-        self._evolution = evolution
+    # ------------------------------------------------------------------ gepa's callback and logger
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        self._evolution.begin(event["iteration"])
+        self.proposer.round = event["iteration"]
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        self._evolution.add(event["candidate"], event["average_score"], event["iteration"])
+        """A candidate was tried on all tasks by which candidates are chosen, and joins the pool."""
+        texts, score, iteration = event["candidate"], event["average_score"], event["iteration"]
+        version = self.proposer.version_of[digest_of(texts)]
+        candidate = self.proposer.state.lineage[version]
+        candidate.scores[iteration] = score
+        self.proposer.state.lineage.settle(version, "kept")
+        self.pool.append(Member(version, dict(texts), score))
+        self._last_gain = iteration
+        origin = "the seed" if candidate.parent is None else f"from {candidate.parent}"
+        logger.info("Candidate %s (%s) joins the pool with a score of %.3f.", version, origin, score)
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
-        self._evolution.end(event["iteration"])
-
-
-class _EngineLogger:
-    """The engine's own words are for those who look for a fault."""
+        self._settle_dropped()
+        spent = self.proposer.state.ledger.spent
+        values = {"gepa/candidates": len(self.pool), "gepa/best_score": self.best.score}
+        values |= {f"gepa/{name}": value for name, value in spent.items()}
+        self._bridge.call(self.record.draw(event["iteration"], values))
 
     def log(self, message: str) -> None:
         logger.debug("%s", message)

@@ -17,22 +17,19 @@ from xml.etree import ElementTree as ET
 from agentlightning.errors import ConfigurationError, TemplateError
 from agentlightning.utils.installation import install_command
 
-__all__ = ["poml"]
+__all__ = ["APPLY_EDIT_PROMPT_FILES", "GRADIENT_PROMPT_FILES", "poml"]
+
+_FILES: Final = Path(__file__).parent / "files"
+GRADIENT_PROMPT_FILES: Final = [_FILES / f"gradient_{name}.poml" for name in ("conversations", "spans", "review")]
+"""Three ways to criticise a prompt."""
+APPLY_EDIT_PROMPT_FILES: Final = [_FILES / f"edit_{name}.poml" for name in ("rewrite", "one_point")]
+"""Two ways to rewrite one."""
 
 _EXPRESSION: Final = re.compile(r"{{\s*(.+?)\s*}}(?!})")
 _PATH: Final = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _TERM: Final = re.compile(rf'({_PATH})(?:\s*\+\s*(\d+)|\s*\?\?\s*"([^"]*)")?')
 _LOOP: Final = re.compile(rf"([A-Za-z_]\w*)\s+in\s+({_PATH})")
-_ESCAPES: Final = {
-    "lt": "<",
-    "gt": ">",
-    "amp": "&",
-    "quot": '"',
-    "apos": "'",
-    "hash": "#",
-    "lbrace": "{",
-    "rbrace": "}",
-}
+_ESCAPES: Final = dict(zip(["lt", "gt", "amp", "quot", "apos", "hash", "lbrace", "rbrace"], "<>&\"'#{}", strict=True))
 _ESCAPE: Final = re.compile(rf"#({'|'.join(_ESCAPES)});")
 _SPACES: Final = re.compile(r"[ \t\n\r]+")
 _LARGEST_EXACT_INTEGER: Final = 2**53

@@ -1,7 +1,7 @@
 """GEPA: prompts that evolve by reflection, with rollouts through the store and their traces as feedback.
 
-The evolution is that of the `gepa` package (`evolution`); its candidates run as rollouts (`rollouts`), and a model that
-is shown their traces writes new ones (`feedback`, `reflection`). The validation tasks are split: by one part candidates
+The evolution is that of the `gepa` package (`gepa_engine`); its candidates run as rollouts (`gepa_rollouts`), and a
+model that is shown their traces writes new ones (`reflection`). The validation tasks are split: by one part candidates
 are chosen, and on the other the best of them is compared with the seed, pair by pair. It replaces the seed only if it
 is better there.
 
@@ -14,16 +14,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.apo.budget import OptimisationBudget
-from agentlightning.algorithm.apo.lineage import Candidate, Lineage
-from agentlightning.algorithm.apo.optimiser import Optimiser
-from agentlightning.algorithm.apo.report import OptimisationResult
-from agentlightning.algorithm.apo.seeds import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.comparison import PairedComparison
-from agentlightning.algorithm.gepa.evolution import require_gepa
-from agentlightning.algorithm.gepa.optimisation import Optimisation
-from agentlightning.algorithm.gepa.reflection import ReflectionModel, asking
+from agentlightning.algorithm.prompts.budget import OptimisationBudget
+from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
+from agentlightning.algorithm.prompts.gepa_engine import require_gepa
+from agentlightning.algorithm.prompts.gepa_run import GepaRun
+from agentlightning.algorithm.prompts.model import Optimiser, ReflectionModel
+from agentlightning.algorithm.prompts.results import OptimisationResult
+from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
@@ -104,10 +103,8 @@ class GEPA(Algorithm):
             raise ConfigurationError(f"front_size must be at least 1, or None; it is {front_size}.")
         PairedComparison(alpha or 0.5, reward_range=reward_range)  # tells what is wrong with them
         self._check_money(model)
-        client: Any = model if hasattr(model, "chat") else None
-        self.optimiser = Optimiser(client, algorithm="GEPA")
-        """Asks the model, and keeps the books."""
-        self.ask = asking(model, self.optimiser, reflection_model, temperature)
+        self.optimiser = Optimiser(model, algorithm="GEPA")
+        """Calls the model, and counts the calls."""
         self.result: OptimisationResult | None = None
         """How the last run ended."""
         self._lineage = Lineage()
@@ -122,6 +119,10 @@ class GEPA(Algorithm):
                 "A function does not tell how many tokens it read and wrote, so a budget of money cannot count them; "
                 f"pass a client, or give '{self.reflection_model}' the price of nothing, Prices()."
             )
+
+    async def ask(self, text: str) -> str | None:
+        """The reflecting model's answer."""
+        return await self.optimiser.ask(self.reflection_model, [{"role": "user", "content": text}], self.temperature)
 
     def get_best_prompts(self) -> dict[str, PromptTemplate]:
         """The best prompts of the last run by name; ValueError if there was none."""
@@ -167,9 +168,9 @@ class GEPA(Algorithm):
     async def _run(
         self, proxy: Any = None, *, prompts: dict[str, PromptTemplate], train: Dataset[Any], val: Dataset[Any]
     ) -> None:
-        optimisation = Optimisation(self, self._resources(proxy), prompts, train=train, val=val)
-        self._lineage = optimisation.lineage
-        self.result = await optimisation.run()
+        run = GepaRun(self, self._resources(proxy), prompts, train=train, val=val)
+        self._lineage = run.state.lineage
+        self.result = await run.run()
 
     def _resources(self, proxy: Any) -> NamedResources:
         resources: NamedResources = dict(self.get_initial_resources() or {})

@@ -1,38 +1,27 @@
 """One run of GEPA: the evolution, the comparison of its best candidate with the seed, and the account of both."""
 
-import asyncio
 import random
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger
-from agentlightning.algorithm.apo.gain import Challenge, challenged
-from agentlightning.algorithm.apo.journal import Journal
-from agentlightning.algorithm.apo.lineage import Candidate, Lineage
-from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.apo.report import OptimisationResult, counted, tell, write_prompts
-from agentlightning.algorithm.apo.tasks import messages_adapter
 from agentlightning.algorithm.comparison import PairedComparison
-from agentlightning.algorithm.gepa.evolution import (
-    Evolution,
-    EvolutionSettings,
-    Member,
-    new_text_in,
-    reflection_question,
-)
-from agentlightning.algorithm.gepa.reflection import Proposer
-from agentlightning.algorithm.gepa.rollouts import Evaluation, PromptTexts, RolloutEvaluator, digest_of
+from agentlightning.algorithm.prompts.budget import BudgetSpent
+from agentlightning.algorithm.prompts.candidates import Candidate
+from agentlightning.algorithm.prompts.evaluation import RunState, messages_adapter
+from agentlightning.algorithm.prompts.gepa_engine import Evolution, Member, new_text_in, reflection_question
+from agentlightning.algorithm.prompts.gepa_rollouts import CandidateEvaluator, Evaluation
+from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
+from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult, RunRecord, challenged, counted
 from agentlightning.errors import ConfigurationError
-from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, PromptTemplate
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.gepa.gepa import GEPA
+    from agentlightning.algorithm.prompts.gepa import GEPA
 
-__all__ = ["BEST_RESOURCES_ID", "RUN_NAME", "Optimisation"]
+__all__ = ["BEST_RESOURCES_ID", "RUN_NAME", "GepaRun"]
 
 NAME: Final = "GEPA"
 RUN_NAME: Final = "gepa"
@@ -52,7 +41,7 @@ _SETTINGS: Final = (
 )
 
 
-class Optimisation:
+class GepaRun:
     """A run over two data sets."""
 
     def __init__(
@@ -79,57 +68,32 @@ class Optimisation:
             "seed_prompts": {name: prompt.model_dump() for name, prompt in prompts.items()},
         }
         reserve = self._reserve()  # tells what cannot work before a state file is begun
-        self._journal = Journal(gepa.state_file, self._identity, algorithm=NAME)
-        self._ledger = Ledger(gepa.budget, changed=lambda spent: self._journal.put("spent", spent))
-        sent = sum(count for step, count in self._journal.items() if step.endswith(" sent"))
-        self._ledger.restore(sent, self._journal.get("spent"))
-        gepa.optimiser.ledger = self._ledger
-        self._counts: Counter[str] = Counter()
-        self.lineage = Lineage()
+        self.state = RunState.of(Journal(gepa.state_file, self._identity, algorithm=NAME), gepa.budget)
+        gepa.optimiser.ledger = self.state.ledger
+        self.state.ledger.kept_rollouts = reserve
         self._challenge: Challenge | None = None
-        self._evaluator = self._make_evaluator(gepa.get_store(), resources, train, val)
-        self._ledger.kept_rollouts = reserve
-        self._evolution = self._make_evolution(gepa)
-
-    def _make_evaluator(
-        self, store: LightningStore, resources: NamedResources, train: Dataset[Any], val: Dataset[Any]
-    ) -> RolloutEvaluator:
-        return RolloutEvaluator(
-            store=store,
-            resources=resources,
+        self._evaluator = CandidateEvaluator(
+            gepa.get_store(),
+            self.state,
+            resources,
             tasks={"train": train, "val": val},
-            journal=self._journal,
-            ledger=self._ledger,
-            adapter=messages_adapter(self._gepa._adapter, NAME),
-            reward_range=self._gepa.reward_range,
-            timeout_seconds=self._gepa.rollout_batch_timeout,
-            key=self._journal.remember("key", lambda: f"{RUN_NAME}-{uuid.uuid4().hex[:12]}"),
-            counts=self._counts,
+            adapter=messages_adapter(gepa._adapter, NAME),
+            reward_range=gepa.reward_range,
+            timeout_seconds=gepa.rollout_batch_timeout,
+            key=self.state.journal.remember("key", lambda: f"{RUN_NAME}-{uuid.uuid4().hex[:12]}"),
         )
-
-    def _make_evolution(self, gepa: "GEPA") -> Evolution:
         first = next(iter(self._seed))
-        self.lineage.add(Candidate(SEED_VERSION, first, self._seed[first], fate="seed"))
+        self.state.lineage.add(Candidate(SEED_VERSION, first, self._seed[first], fate="seed"))
         proposer = Proposer(
-            ask=gepa.ask,
-            seeds=self._prompts,
-            lineage=self.lineage,
-            journal=self._journal,
+            gepa.ask,
+            prompts,
+            self.state,
             render=reflection_question,
             extract=new_text_in,
-            counts=self._counts,
             version_of={digest_of(self._seed): SEED_VERSION},
         )
-        settings = EvolutionSettings(
-            iterations=gepa.iterations,
-            patience=gepa.patience,
-            minibatch_size=gepa.minibatch_size,
-            proposals=gepa.proposals,
-            perfect_score=gepa.reward_range[1],
-            seed=gepa.seed,
-        )
         self._record = RunRecord(gepa.get_store(), gepa.get_run_id(), name=RUN_NAME)
-        return Evolution(self._evaluator, proposer, self._record, settings)
+        self._evolution = Evolution(self._evaluator, proposer, self._record, gepa)
 
     def _reserve(self) -> int:
         """Rollouts that are kept for the comparison; ConfigurationError if it could not decide anything."""
@@ -158,26 +122,18 @@ class Optimisation:
 
     async def run(self) -> OptimisationResult:
         """Evolve, compare, publish."""
-        await self._record.open(self._identity, self._evaluator.key)
-        try:
+        async with self._record.kept(self._identity, self._evaluator.key, self._account):
             await self._evolution.run(self._seed, range(self._n_train), self._front)
             result = await self._judged()
-        except BaseException as error:
-            is_stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-            told = {**self._account(), "error": f"{type(error).__name__}: {error}"}
-            await asyncio.shield(self._record.write("stopped" if is_stopped else "failed", told))
-            raise
         best = {name: prompt.template for name, prompt in result.best.items()}
         await self._gepa.get_store().update_resources(BEST_RESOURCES_ID, self._evaluator.resources_with(best))
-        if self._gepa.output is not None:
-            write_prompts(self._gepa.output, result)
         await self._record.write("succeeded", {**result.to_json(), **self._account()})
-        tell(result, NAME)
+        result.report(NAME, self._gepa.output)
         return result
 
     def _account(self) -> dict[str, Any]:
-        """How things stand."""
-        return {"candidates": self.lineage.to_json(), "spent": self._ledger.spent, "counts": dict(self._counts)}
+        state = self.state
+        return {"candidates": state.lineage.to_json(), "spent": state.ledger.spent, "counts": dict(state.counts)}
 
     # ------------------------------------------------------------------ the comparison
 
@@ -195,7 +151,7 @@ class Optimisation:
         is_better = self._challenge is not None and self._challenge.verdict == "better"
         if best is not None:
             fate_reason = str(self._challenge) if self._challenge is not None else "it could not be compared"
-            self.lineage.settle(best.version, "promoted" if is_better else "refused", fate_reason)
+            self.state.lineage.settle(best.version, "promoted" if is_better else "refused", fate_reason)
         chosen = best if best is not None and is_better else None
         if pairs:
             seed_score = fmean(before for before, _ in pairs)
@@ -208,16 +164,16 @@ class Optimisation:
             best_score=seed_score if chosen is None else fmean(after for _, after in pairs),
             gain=None if chosen is None or self._challenge is None else self._challenge.gain,
             challenges=[] if self._challenge is None else [self._challenge],
-            spent=self._ledger.spent,
-            counts=self._counts,
+            spent=self.state.ledger.spent,
+            counts=self.state.counts,
             stopped=stopped,
         )
 
     async def _challenge_seed(self, best: Member, pairs: list[tuple[float, float]]) -> None:
         """Run both on the tasks that chose nothing; the pairs are those that the verdict rests on."""
-        self._ledger.kept_rollouts = 0
-        affordable = min(float(len(self._judges)), self._ledger.rollouts_left() // ROLLOUTS_A_PAIR)
-        tasks = self._judges[: self._journal.remember("pairs", lambda: int(affordable))]
+        self.state.ledger.kept_rollouts = 0
+        affordable = min(float(len(self._judges)), self.state.ledger.rollouts_left() // ROLLOUTS_A_PAIR)
+        tasks = self._judges[: self.state.journal.remember("pairs", lambda: int(affordable))]
         if not tasks:
             raise BudgetSpent("no rollouts are left for the comparison")
         alpha = self._gepa.alpha
@@ -251,7 +207,7 @@ class Optimisation:
         if self._gepa.alpha is None:
             verdict = "better" if comparison.estimate.mean > 0 else "not better"
         return Challenge(
-            round=self._evolution.iteration,
+            round=self._evolution.proposer.round,
             incumbent=SEED_VERSION,
             candidate=best.version,
             verdict=verdict,

@@ -1,32 +1,35 @@
 """One run of APO: rounds of candidates, the best prompt defended against each of them, and the account of it all."""
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from agentlightning.algorithm.apo.budget import BudgetSpent, Ledger
-from agentlightning.algorithm.apo.gain import Challenge, challenged, overall_gain
-from agentlightning.algorithm.apo.journal import Journal
-from agentlightning.algorithm.apo.lineage import Candidate
-from agentlightning.algorithm.apo.placeholders import why_unfit
-from agentlightning.algorithm.apo.record import RunRecord
-from agentlightning.algorithm.apo.report import OptimisationResult, counted, tell, write_prompts
-from agentlightning.algorithm.apo.seeds import check_candidates_are_allowed, seed_prompts
-from agentlightning.algorithm.apo.tasks import TaskBatch, cancel_unfinished, first_traceback
-from agentlightning.algorithm.apo.versions import VersionedPromptTemplate
 from agentlightning.algorithm.comparison import Gate
+from agentlightning.algorithm.prompts.budget import BudgetSpent
+from agentlightning.algorithm.prompts.candidates import Candidate, VersionedPromptTemplate
+from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
+from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.results import (
+    Challenge,
+    OptimisationResult,
+    RunRecord,
+    challenged,
+    counted,
+    overall_gain,
+)
+from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts, why_unfit
+from agentlightning.algorithm.utils import shuffled_batches
 from agentlightning.errors import TrainingError
-from agentlightning.types import Dataset, PromptTemplate, Rollout
+from agentlightning.types import Dataset
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.apo.apo import APO
+    from agentlightning.algorithm.prompts.apo import APO
 
-__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search"]
+__all__ = ["BEST_RESOURCES_ID", "FAILED_CALLS", "LEAST_PAIRS", "NOT_PAYABLE", "Search", "TaskBatch", "TaskBatches"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ LEAST_PAIRS: Final = 8
 CALLS_PER_CANDIDATE: Final = 2
 FAILED_CALLS: Final = "calls that failed"
 NOT_PAYABLE: Final = "candidates that the budget did not allow"
+_T = TypeVar("_T")
 _Branch = tuple[int, int, VersionedPromptTemplate]
 """The place of the parent, the number of the branch, and the parent."""
 _SETTINGS: Final = (
@@ -45,13 +49,37 @@ _SETTINGS: Final = (
 )
 
 
-@dataclass
-class _Best:
-    """The best prompts so far."""
+class TaskBatch(list[_T]):
+    """Samples of a data set, and their numbers in it."""
 
-    prompt: VersionedPromptTemplate
-    challenges: list[Challenge] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)
+    def __init__(self, dataset: Dataset[_T], numbers: Sequence[int]) -> None:
+        super().__init__(dataset[number] for number in numbers)
+        self.numbers = list(numbers)
+
+
+class TaskBatches(Iterator[TaskBatch[_T]]):
+    """Batches without end, each drawn once: a run that goes on finds them in its journal.
+
+    Args:
+        shuffle: Puts numbers in random order.
+    """
+
+    def __init__(
+        self, dataset: Dataset[_T], size: int, journal: Journal, name: str, shuffle: Callable[[list[int]], object]
+    ) -> None:
+        self._dataset = dataset
+        self._draws = shuffled_batches(len(dataset), size, shuffle)
+        self._journal = journal
+        self._name = name
+        self._drawn = 0
+        self.last: list[int] = []
+        """The numbers of the last batch."""
+
+    def __next__(self) -> TaskBatch[_T]:
+        drawn = list(next(self._draws))
+        self._drawn += 1
+        self.last = self._journal.remember(f"{self._name} batch {self._drawn}", lambda: drawn)
+        return TaskBatch(self._dataset, self.last)
 
 
 class Search:
@@ -66,12 +94,14 @@ class Search:
         self._record = RunRecord(apo.get_store(), apo.get_run_id(), name="apo")
         self._stopped: str | None = None
         self._round_number = 0
-        self.has_succeeded = False
-        """Whether any rollout has; a run in which none does is stopped."""
+        self._challenges: list[Challenge] = []
+        self._refused: set[str] = set()
+        """Versions that do not challenge the best prompt again."""
+        self.evaluator = Evaluator(apo.get_store(), apo._state, apo.rollout_batch_timeout)
 
     @property
-    def _ledger(self) -> Ledger:
-        return self._apo._optimiser.ledger
+    def _state(self) -> RunState:
+        return self._apo._state
 
     async def run(self) -> OptimisationResult:
         """Search until the rounds are over or the budget is spent."""
@@ -81,22 +111,17 @@ class Search:
         apo._initialize_beam(self._train, self._val)
         assert self._val is not None
         apo._begin(Journal(apo.state_file, self._identity()))
+        self.evaluator = Evaluator(apo.get_store(), self._state, apo.rollout_batch_timeout)
         self._name, _, self._train_batches, self._val_batches = apo._initialize_beam(self._train, self._val)
-        await self._record.open(self._identity(), apo._journal.run_id)
         self._gate = None if apo.alpha is None else Gate(apo.alpha, max(1, apo.beam_rounds))
-        self._best = _Best(self._seed())
-        self._beam = [self._best.prompt]
-        try:
+        self._best = self._seed()
+        self._beam = [self._best]
+        async with self._record.kept(self._identity(), self._state.journal.run_id, self._summary):
             await self._search()
-        except BaseException as error:
-            is_stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-            told = {**self._summary(), "error": f"{type(error).__name__}: {error}"}
-            await asyncio.shield(self._record.write("stopped" if is_stopped else "failed", told))
-            raise
         result = self._result()
-        await self._publish(result)
+        await self._publish()
         await self._record.write("succeeded", self._summary())
-        tell(result, "APO")
+        result.report("APO", apo.output)
         return result
 
     async def _search(self) -> None:
@@ -120,13 +145,13 @@ class Search:
         seed.resource_name = self._name
         seed.companions = {name: prompt for name, prompt in self._seeds.items() if name != self._name}
         text = seed.prompt_template.template
-        self._apo._lineage.add(Candidate(seed.version, self._name, text, fate="seed"))
+        self._state.lineage.add(Candidate(seed.version, self._name, text, fate="seed"))
         self._apo._history_best_version = seed.version
         return seed
 
     async def _validate_seed(self) -> None:
         assert self._val is not None
-        apo, seed = self._apo, self._best.prompt
+        apo, seed = self._apo, self._best
         everything = TaskBatch(self._val, range(len(self._val)))
         prefix = "[Round 00 | Seed] "
         began = time.monotonic()
@@ -141,13 +166,13 @@ class Search:
     async def _round(self, number: int) -> None:
         apo, self._round_number = self._apo, number
         parents = apo._sample_parent_prompts(self._beam, number)
-        before = apo._counts.copy()
+        before, counts = self._state.counts.copy(), self._state.counts
         wanted = counted(len(parents) * apo.branch_factor, "candidate")
         logger.info("Round %d of %d makes up to %s.", number, apo.beam_rounds, wanted)
         candidates = await apo._generate_candidate_prompts(parents, self._name, self._train_batches, number)
-        if not candidates and apo._counts[NOT_PAYABLE] > before[NOT_PAYABLE]:
+        if not candidates and counts[NOT_PAYABLE] > before[NOT_PAYABLE]:
             raise BudgetSpent(f"no candidate of round {number} could be paid")
-        if not candidates and apo._last_failure is not None and apo._counts[FAILED_CALLS] > before[FAILED_CALLS]:
+        if not candidates and apo._last_failure is not None and counts[FAILED_CALLS] > before[FAILED_CALLS]:
             raise TrainingError(f"Round {number} made no candidate; {apo._last_failure}") from apo._last_failure
         admitted = self._admitted(candidates, number)
         if admitted:
@@ -161,11 +186,11 @@ class Search:
 
     def affordable(self, branches: list[_Branch], number: int) -> list[_Branch]:
         """The branches for which a batch to criticise and one to select by can be paid, and a comparison at the end."""
-        apo, count = self._apo, len(branches)
-        left = self._ledger.rollouts_left() - len(self._beam) * apo.val_batch_size - LEAST_PAIRS
+        apo, ledger, count = self._apo, self._state.ledger, len(branches)
+        left = ledger.rollouts_left() - len(self._beam) * apo.val_batch_size - LEAST_PAIRS
         by_rollouts = left // (apo.gradient_batch_size + apo.val_batch_size)
-        payable = int(max(0, min(count, by_rollouts, self._ledger.calls_left() // CALLS_PER_CANDIDATE)))
-        payable = apo._journal.remember(f"round {number} branches", lambda: payable)
+        payable = int(max(0, min(count, by_rollouts, ledger.calls_left() // CALLS_PER_CANDIDATE)))
+        payable = self._state.journal.remember(f"round {number} branches", lambda: payable)
         if payable < 1:
             raise BudgetSpent(f"round {number} does not fit")
         if payable == count:
@@ -185,21 +210,9 @@ class Search:
         values = {f"apo/candidate_{name}": value for name, value in figures.items()}
         await self._record.draw(self._round_number, {"apo/candidate": _number(prompt.version), **values})
 
-    async def look_after(self, sent: Sequence[str], finished: Sequence[Rollout]) -> None:
-        """Take back rollouts that are late, and stop a run in which nothing works."""
-        store = self._apo.get_store()
-        late = await cancel_unfinished(store, sent, finished)
-        if late:
-            self._apo._counts["rollouts that were late"] += late
-            logger.warning("%d rollouts were not finished in time and are cancelled.", late)
-        self.has_succeeded = self.has_succeeded or any(one.status == "succeeded" for one in finished)
-        if finished and not self.has_succeeded:
-            told = await first_traceback(store, finished)
-            raise TrainingError(f"All {len(finished)} rollouts failed, so there is nothing to learn from; {told}")
-
     def _admitted(self, candidates: Sequence[VersionedPromptTemplate], number: int) -> list[VersionedPromptTemplate]:
         """The candidates that can be tried; the others are noted with the reason."""
-        lineage, admitted = self._apo._lineage, []
+        lineage, admitted = self._state.lineage, []
         known = {_texts(one, self._name): one.version for one in self._beam}
         for one in candidates:
             name = one.resource_name or self._name
@@ -213,7 +226,7 @@ class Search:
                 known[texts] = one.version
                 admitted.append(one)
                 continue
-            self._apo._counts["candidates that were rejected"] += 1
+            self._state.counts["candidates that were rejected"] += 1
             lineage.settle(one.version, "rejected", reason)
             logger.info("Candidate %s (from %s) is rejected: %s.", one.version, one.parent, reason)
         return admitted
@@ -225,9 +238,9 @@ class Search:
         stayed = {one.version for one in self._beam}
         for one in tried:
             self._seen[one.version].update(getattr(self._val_batches, "last", ()))
-            if one.version in apo._lineage and one.score is not None:
-                apo._lineage[one.version].scores[number] = one.score
-            apo._lineage.settle(one.version, "kept" if one.version in stayed else "dropped")
+            if one.version in self._state.lineage and one.score is not None:
+                self._state.lineage[one.version].scores[number] = one.score
+            self._state.lineage.settle(one.version, "kept" if one.version in stayed else "dropped")
         await self._record.draw(number, {"apo/beam_score": self._beam[0].score or 0.0})
 
     # ------------------------------------------------------------------ the best prompt
@@ -244,7 +257,7 @@ class Search:
             self._gate.skip()
             return
         challenge = await self._challenge(first, number)
-        self._best.challenges.append(challenge)
+        self._challenges.append(challenge)
         logger.info("Round %d: %s.", number, challenge)
         gain = challenge.gain
         figures = {"apo/gain": gain.mean, "apo/gain_low": gain.low, "apo/gain_high": gain.high, "apo/pairs": gain.n}
@@ -253,15 +266,15 @@ class Search:
             apo._history_best_score = fmean(self._rewards[first.version].values())
             await self._promote(first, str(challenge))
         else:
-            self._best.refused.add(first.version)
-            apo._lineage.settle(first.version, "refused", str(challenge))
+            self._refused.add(first.version)
+            self._state.lineage.settle(first.version, "refused", str(challenge))
 
     def _challenger(self) -> VersionedPromptTemplate | None:
         """The first of the beam that stands before the best prompt, and was not found wanting already."""
         for one in self._beam:
-            if one.version == self._best.prompt.version:
+            if one.version == self._best.version:
                 return None
-            if one.version not in self._best.refused:
+            if one.version not in self._refused:
                 return one
         return None
 
@@ -270,22 +283,31 @@ class Search:
         apo, first = self._apo, self._beam[0]
         assert self._val is not None
         await apo._update_best_prompt(self._beam, self._name, self._val, number)
-        if apo._history_best_version == first.version != self._best.prompt.version:
+        if apo._history_best_version == first.version != self._best.version:
             await self._promote(first)
 
     async def _challenge(self, candidate: VersionedPromptTemplate, number: int) -> Challenge:
         assert self._gate is not None
-        incumbent = self._best.prompt
+        incumbent, chunks = self._best, count()
+
+        async def rewards(prompt: VersionedPromptTemplate, numbers: Sequence[int]) -> list[float]:
+            """From rollouts where they are not known yet."""
+            known = self._rewards[prompt.version]
+            missing = [task for task in numbers if task not in known]
+            prefix = f"[Round {number:02d} | Pairs {next(chunks):02d}] "
+            if missing:
+                assert self._val is not None
+                batch = TaskBatch(self._val, missing)
+                await self._apo.evaluate_prompt_on_batch(prompt, self._name, batch, mode="val", prefix=prefix)
+                self._note_rewards(prompt, missing, prefix)
+            return [known[task] for task in numbers]
+
         tasks = self._fresh_tasks(candidate, number)
         comparison = self._gate.compare(
             max_pairs=len(tasks), min_pairs=LEAST_PAIRS, reward_range=self._apo.reward_range
         )
-        rewards = _Rewards(self, number)
         await challenged(
-            comparison,
-            tasks,
-            lambda numbers: rewards.of(incumbent, numbers),
-            lambda numbers: rewards.of(candidate, numbers),
+            comparison, tasks, lambda numbers: rewards(incumbent, numbers), lambda numbers: rewards(candidate, numbers)
         )
         return Challenge(
             number, incumbent.version, candidate.version, comparison.verdict, comparison.estimate, comparison.alpha
@@ -306,23 +328,24 @@ class Search:
                 LEAST_PAIRS,
             )
             fresh = list(everything)
-        known = self._rewards[self._best.prompt.version]
+        known = self._rewards[self._best.version]
         per_pair = 1 if all(task in known for task in fresh) else 2
-        payable = int(min(len(fresh), self._ledger.rollouts_left() // per_pair))
+        payable = int(min(len(fresh), self._state.ledger.rollouts_left() // per_pair))
         step = f"round {number} pairs"
-        chosen: list[int] = apo._journal.remember(step, lambda: apo._chance(step).sample(fresh, payable))
+        chosen: list[int] = self._state.journal.remember(step, lambda: apo._chance(step).sample(fresh, payable))
         if not chosen:
             raise BudgetSpent("there are no rollouts left to compare with")
         return chosen
 
     async def _promote(self, prompt: VersionedPromptTemplate, reason: str | None = None) -> None:
         apo = self._apo
-        self._best.refused.add(self._best.prompt.version)  # it was the best, and is no more
-        self._best.prompt = prompt
+        self._refused.add(self._best.version)  # it was the best, and is no more
+        self._best = prompt
         apo._history_best_prompt = prompt.prompts(self._name)[self._name]
         apo._history_best_version = prompt.version
-        apo._lineage.settle(prompt.version, "promoted", reason)
-        await self._publish(self._result())
+        self._state.lineage.settle(prompt.version, "promoted", reason)
+        await self._publish()
+        self._result().write(apo.output)
 
     def _note_rewards(self, prompt: VersionedPromptTemplate, numbers: Sequence[int], prefix: str) -> None:
         """Keep the rewards of an evaluation by their tasks; one that is missing counts as zero, if zero can be."""
@@ -334,67 +357,39 @@ class Search:
 
     # ------------------------------------------------------------------ the account
 
-    async def _publish(self, result: OptimisationResult) -> None:
-        resources = self._apo._resources(self._best.prompt, self._name)
+    async def _publish(self) -> None:
+        resources = self._apo._resources(self._best, self._name)
         await self._apo.get_store().update_resources(BEST_RESOURCES_ID, resources)
-        if self._apo.output is not None:
-            write_prompts(self._apo.output, result)
 
     def _spent(self) -> dict[str, float]:
-        return {f"apo/{name}": value for name, value in self._ledger.spent.items()}
+        return {f"apo/{name}": value for name, value in self._state.ledger.spent.items()}
 
     def _result(self) -> OptimisationResult:
-        apo, best = self._apo, self._best.prompt
+        apo, best = self._apo, self._best
         seed_rewards, best_rewards = self._rewards["v0"], self._rewards[best.version]
-        both = [number for number in best_rewards if number in seed_rewards]
-        pairs = [(seed_rewards[number], best_rewards[number]) for number in both]
-        is_seed = best.version == "v0"
+        pairs = [(seed_rewards[task], reward) for task, reward in best_rewards.items() if task in seed_rewards]
         gain = None
-        if apo.alpha is not None and not is_seed:
+        if apo.alpha is not None and best.version != "v0":
             planned = len(self._val or ())
             gain = overall_gain(pairs, planned=planned, alpha=apo.alpha, reward_range=apo.reward_range)
         history = apo._history_best_score if apo._history_best_score > float("-inf") else None
-        first = fmean(before for before, _ in pairs) if pairs else self._apo_seed_score()
+        before = [before for before, _ in pairs] or list(seed_rewards.values())
+        prompts = best.prompts(self._name)
         return OptimisationResult(
             seed=dict(self._seeds),
-            best=_in_order(best.prompts(self._name), self._seeds),
+            best={name: prompts[name] for name in self._seeds},
             best_version=best.version,
-            seed_score=first,
+            seed_score=fmean(before) if before else None,
             best_score=fmean(after for _, after in pairs) if pairs else history,
             gain=gain,
-            challenges=tuple(self._best.challenges),
-            spent=self._ledger.spent,
-            counts=dict(apo._counts),
+            challenges=tuple(self._challenges),
+            spent=self._state.ledger.spent,
+            counts=dict(self._state.counts),
             stopped=self._stopped,
         )
 
-    def _apo_seed_score(self) -> float | None:
-        rewards = self._rewards["v0"]
-        return fmean(rewards.values()) if rewards else None
-
     def _summary(self) -> dict[str, Any]:
-        return {**self._result().to_json(), "candidates": self._apo._lineage.to_json()}
-
-
-class _Rewards:
-    """Rewards of both sides of a challenge, from rollouts where they are not known yet."""
-
-    def __init__(self, search: Search, number: int) -> None:
-        self._search = search
-        self._number = number
-        self._chunks: Iterator[int] = iter(range(10**9))
-
-    async def of(self, prompt: VersionedPromptTemplate, numbers: Sequence[int]) -> list[float]:
-        search = self._search
-        known = search._rewards[prompt.version]
-        missing = [number for number in numbers if number not in known]
-        prefix = f"[Round {self._number:02d} | Pairs {next(self._chunks):02d}] "
-        if missing:
-            assert search._val is not None
-            batch = TaskBatch(search._val, missing)
-            await search._apo.evaluate_prompt_on_batch(prompt, search._name, batch, mode="val", prefix=prefix)
-            search._note_rewards(prompt, missing, prefix)
-        return [known[number] for number in numbers]
+        return {**self._result().to_json(), "candidates": self._state.lineage.to_json()}
 
 
 def _number(version: str) -> int:
@@ -403,7 +398,3 @@ def _number(version: str) -> int:
 
 def _texts(prompt: VersionedPromptTemplate, name: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, one.template) for key, one in prompt.prompts(name).items()))
-
-
-def _in_order(prompts: dict[str, PromptTemplate], like: dict[str, PromptTemplate]) -> dict[str, PromptTemplate]:
-    return {name: prompts[name] for name in like}

@@ -1,4 +1,6 @@
-"""Whether a new prompt can stand in for the old one: it must parse, take the same values, and bring no code of its own.
+"""The prompts that are optimised: which there are, and whether a new one can replace an old one.
+
+A candidate must parse, take the same values, and bring no code of its own.
 
 Templates are code, and a model that read what agents left behind writes the new ones. So a candidate may use plain
 placeholders, and otherwise only the expressions, statements and tags with expressions that the original has too.
@@ -6,14 +8,15 @@ placeholders, and otherwise only the expressions, statements and tags with expre
 
 import re
 import string
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from agentlightning.errors import TemplateError
-from agentlightning.types import PromptTemplate
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentlightning.errors import ConfigurationError, TemplateError
+from agentlightning.types import NamedResources, PromptTemplate
 from agentlightning.utils.poml_sandbox import local_name, parse_poml
 
-__all__ = ["placeholders_of", "unwrapped", "why_unfit"]
+__all__ = ["check_candidates_are_allowed", "placeholders_of", "seed_prompts", "unwrapped", "why_unfit"]
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _JINJA_BODIES: Final = ("body", "elif_", "else_")
@@ -35,20 +38,39 @@ _FENCED: Final = re.compile(r"\A```[\w-]*\n(?P<text>.*)\n```\Z", re.DOTALL)
 _TAGGED: Final = re.compile(r"\A<(?P<tag>prompt_template|prompt)>\n?(?P<text>.*?)\n?</(?P=tag)>\Z", re.DOTALL)
 
 
+def seed_prompts(resources: NamedResources | None, algorithm: str) -> dict[str, PromptTemplate]:
+    """The prompts among the initial resources, which an algorithm starts from; ConfigurationError if there is none."""
+    prompts = {name: one for name, one in (resources or {}).items() if isinstance(one, PromptTemplate)}
+    if not prompts:
+        raise ConfigurationError(
+            f"{algorithm} starts from prompts, and among the initial resources {list(resources or ())} there is none; "
+            "give the Trainer initial_resources with a PromptTemplate, or call set_initial_resources."
+        )
+    return prompts
+
+
+def check_candidates_are_allowed(prompts: Mapping[str, PromptTemplate], trainer: Any) -> None:
+    """ConfigurationError if the runners of a trainer would refuse candidates, which come out of the store."""
+    if trainer.allow_poml or resolve_bool_env_var(LightningEnvVar.AGL_ALLOW_POML, fallback=False):
+        return
+    for name, prompt in prompts.items():
+        if prompt.engine == "poml":
+            raise ConfigurationError(
+                f"Prompt '{name}' is a POML template, and runners format no POML that comes out of the store, as all "
+                "candidates do; say Trainer(allow_poml=True) if the optimiser's model may write code for them."
+            )
+
+
 def placeholders_of(prompt: PromptTemplate) -> frozenset[str]:
     """The names of the values that a prompt takes; ValueError if it does not parse."""
     if prompt.engine == "f-string":
         fields = [name for _, name, _, _ in string.Formatter().parse(prompt.template) if name is not None]
         return frozenset(_FIELD_END.split(name, maxsplit=1)[0] for name in fields)
     if prompt.engine == "jinja":
-        return _jinja_names(prompt.template)
+        from jinja2 import meta
+
+        return frozenset(meta.find_undeclared_variables(_jinja_tree(prompt.template)))
     return frozenset(_POML_NAME.findall(prompt.template))
-
-
-def _jinja_names(template: str) -> frozenset[str]:
-    from jinja2 import meta
-
-    return frozenset(meta.find_undeclared_variables(_jinja_tree(template)))
 
 
 def why_unfit(candidate: PromptTemplate, original: PromptTemplate) -> str | None:

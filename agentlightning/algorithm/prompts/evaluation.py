@@ -1,0 +1,158 @@
+"""Evaluations of prompts: paid for, sent with tasks, waited for; what an earlier process finished is not done again.
+
+An evaluation of a run with a state file has a name, its step. The journal holds the outcome of each step, and the ids
+of its rollouts follow from the name, so a run that goes on finds the rollouts that were under way in the store.
+"""
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from typing_extensions import Self
+
+from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMessages
+from agentlightning.algorithm.batches import Batches, first_traceback
+from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
+from agentlightning.algorithm.prompts.candidates import Lineage
+from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.errors import TrainingError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Rollout, RolloutConfig, RolloutMode
+
+__all__ = ["Evaluator", "RunState", "messages_adapter"]
+
+logger = logging.getLogger(__name__)
+
+SILENCE_SECONDS: Final = 60.0
+"""After which an attempt counts as dead; runners send a heartbeat every ten seconds."""
+MOST_ATTEMPTS: Final = 3
+
+
+@dataclass
+class RunState:
+    """What a run has done, spent and counted."""
+
+    journal: Journal
+    ledger: Ledger
+    counts: Counter[str] = field(default_factory=Counter)
+    """Candidates that were rejected, calls that failed, and what else went wrong."""
+    lineage: Lineage = field(default_factory=Lineage)
+
+    @classmethod
+    def of(cls, journal: Journal, budget: OptimisationBudget) -> Self:
+        """The state that an earlier process left in the journal, or an empty one."""
+        ledger = Ledger(budget, changed=lambda spent: journal.put("spent", spent))
+        sent = sum(count for step, count in journal.items() if step.endswith(" sent"))
+        ledger.restore(sent, journal.get("spent"))
+        return cls(journal, ledger)
+
+
+class Evaluator:
+    """Runs tasks for one run of an algorithm, within its budget.
+
+    Args:
+        most_failed_batches: Batches in a row without a success after which the run is given up; None for any number.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        state: RunState,
+        timeout_seconds: float,
+        *,
+        most_failed_batches: int | None = None,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._timeout_seconds = timeout_seconds
+        self._most_failed_batches = most_failed_batches
+        self._failed_batches = 0
+        self.has_succeeded = False
+        """Whether any rollout has; a run in which none does is given up."""
+
+    def is_sent(self, step: str | None) -> bool:
+        return f"{step} sent" in self._state.journal
+
+    async def reserve(self, step: str | None, count: int, *, can_wait: bool = True) -> Hold:
+        """Count rollouts before they are sent; BudgetSpent if they are too many.
+
+        Args:
+            step: The name of the evaluation, which counts once however often it is resumed; None cannot be resumed.
+            can_wait: Whether to wait for money that others hold back.
+        """
+        journal, is_new = self._state.journal, not self.is_sent(step)
+        ids = None if is_new else journal.rollout_ids(step, count)
+        found = 0 if ids is None else len(await self._store.query_rollouts(rollout_id_in=ids))
+        hold = await self._state.ledger.take_rollouts(count, is_new=is_new, found=found, can_wait=can_wait)
+        if is_new and step is not None:
+            journal.put(f"{step} sent", count)
+        return hold
+
+    async def run(
+        self, step: str | None, tasks: Sequence[Any], *, mode: RolloutMode, resources_id: str
+    ) -> tuple[list[str], list[Rollout]]:
+        """Send tasks and wait; the ids of all rollouts, and the rollouts that are over. Late ones are cancelled."""
+        ids, config = await self._usable_ids(self._state.journal.rollout_ids(step, len(tasks))), None
+        if ids is not None:  # a runner that dies with this process leaves its rollout to another
+            config = RolloutConfig(
+                unresponsive_seconds=SILENCE_SECONDS, max_attempts=MOST_ATTEMPTS, retry_condition=["unresponsive"]
+            )
+        batches = Batches(self._store, config)
+        sent = await batches.send(tasks, mode=mode, resources_id=resources_id, rollout_ids=ids)
+        finished = await batches.wait(sent, self._timeout_seconds)
+        if late := len(sent.group_of) - len(finished):
+            self._state.counts["rollouts that were late"] += late
+            logger.warning("%d rollouts are not over after %.0f s and are cancelled.", late, self._timeout_seconds)
+        return list(sent.group_of), finished
+
+    async def _usable_ids(self, ids: Sequence[str] | None) -> list[str] | None:
+        """Ids under which rollouts can be sent; those that failed or were cancelled run again under another id."""
+        if ids is None:
+            return None
+        usable = []
+        for rollout_id in ids:
+            name = rollout_id
+            for again in itertools.count(1):
+                known = await self._store.get_rollout_by_id(name)
+                if known is None or known.status not in ("failed", "cancelled"):
+                    break
+                name = f"{rollout_id}-again-{again}"
+            if name != rollout_id and known is None:
+                hold = await self._state.ledger.take_rollouts(1, can_wait=False)
+                self._state.ledger.end_rollouts(hold, [], unfinished=1)  # what the first one may have cost
+                self._state.journal.put(f"{name} sent", 1)
+            usable.append(name)
+        return usable
+
+    async def check(self, finished: Sequence[Rollout]) -> None:
+        """TrainingError if nothing works: then more rollouts would only cost."""
+        is_success = any(rollout.status == "succeeded" for rollout in finished)
+        self._failed_batches = 0 if is_success else self._failed_batches + 1
+        self.has_succeeded = self.has_succeeded or is_success
+        too_many = self._most_failed_batches is not None and self._failed_batches >= self._most_failed_batches
+        if is_success or (self.has_succeeded and not too_many):
+            return
+        if not finished:
+            raise TrainingError(
+                f"No rollout was finished after {self._timeout_seconds:.0f} s; are there runners, and can they work?"
+            )
+        error = await first_traceback(self._store, finished)
+        raise TrainingError(f"All {len(finished)} rollouts failed, so there is nothing to learn from; {error}")
+
+
+def messages_adapter(adapter: TraceAdapter[Any] | None, algorithm: str) -> TraceToMessages:
+    """The given adapter if it gives conversations, else a new TraceToMessages.
+
+    A log line names any other adapter that is not used; a TracerTraceToTriplet is the Trainer's default.
+    """
+    if isinstance(adapter, TraceToMessages):
+        return adapter
+    if adapter is not None and type(adapter) is not TracerTraceToTriplet:
+        unused = type(adapter).__name__
+        logger.info(
+            "%s reads conversations, so it uses a TraceToMessages and not the %s it was given.", algorithm, unused
+        )
+    return TraceToMessages()

@@ -1,0 +1,236 @@
+"""What an optimisation came to: challenges of the best prompt, the result, and the run in the store that shows both."""
+
+import asyncio
+import difflib
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentlightning.algorithm.comparison import PairedComparison, Verdict
+from agentlightning.algorithm.intervals import Estimate
+from agentlightning.store.base import LightningStore
+from agentlightning.types import PromptTemplate, RunStatus
+from agentlightning.utils.private_files import replaced_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Challenge", "OptimisationResult", "RunRecord", "challenged", "counted", "overall_gain"]
+
+logger = logging.getLogger(__name__)
+
+PAIRS_AT_ONCE: Final = 8
+"""Tasks whose rollouts are under way together; a decision in their midst leaves the rest unused."""
+_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
+
+Rewards = Callable[[Sequence[int]], Awaitable[Sequence[float]]]
+"""Gives the rewards on the validation tasks with these numbers."""
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """How a candidate fared against the best prompt of its time."""
+
+    round: int
+    incumbent: str
+    candidate: str
+    verdict: Verdict
+    gain: Estimate
+    alpha: float
+    """How likely a candidate without a gain would have been called better."""
+
+    def __str__(self) -> str:
+        return f"{self.candidate} against {self.incumbent}: {self.verdict}, gain {self.gain}"
+
+
+async def challenged(
+    comparison: PairedComparison, tasks: Sequence[int], incumbent: Rewards, candidate: Rewards
+) -> PairedComparison:
+    """Feed a comparison with pairs, in the order of the tasks, until it is over or there are no tasks left."""
+    begin = 0
+    while comparison.pairs_left and begin < len(tasks):
+        chunk = tasks[begin : begin + min(PAIRS_AT_ONCE, comparison.pairs_left)]
+        begin += len(chunk)
+        before, after = await incumbent(chunk), await candidate(chunk)
+        for pair in zip(before, after, strict=True):
+            if comparison.pairs_left:
+                comparison.add(*pair)
+    return comparison
+
+
+def overall_gain(
+    pairs: Sequence[tuple[float, float]], *, planned: int, alpha: float, reward_range: tuple[float, float]
+) -> Estimate | None:
+    """The gain from the first of each pair to the second, with an interval that holds however many there are.
+
+    Args:
+        planned: How many there could have been. The interval must not be made for the number at which it was stopped.
+    """
+    if not pairs:
+        return None
+    comparison = PairedComparison(alpha, max_pairs=planned, min_pairs=planned, reward_range=reward_range)
+    for before, after in pairs:
+        comparison.add(before, after)
+    return comparison.estimate
+
+
+@dataclass(frozen=True)
+class OptimisationResult:
+    """The end of a run."""
+
+    seed: Mapping[str, PromptTemplate]
+    best: Mapping[str, PromptTemplate]
+    best_version: str
+    seed_score: float | None
+    """Mean reward on the validation tasks that both were run on; None if there are none."""
+    best_score: float | None
+    gain: Estimate | None
+    """From the seed to the best prompt, on those tasks; None if the seed is the best."""
+    challenges: Sequence[Challenge] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=Counter)
+    """Candidates that were rejected, answers that were empty, calls that failed."""
+    stopped: str | None = None
+    """Why the run ended before its last round; None if it did not."""
+
+    @property
+    def is_improved(self) -> bool:
+        return dict(self.seed) != dict(self.best)
+
+    def diff(self) -> str:
+        """What changed from the seed to the best prompts; empty if nothing did."""
+        return "\n".join(self._diff_lines())
+
+    def _diff_lines(self) -> Iterator[str]:
+        for name, before in self.seed.items():
+            after = self.best[name].template
+            yield from difflib.unified_diff(
+                before.template.splitlines(), after.splitlines(), f"{name} (seed)", f"{name} (best)", lineterm=""
+            )
+
+    def headlines(self) -> list[str]:
+        """The scores and what they rest on, in a few lines."""
+        lines = []
+        if self.is_improved:
+            lines.append(f"The best prompt is {self.best_version}.")
+        else:
+            lines.append("The seed is still the best prompt: no candidate was found to be better.")
+        if self.seed_score is not None and self.best_score is not None and self.is_improved:
+            lines.append(f"Validation score: {self.seed_score:.3f} -> {self.best_score:.3f}")
+        elif self.seed_score is not None:
+            lines.append(f"Validation score: {self.seed_score:.3f}")
+        if self.gain is not None:
+            gain = self.gain
+            interval = f"[{gain.low:+.3f}, {gain.high:+.3f}]"
+            lines.append(f"Gain {gain.mean:+.3f}, interval {interval}, from {counted(gain.n, 'pair')} of rollouts.")
+        lines.extend(f"Round {one.round}: {one}" for one in self.challenges)
+        if self.spent:
+            rollouts, model_calls = int(self.spent["rollouts"]), int(self.spent["model_calls"])
+            calls = f"{counted(rollouts, 'rollout')}, {counted(model_calls, 'model call')}"
+            cost = f", {self.spent['cost']:.4g} in money" if self.spent["cost"] else ""
+            lines.append(f"Spent: {calls}{cost}.")
+        lines.extend(f"{what[0].upper()}{what[1:]}: {count}." for what, count in self.counts.items() if count)
+        if self.stopped is not None:
+            lines.append(f"Ended early: {self.stopped}.")
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join([*self.headlines(), *self._diff_lines()])
+
+    def show(self, console: "Console") -> None:
+        """Write it to a terminal, in colours."""
+        from rich.text import Text
+
+        for line in self.headlines():
+            console.print(Text(line))
+        for line in self._diff_lines():
+            console.print(Text(line, style=_STYLES.get(line[:1], "")))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the store and in the output file."""
+        return {
+            "best_version": self.best_version,
+            "prompts": {name: prompt.model_dump() for name, prompt in self.best.items()},
+            "seed": {name: prompt.model_dump() for name, prompt in self.seed.items()},
+            "seed_score": self.seed_score,
+            "best_score": self.best_score,
+            "gain": None if self.gain is None else asdict(self.gain),
+            "challenges": [asdict(one) for one in self.challenges],
+            "spent": dict(self.spent),
+            "counts": dict(self.counts),
+            "stopped": self.stopped,
+        }
+
+    def report(self, algorithm: str, output: Path | None) -> None:
+        """Show it in colours on a terminal, else in the log, and write it to a file; standard output is for events."""
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self.show(console)
+        else:
+            logger.info("%s is done.\n%s", algorithm, self)
+        self.write(output)
+
+    def write(self, output: Path | None) -> None:
+        """Write it to a file, whole or not at all; None writes nothing."""
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with replaced_file(output) as file:
+                file.write(json.dumps(self.to_json(), ensure_ascii=False, indent=2).encode() + b"\n")
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something: `1 pair`, `2 pairs`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+class RunRecord:
+    """Writes to a run of its own, and its curves also to the trainer's. A store that keeps no runs is left alone.
+
+    Args:
+        name: Of the run: that of the algorithm.
+    """
+
+    def __init__(self, store: LightningStore, trainer_run_id: str | None, *, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._trainer_run_id = trainer_run_id
+        self.run_id: str | None = None
+
+    @asynccontextmanager
+    async def kept(
+        self, config: dict[str, Any], run_id: str | None, summary: Callable[[], dict[str, Any]]
+    ) -> AsyncIterator[None]:
+        """Begin the run, or go on with the one of this id; an error in the block ends it as failed or stopped."""
+        metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
+        try:
+            run = await self._store.start_run(self._name, config=config, metadata=metadata, run_id=run_id)
+            self.run_id = run.run_id
+        except NotImplementedError:  # a store of the 0.2 release
+            pass
+        try:
+            yield
+        except BaseException as error:
+            is_stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+            found = {**summary(), "error": f"{type(error).__name__}: {error}"}
+            await asyncio.shield(self.write("stopped" if is_stopped else "failed", found))
+            raise
+
+    async def draw(self, step: int, values: Mapping[str, float]) -> None:
+        """Add to the curves."""
+        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        for run_id in (self.run_id, self._trainer_run_id):
+            if run_id is not None:
+                await self._store.add_metrics(run_id, step, finite)
+
+    async def write(self, status: RunStatus, summary: dict[str, Any]) -> None:
+        """Write down how things stand."""
+        if self.run_id is not None:
+            await self._store.finish_run(self.run_id, status, summary=summary)

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from agentlightning.algorithm.apo import OptimisationResult
 from agentlightning.algorithm.comparison import Gate, PairedComparison
 from agentlightning.algorithm.intervals import estimate
-from tests.algorithm.apo.world import Optimiser, optimised, rendered
+from tests.algorithm.prompts.world import Optimiser, optimised, rendered
 
 ALPHA_TOTAL = 0.05
 INCUMBENT_MEAN = 0.3

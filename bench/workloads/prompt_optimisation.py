@@ -15,8 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.algorithm.apo.climbing import climb
-from tests.algorithm.gepa.evolving import evolve
+from tests.algorithm.prompts.climbing import climb, evolve
 
 LOW, HIGH = 0.4, 0.9
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentlightning.algorithm.apo import Lineage
-from tests.algorithm.apo.climbing import climb
+from tests.algorithm.prompts.climbing import climb
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ from agentlightning.algorithm.prompts.model import Optimiser as Asker
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.store import InMemoryLightningStore
-from tests.algorithm.apo.world import Optimiser, agents, apo_in, optimised
-from tests.algorithm.gepa.world import Writer, evolved
+from tests.algorithm.prompts.world import Optimiser, Writer, agents, apo_in, evolved, optimised
 
 pytestmark = pytest.mark.usefixtures("quick_poml")
 

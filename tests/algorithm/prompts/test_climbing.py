@@ -9,7 +9,7 @@ import pytest
 from agentlightning.algorithm.gepa import Lineage
 from agentlightning.store import LightningStore
 from agentlightning.types import LLM, PromptTemplate
-from tests.algorithm.gepa.evolving import evolve
+from tests.algorithm.prompts.climbing import evolve
 from tests.simulated_model.server import SEED_PROMPT
 
 

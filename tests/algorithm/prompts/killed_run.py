@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.store import SqliteLightningStore
-from tests.algorithm.apo.world import share_of_words
-from tests.algorithm.gepa.world import Writer, evolved
+from tests.algorithm.prompts.world import Writer, evolved, share_of_words
 
 
 async def main(name: str, kill_at: int) -> None:

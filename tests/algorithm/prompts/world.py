@@ -1,8 +1,9 @@
-"""A small world for APO: agents whose reward follows from the words of the prompt, and an optimiser that adds words."""
+"""A small world for APO and GEPA: agents rewarded for the words of the prompt, and models that add words."""
 
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.apo.apo import APO
+from agentlightning.algorithm.gepa import GEPA
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.types import PromptTemplate, Span
 
 SEED = PromptTemplate(template="Answer {question}.", engine="f-string")
 WORDS = ("please", "exactly", "briefly", "kindly")
 """What makes the agents better, each by a quarter."""
+_FIRST_FENCED = re.compile(r"```\n(.*?)\n```", re.DOTALL)
 Judge = Callable[[dict[str, str], Any], float | None]
 """The reward of a task with these prompts; None leaves the rollout unfinished."""
 Usage = Callable[[Any], dict[str, Any]]
@@ -136,3 +139,42 @@ async def optimised(client: Any, *, judge: Judge = share_of_words, tasks: int = 
     async with agents(store, judge, usage=usage):
         await apo.run(list(range(40)), list(range(tasks)))
     return apo
+
+
+# ---------------------------------------------------------------------- GEPA
+
+
+class Writer:
+    """Adds the first word that is missing; remembers what it was asked."""
+
+    def __init__(self, edit: Callable[[str, str], str] | None = None) -> None:
+        self.asked: list[str] = []
+        self._edit = edit or (lambda prompt, word: f"{prompt} Do it {word}.")
+
+    def __call__(self, question: str) -> str:
+        self.asked.append(question)
+        found = _FIRST_FENCED.search(question)
+        assert found is not None
+        word = next((word for word in WORDS if word not in found[1]), WORDS[0])
+        return f"Here it is:\n```\n{self._edit(found[1], word)}\n```"
+
+
+def gepa_in(
+    store: LightningStore, model: Any, *, prompts: dict[str, PromptTemplate] | None = None, **options: Any
+) -> GEPA:
+    """A GEPA with what a trainer would give it."""
+    made = GEPA(model, **options)
+    made.set_store(store)
+    made.set_initial_resources({"prompt": SEED} if prompts is None else dict(prompts))
+    return made
+
+
+async def evolved(
+    model: Any, *, judge: Judge = share_of_words, n_train: int = 40, n_val: int = 60, **options: Any
+) -> GEPA:
+    """A run from its begin to its end, over a store of its own; the tasks are numbers."""
+    store, usage = options.pop("store", None) or InMemoryLightningStore(), options.pop("usage", None)
+    gepa = gepa_in(store, model, **options)
+    async with agents(store, judge, usage=usage):
+        await gepa.run(list(range(n_train)), list(range(n_val)))
+    return gepa

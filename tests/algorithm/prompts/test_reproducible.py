@@ -1,4 +1,4 @@
-"""The same seed is the same search, whatever finishes first; another seed is another."""
+"""The same seed is the same search or evolution, whatever finishes first; another seed is another."""
 
 import asyncio
 import hashlib
@@ -12,8 +12,8 @@ from agentlightning.algorithm.apo import apo as apo_module
 from agentlightning.algorithm.apo.apo import APO
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import PromptTemplate
-from tests.algorithm.apo.climbing import climb
-from tests.algorithm.apo.world import SEED, Optimiser, agents, apo_in
+from tests.algorithm.prompts.climbing import climb, evolve
+from tests.algorithm.prompts.world import SEED, Optimiser, agents, apo_in
 from tests.simulated_model.server import SEED_PROMPT
 
 
@@ -81,4 +81,20 @@ def test_search_on_the_simulated_model_follows_from_the_seed() -> None:
 
     assert first == again
     assert first[1] != {"prompt": PromptTemplate(template=SEED_PROMPT, engine="f-string")}
+    assert first[0] != other[0]
+
+
+def evolved_with(seed: int) -> Any:
+    """All that an evolution on the simulated model came to."""
+    few: dict[str, Any] = {"validation_tasks": 24, "test_tasks": 1}
+    done = evolve(0, search_seed=seed, is_steady=True, proposals=2, iterations=3, **few)
+    rows = [(one.version, one.parent, one.template, one.scores, one.fate) for one in done.gepa.candidates]
+    return rows, done.result.best, done.result.challenges, done.result.spent
+
+
+def test_evolution_follows_from_the_seed() -> None:
+    first, again, other = (evolved_with(seed) for seed in (1, 1, 2))
+
+    assert len(first[0]) > 2
+    assert first == again
     assert first[0] != other[0]

@@ -21,7 +21,7 @@ from agentlightning.algorithm.apo.apo import (
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import LLM, PromptTemplate
-from tests.algorithm.apo.world import agents
+from tests.algorithm.prompts.world import agents
 
 PROMPT = PromptTemplate(template="Say {word}", engine="f-string")
 

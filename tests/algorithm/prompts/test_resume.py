@@ -11,7 +11,7 @@ from agentlightning.algorithm.batches import Batches
 from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
-from tests.algorithm.apo.world import Optimiser, agents, apo_in, optimised
+from tests.algorithm.prompts.world import Optimiser, agents, apo_in, optimised
 
 pytestmark = pytest.mark.usefixtures("quick_poml", "nothing_withdrawn")
 
@@ -92,21 +92,6 @@ async def test_no_finished_evaluation_is_repeated_though_the_store_is_lost(
     assert finished + len(await store.query_rollouts()) == apo.result.spent["rollouts"]
 
 
-async def test_a_finished_run_is_only_read_again(tmp_path: Path) -> None:
-    path, client = tmp_path / "state.jsonl", Optimiser()
-    first = await run_once(path, InMemoryLightningStore(), client)
-    calls = len(client.calls)
-    store = InMemoryLightningStore()
-
-    again = await run_once(path, store, client, seed=42)
-
-    assert list(await store.query_rollouts()) == []
-    assert len(client.calls) == calls
-    assert again.get_best_prompt() == first.get_best_prompt()
-    assert (again.result.gain, again.result.spent) == (first.result.gain, first.result.spent)
-    assert list(again.candidates) == list(first.candidates)
-
-
 async def test_rollouts_under_way_at_the_kill_are_found_again_in_a_durable_store(tmp_path: Path) -> None:
     path = tmp_path / "state.jsonl"
     async with SqliteLightningStore(tmp_path / "store.db") as store:
@@ -144,14 +129,6 @@ async def test_rollout_whose_runner_died_with_the_process_is_run_again(
     assert sorted(done) == sorted(rollout.rollout_id for rollout in await store.query_rollouts())
     assert len(await store.query_attempts(claimed.rollout_id)) == 2
     assert again.result.spent["rollouts"] == 3
-
-
-async def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.jsonl"
-    await run_once(path, InMemoryLightningStore(), Optimiser())
-
-    with pytest.raises(ConfigurationError, match="another run, with other val_batch_size"):
-        await optimised(Optimiser(), state_file=path, tasks=40, beam_rounds=2, val_batch_size=9)
 
 
 def test_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from agentlightning.algorithm.apo import apo as apo_module
-from tests.algorithm.apo.world import rendered
+from tests.algorithm.prompts.world import rendered
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A whole optimisation on the simulated model: Trainer, store, LLM proxy, agents that call through it, and APO."""
+"""Whole optimisations on the simulated model: Trainer, store, LLM proxy, agents that call through it, APO or GEPA."""
 
 import os
 import threading
@@ -14,6 +14,7 @@ import agentlightning as agl
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.apo import OptimisationResult
 from agentlightning.algorithm.apo.apo import APO
+from agentlightning.algorithm.gepa import GEPA
 from agentlightning.llm_proxy import LLMProxy
 from tests.simulated_model.bookings import Task, make_tasks
 from tests.simulated_model.server import MODEL, SEED_PROMPT, SimulatedModel
@@ -120,3 +121,49 @@ def climb(
         before = test_score(model, seed_prompt, seed + 2000, test_tasks)
         after = test_score(model, apo.get_best_prompt(), seed + 2000, test_tasks)
     return Climb(seed, apo, apo.result, before, after, store)
+
+
+@dataclass(frozen=True)
+class Evolved:
+    """What an optimisation came to."""
+
+    gepa: GEPA
+    result: OptimisationResult
+    seed_test_score: float
+    best_test_score: float
+    """On tasks that the optimisation has not seen."""
+    store: agl.LightningStore
+
+
+def evolve(
+    seed: int,
+    *,
+    faults: float = 0.0,
+    is_steady: bool = False,
+    validation_tasks: int = 60,
+    test_tasks: int = TEST_TASKS,
+    store: Any = None,
+    search_seed: int | None = None,
+    **settings: Any,
+) -> Evolved:
+    """Optimise the prompt of the booking agent. The proxy is the algorithm's to start, and to hand to the agents."""
+    store = agl.InMemoryLightningStore() if store is None else store
+    seed_prompt = agl.PromptTemplate(template=SEED_PROMPT, engine="f-string")
+    with SimulatedModel(seed, faults=faults, is_steady=is_steady) as model:
+        gepa = GEPA(**{"minibatch_size": 8, "seed": seed if search_seed is None else search_seed, **settings})
+        served = {"model": f"hosted_vllm/{MODEL}", "api_base": model.url}
+        trainer = agl.Trainer(
+            algorithm=gepa,
+            store=store,
+            strategy=agl.SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm"),
+            initial_resources={"prompt": seed_prompt},
+            llm_proxy=agl.LLMProxy(0, [{"model_name": MODEL, "litellm_params": served}]),
+            progress="off",
+        )
+        environment = patch.dict(os.environ, {"OPENAI_API_KEY": "any", "OPENAI_BASE_URL": model.url})
+        with openai.OpenAI(base_url=model.url, api_key="any", max_retries=0) as client, environment:
+            trainer.fit(Booking(client), tasks(40, seed), tasks(validation_tasks, seed + 1000))
+        assert gepa.result is not None
+        before = test_score(model, seed_prompt, seed + 2000, test_tasks)
+        after = test_score(model, gepa.get_best_prompts()["prompt"], seed + 2000, test_tasks)
+    return Evolved(gepa, gepa.result, before, after, store)

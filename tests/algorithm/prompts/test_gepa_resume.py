@@ -14,10 +14,8 @@ import pytest
 
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
 from agentlightning.algorithm.prompts.journal import Journal
-from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
-from tests.algorithm.apo.world import Judge, share_of_words
-from tests.algorithm.gepa.world import Writer, evolved, gepa_in
+from tests.algorithm.prompts.world import Judge, Writer, evolved, gepa_in, share_of_words
 
 ROOT = Path(__file__).parents[3]
 BUDGET = OptimisationBudget(rollouts=260)
@@ -43,7 +41,7 @@ def outcome(gepa: GEPA) -> tuple[Any, ...]:
     return gepa.result.best, gepa.result.challenges, list(gepa.candidates), gepa.result.spent["model_calls"]
 
 
-def finished_rollouts(state: Path) -> int:
+def rollouts_in(state: Path) -> int:
     """Of the evaluations whose outcome the file holds; its first line tells what run it is."""
     identity = json.loads(state.read_text(encoding="utf-8").splitlines()[0])["identity"]
     steps = Journal(state, identity, algorithm="GEPA").items()
@@ -54,7 +52,7 @@ def finished_rollouts(state: Path) -> int:
 async def test_a_killed_run_ends_as_it_would_have_and_repeats_no_finished_evaluation(at: int, tmp_path: Path) -> None:
     state, copy, other = tmp_path / "state", tmp_path / "copy", InMemoryLightningStore()
     whole = await evolved(Writer(), judge=copying(state, copy, at), state_file=state, budget=BUDGET)
-    kept = finished_rollouts(copy)
+    kept = rollouts_in(copy)
 
     resumed = await evolved(Writer(), store=other, state_file=copy, budget=BUDGET)  # the store is lost as well
 
@@ -63,18 +61,6 @@ async def test_a_killed_run_ends_as_it_would_have_and_repeats_no_finished_evalua
     assert outcome(resumed)[:3] == outcome(whole)[:3]
     assert kept + len(await other.query_rollouts()) == whole.result.spent["rollouts"]
     assert resumed.result.spent["rollouts"] == whole.result.spent["rollouts"]
-
-
-async def test_rollouts_under_way_are_found_again_in_a_store_that_outlived_the_run(tmp_path: Path) -> None:
-    state, copy, store = tmp_path / "state", tmp_path / "copy", InMemoryLightningStore()
-    whole = await evolved(Writer(), judge=copying(state, copy, 50), store=store, state_file=state)
-    before = len(await store.query_rollouts())
-
-    resumed = await evolved(Writer(), store=store, state_file=copy)
-
-    assert outcome(resumed)[:3] == outcome(whole)[:3]
-    assert len(await store.query_rollouts()) == before
-    assert len(await store.query_runs(name="gepa")) == 1
 
 
 async def test_rollouts_that_a_stopped_run_took_back_are_sent_again(tmp_path: Path) -> None:
@@ -94,20 +80,9 @@ async def test_rollouts_that_a_stopped_run_took_back_are_sent_again(tmp_path: Pa
     assert run.status == "succeeded"
 
 
-async def test_a_run_that_is_over_costs_nothing_a_second_time(tmp_path: Path) -> None:
-    state, write, store = tmp_path / "state", Writer(), InMemoryLightningStore()
-    first = await evolved(Writer(), state_file=state)
-
-    second = await evolved(write, store=store, state_file=state)
-
-    assert outcome(second) == outcome(first)
-    assert write.asked == []
-    assert len(await store.query_rollouts()) == 0
-
-
 def test_a_process_that_was_killed_is_continued_by_another(tmp_path: Path) -> None:
     def process(name: str, kill_at: int, hash_seed: str) -> int:
-        command = [sys.executable, "-m", "tests.algorithm.gepa.killed_run", name, str(kill_at)]
+        command = [sys.executable, "-m", "tests.algorithm.prompts.killed_run", name, str(kill_at)]
         places = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **places}, timeout=120)
         return done.returncode
@@ -118,11 +93,3 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path: Path) -> No
     assert process("killed", 0, "3") == 0
 
     assert (tmp_path / "killed.json").read_text() == (tmp_path / "whole.json").read_text()
-
-
-async def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    await evolved(Writer(), state_file=state)
-
-    with pytest.raises(ConfigurationError, match="other budget, minibatch_size"):
-        await evolved(Writer(), state_file=state, minibatch_size=7, budget=BUDGET)

@@ -1,0 +1,242 @@
+"""Runs of GEPA over a store, with agents and a reflecting model of a small world."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import InMemoryLightningStore
+from tests.algorithm.prompts.world import WORDS, Writer, evolved, gepa_in, share_of_words
+
+
+async def test_several_candidates_are_made_in_one_iteration() -> None:
+    gepa = await evolved(Writer(), proposals=3)
+
+    made = [one.round for one in gepa.candidates]
+    assert made.count(1) >= 2
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+# ---------------------------------------------------------------------- the reflecting model
+
+
+async def test_an_async_function_can_reflect() -> None:
+    write = Writer()
+
+    async def reflect(question: str) -> str:
+        await asyncio.sleep(0)
+        return write(question)
+
+    gepa = await evolved(reflect)
+
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_a_client_is_asked_for_the_named_model_with_the_traces_and_the_placeholders() -> None:
+    write, asked = Writer(), []
+
+    async def create(**request: Any) -> Any:
+        asked.append(request)
+        said = SimpleNamespace(content=write(request["messages"][0]["content"]))
+        return SimpleNamespace(choices=[SimpleNamespace(message=said)], usage=None)
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    gepa = await evolved(client, reflection_model="thinker", temperature=0.5, minibatch_size=3)
+
+    assert gepa.result is not None
+    assert gepa.result.spent["model_calls"] == len(asked)
+    assert {(one["model"], one["temperature"]) for one in asked} == {("thinker", 0.5)}
+    question = asked[0]["messages"][0]["content"]
+    assert question.count("# Example") == 3
+    assert "Reward: 0 (from 0 to 1)" in question
+    assert "add no others: {question}" in question
+
+
+async def test_prompt_that_drops_a_placeholder_is_rejected_with_the_reason_and_asked_for_again() -> None:
+    broken = iter(["", "Answer {question", "Answer.", "Answer {question} to {whom}."])
+    write = Writer(lambda prompt, word: next(broken, f"{prompt} Do it {word}."))
+
+    gepa = await evolved(write)
+
+    rejected = [one.reason for one in gepa.candidates if one.fate == "rejected"]
+    assert rejected[0] == "it is empty"
+    assert "does not parse" in str(rejected[1])
+    assert rejected[2:] == ["it drops the placeholders question", "it has new placeholders 'whom'"]
+    assert all(word in gepa.get_best_prompts()["prompt"].template for word in WORDS)
+
+
+async def test_its_messages_name_the_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "state").write_text('{"format": 1, "algorithm": "APO", "key": "k", "identity": {}}\n')
+
+    with pytest.raises(ConfigurationError, match="GEPA has no model to ask"):
+        await evolved(None)
+    with pytest.raises(ConfigurationError, match="not the state of a run of GEPA"):
+        await evolved(Writer(), state_file=tmp_path / "state")
+    with caplog.at_level("INFO"):
+        await evolved(Writer(), iterations=1)
+
+    assert "GEPA is done." in caplog.text
+    assert "APO" not in caplog.text
+
+
+async def test_prompt_that_changes_nothing_costs_no_rollouts() -> None:
+    gepa = await evolved(Writer(lambda prompt, word: prompt), patience=3, minibatch_size=4)
+
+    assert gepa.result is not None
+    assert {one.reason for one in gepa.candidates if one.fate == "rejected"} == {"it changes nothing"}
+    assert gepa.result.spent["rollouts"] == 30 + 3 * 4  # the seed on the front, and on a minibatch each time
+    assert gepa.result.stopped == "no candidate was added in 3 iterations"
+
+
+async def test_a_model_that_dies_later_leaves_what_was_found() -> None:
+    write = Writer()
+
+    def reflect(question: str) -> str:
+        if len(write.asked) == 3:
+            raise OSError("the line is dead")
+        return write(question)
+
+    gepa = await evolved(reflect)
+
+    assert gepa.result is not None
+    assert "the line is dead" in str(gepa.result.stopped)
+    assert gepa.result.counts["calls that failed"] == 3
+    assert gepa.result.is_improved
+
+
+# ---------------------------------------------------------------------- honest gain
+
+
+async def test_a_candidate_that_is_only_lucky_does_not_replace_the_seed() -> None:
+    def noise(prompts: dict[str, str], task: Any) -> float:
+        """A coin for each prompt and task, whatever the prompt says."""
+        return float(zlib.crc32(f"{prompts['prompt']} {task}".encode()) % 2)
+
+    promoted = 0
+    for seed in range(10):
+        gepa = await evolved(
+            Writer(lambda prompt, word: f"{prompt} Again."), judge=noise, seed=seed, iterations=8, n_val=40
+        )
+        assert gepa.result is not None
+        promoted += gepa.result.is_improved
+        if gepa.result.challenges:
+            refused = gepa.candidates[gepa.result.challenges[0].candidate]
+            assert gepa.result.is_improved or refused.fate == "refused"
+
+    assert promoted == 0
+
+
+# ---------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": OptimisationBudget(rollouts=83)}, "comparison, take 84"),
+        ({"n_val": 8}, "4 validation tasks are left .* at least 6 to decide"),
+        ({"n_val": 1}, "Of 1 validation tasks"),
+        ({"front_size": 60}, "Of 60 validation tasks"),
+        ({"n_train": 0}, "train_dataset"),
+        ({"prompts": {}}, "PromptTemplate"),
+    ],
+    ids=["budget", "judges", "one task", "front", "no tasks", "no prompt"],
+)
+async def test_what_cannot_work_is_told_before_anything_is_spent(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    store = InMemoryLightningStore()
+
+    with pytest.raises(ConfigurationError, match=message):
+        await evolved(Writer(), store=store, state_file=tmp_path / "state", **options)
+
+    assert len(await store.query_rollouts()) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"iterations": 0}, {"patience": 0}, {"minibatch_size": 0}, {"proposals": 0}, {"front_size": 0}, {"alpha": 2.0}],
+    ids=str,
+)
+def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        GEPA(**wrong)
+
+
+def test_a_model_is_a_client_or_a_function() -> None:
+    model: Any = "gpt-5"
+    with pytest.raises(ConfigurationError, match="a client or a function; this is of type str"):
+        GEPA(model)
+
+
+# ---------------------------------------------------------------------- rollouts that go wrong
+
+
+async def test_failed_rollouts_are_shown_to_the_model_with_their_error() -> None:
+    def judge(prompts: dict[str, str], task: Any) -> float:
+        if task % 2:
+            raise ValueError("odd one out")
+        return share_of_words(prompts, task)
+
+    write = Writer()
+    await evolved(write, judge=judge, minibatch_size=8, iterations=3)
+
+    assert "The rollout failed; rollout 'ro-" in write.asked[0]
+    assert "Traceback: odd one out" in write.asked[0]
+
+
+async def test_rewards_outside_their_range_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"A reward of 5.0 lies outside"):
+        await evolved(Writer(), judge=lambda prompts, task: 5.0)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def test_a_run_that_is_cancelled_ends_its_engine_and_takes_its_rollouts_back() -> None:
+    store = InMemoryLightningStore()
+    gepa = gepa_in(store, Writer())
+    before = threading.active_count()
+    task = asyncio.create_task(gepa.run(range(40), range(60)))  # no agents: it waits
+    await asyncio.wait_for(store.dequeue_rollout("somebody", wait=30), 30)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await asyncio.wait_for(until(lambda: threading.active_count() <= before), 30)
+    (run,) = await store.query_runs(name="gepa")
+    assert run.status == "stopped"
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"cancelled"}
+
+
+# ---------------------------------------------------------------------- the package
+
+
+def test_importing_algorithms_does_not_import_gepa() -> None:
+    told = "import sys, agentlightning.algorithm, agentlightning.algorithm.gepa; assert 'gepa' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", told], check=True, timeout=120)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gepa", None)
+
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[gepa\]"):
+        GEPA()

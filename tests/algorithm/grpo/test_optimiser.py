@@ -1,14 +1,10 @@
-"""The optimiser: step by step what torch's own is, without what comes with that."""
-
-import subprocess
-import sys
+"""The optimiser: torch's own, with state by the names of weights and moments in 8 bits."""
 
 import pytest
 import torch
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.optimiser import AdamW
-from agentlightning.algorithm.grpo.quantised import BLOCK, Quantised
+from agentlightning.algorithm.grpo.optimiser import BLOCK, AdamW, Quantised
 from agentlightning.errors import TrainingError
 
 OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -186,15 +182,3 @@ def test_gradients_are_forgotten() -> None:
     an_optimiser(weights).forget_gradients()
 
     assert all(weight.grad is None for weight in weights.values())
-
-
-def test_learning_does_not_import_torchs_compiler() -> None:
-    code = (
-        "import sys; from agentlightning.algorithm.grpo.learner import Learner;"
-        "from agentlightning.algorithm.grpo.samples import Sample;"
-        "from agentlightning.engine.tiny.model import TinyModel;"
-        "Learner(TinyModel()).update([Sample([1, 20, 8], [0, 1, 1], [None, -1.0, -1.0], 1.0, 0, 'g', 'r')]);"
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]
     agent = loaded_agent(arguments.agent)
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         _resources(arguments.prompt), arguments.temperature, arguments.timeout, failed=arguments.failed
     )
     began = time.monotonic()
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trainer.fit(agent, val_dataset=tasks)
     if evaluation.score is None:  # Ctrl-C ends a training, and not with an error
         raise KeyboardInterrupt
-    _tell(arguments, evaluation.score, time.monotonic() - began)
+    _report(arguments, evaluation.score, time.monotonic() - began)
     return 0
 
 
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @dataclass
-class Evaluation(Algorithm):
+class EvaluationRun(Algorithm):
     """Sends every task once, and scores what comes back."""
 
     resources: NamedResources
@@ -233,7 +233,7 @@ def _tasks(path: Path) -> list[Any]:
 # ---------------------------------------------------------------------- telling
 
 
-def _tell(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
+def _report(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     reward = found.reward
     if arguments.json:

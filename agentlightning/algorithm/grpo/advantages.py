@@ -8,7 +8,7 @@ What could be expected is what the other rollouts show, those of the same task (
     reinforce_plus_plus  (reward - mean of the batch) / standard deviation of the batch
 
 Standard deviations are those of a sample (n - 1). Where nothing can be compared, advantages are zero, and the reason is
-told: never a division by nothing, never a number that is not finite.
+named: never a division by nothing, never a number that is not finite.
 """
 
 import math
@@ -75,9 +75,11 @@ def advantages(
     for unit in units:
         members = [place for name in unit for place in places[name]]
         found = [rewards[place] for place in members]
-        reason = _degenerate(found, min_group_size)
-        if reason is not None:
-            result.degenerate.update(dict.fromkeys(unit, reason))
+        if len(found) < max(2, min_group_size):
+            result.degenerate.update(dict.fromkeys(unit, Degenerate.TOO_SMALL))
+            continue
+        if are_same(min(found), max(found)):
+            result.degenerate.update(dict.fromkeys(unit, Degenerate.NO_VARIANCE))
             continue
         for place, value in zip(members, _compared(found, kind), strict=True):
             result.values[place] = value
@@ -87,12 +89,6 @@ def advantages(
 def are_same(low: float, high: float) -> bool:
     """Whether rewards from `low` to `high` are the same, but for rounding."""
     return high - low <= SAME * max(abs(low), abs(high))
-
-
-def _degenerate(rewards: Sequence[float], min_size: int) -> Degenerate | None:
-    if len(rewards) < max(2, min_size):
-        return Degenerate.TOO_SMALL
-    return Degenerate.NO_VARIANCE if are_same(min(rewards), max(rewards)) else None
 
 
 def _compared(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:

@@ -116,7 +116,8 @@ class Checkpoints:
             progress: What the caller needs to go on, such as the place in the data set; JSON.
             is_best: Whether `best` names this one from now on.
         """
-        target = self.folder / self._free_name(step)
+        revisions = [_order(name)[1] for name in self._names() if _order(name)[0] == step]
+        target = self.folder / (f"step-{step:06d}-{max(revisions) + 1}" if revisions else f"step-{step:06d}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             beside = self.folder / f"{_UNFINISHED}{uuid4().hex}"
@@ -175,10 +176,6 @@ class Checkpoints:
         if pointed is None:
             return names
         return sorted(names, key=lambda name: _order(name) > _order(pointed))  # else as they are
-
-    def _free_name(self, step: int) -> str:
-        revisions = [_order(name)[1] for name in self._names() if _order(name)[0] == step]
-        return f"step-{step:06d}" if not revisions else f"step-{step:06d}-{max(revisions) + 1}"
 
     def _pointed(self, pointer: str) -> str | None:
         try:
@@ -248,8 +245,8 @@ def _read(folder: Path) -> Checkpoint:
     if state["format"] != FORMAT:
         raise ValueError(f"its format is {state['format']}, not {FORMAT}")
     for name in _FILES:
-        told, path = state["files"][name], folder / name
-        if _size(path) != told["bytes"] or _digest(path) != told["digest"]:
+        listed, path = state["files"][name], folder / name
+        if _size(path) != listed["bytes"] or _digest(path) != listed["digest"]:
             raise ValueError(f"'{name}' is not what was written")
     return Checkpoint(folder, int(state["step"]), dict(state["progress"]))
 

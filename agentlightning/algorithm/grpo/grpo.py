@@ -2,7 +2,7 @@
 
 Each step sends every task of a batch to the agents several times, waits, and compares the rewards within each group:
 what did better than the others of its group becomes likelier. The agents' calls go through the LLM proxy to an engine
-with the current weights; what they said comes back as trajectories from the store.
+with the current weights; what they sampled comes back as trajectories from the store.
 
 A step counts when all policies have learned from it, and not before: a run that is stopped in the middle of one, or
 killed, goes on from a checkpoint with the tasks of that step.
@@ -313,7 +313,7 @@ class GRPO(Algorithm):
 
     def _is_over(self, seconds: float) -> bool:
         if self.max_seconds is not None and seconds > self.max_seconds:
-            logger.info("GRPO stops after %.0f s, as it was asked to.", seconds)
+            logger.info("GRPO stops after %.0f s, the limit of max_seconds.", seconds)
             return True
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and self.progress.is_solved():
             logger.info(

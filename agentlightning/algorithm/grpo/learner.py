@@ -58,8 +58,10 @@ class Learner:
         """Updates made."""
         self.steps = 0
         """Steps of the optimiser made."""
-        rate = self.settings.learning_rate
-        self.learning_rate = _default_learning_rate(model) if rate is None else rate
+        default = TINY_LEARNING_RATE
+        if isinstance(model, HfModel):
+            default = ADAPTERS_LEARNING_RATE if model.has_adapters else WEIGHTS_LEARNING_RATE
+        self.learning_rate = default if self.settings.learning_rate is None else self.settings.learning_rate
         """After the warm-up."""
         self._clock = clock
         self._weights = self._trainable()
@@ -314,12 +316,6 @@ class Learner:
             f"The {name} of step {self.steps + 1} (update {self.version + 1}) is {number}; the weights are as they "
             "were before this step. A lower learning_rate or max_grad_norm may help."
         )
-
-
-def _default_learning_rate(model: CausalModel) -> float:
-    if not isinstance(model, HfModel):
-        return TINY_LEARNING_RATE
-    return ADAPTERS_LEARNING_RATE if model.has_adapters else WEIGHTS_LEARNING_RATE
 
 
 class Figures:

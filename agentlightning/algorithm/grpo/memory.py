@@ -74,6 +74,8 @@ def memory_need(
     head_copies = 0 if computed == stream else computed * (1 if lora else 2)
     head = config.vocab_size * config.hidden_size * (head_copies + (0 if lora else 4))
     engine = 0 if engine_sequences is None else sum(sizes) + _cache_numbers(config) * engine_sequences * ENGINE_TOKENS
+    in_8_bits = settings.optimiser == "adamw8bit"
+    moments = [2 * n * (1 + 4 / 256) if in_8_bits and n >= SMALLEST_QUANTISED else 8 * n for n in trained]
     shares = settings.processes
     # Each process has the embeddings and the head whole while it computes, and their gradients.
     gathered = 0 if shares == 1 else 2 * config.vocab_size * config.hidden_size * (stream + (0 if lora else 4))
@@ -82,7 +84,7 @@ def memory_need(
             "weights": (sum(sizes) * stream + (4 * sum(trained) if lora else 0)) / shares,
             "gathered": gathered,
             "gradients": 4 * sum(trained) / shares,
-            "moments": sum(_moment_bytes(count, settings) for count in trained) / shares,
+            "moments": sum(moments) / shares,
             "reference": 4 * sum(trained) / shares if settings.kl_coefficient > 0 else 0,
             "activations": activations,
             "logits": min(CHUNK_BYTES, 6 * settings.max_batch_tokens * config.vocab_size) + head,
@@ -139,12 +141,12 @@ def check_memory(
         logger.info("How much memory learning needs is not known for '%s': %s", source, error)
         return
     free, _ = torch.cuda.mem_get_info(None if device == "auto" else device)
-    told = f"Learning needs about {need} at {settings.max_batch_tokens:,} tokens; {free / GIGABYTE:.1f} GB are free"
+    summary = f"Learning needs about {need} at {settings.max_batch_tokens:,} tokens; {free / GIGABYTE:.1f} GB are free"
     if need.total > TOLERANCE * free:
         is_checkpointed = settings.gradient_checkpointing is not False
         ways = remedies(settings, has_adapters=lora is not None, is_checkpointed=is_checkpointed)
-        raise ConfigurationError(f"{told}. Give {ways}, or a larger GPU.")
-    logger.info("%s.", told)
+        raise ConfigurationError(f"{summary}. Give {ways}, or a larger GPU.")
+    logger.info("%s.", summary)
 
 
 def _adapter_sizes(network: Any, lora: LoraOptions) -> list[int]:
@@ -157,12 +159,6 @@ def _adapter_sizes(network: Any, lora: LoraOptions) -> list[int]:
         if isinstance(module, nn.Linear) and (module is not head if names is None else name.endswith(names))
         for width in (module.in_features, module.out_features)
     ]
-
-
-def _moment_bytes(count: int, settings: LearnerSettings) -> float:
-    if settings.optimiser == "adamw8bit" and count >= SMALLEST_QUANTISED:
-        return 2 * count * (1 + 4 / 256)
-    return 8 * count
 
 
 def _activation_bytes(

@@ -113,8 +113,10 @@ def policy_loss(tokens: ChosenTokens, settings: LearnerSettings) -> Loss:
             log_ratios = _means(log_ratios, tokens)
         ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
         losses = -_surrogate(ratios, advantages, settings)
-        sums |= _of_ratios(ratios.detach(), advantages, settings)
-        maxima["ratio_max"] = ratios.detach().max()
+        seen = ratios.detach()
+        sums["ratio"], maxima["ratio_max"] = seen, seen.max()
+        sums["clipped_low"] = (seen < 1 - settings.clip_low) & (advantages < 0)  # tokens that the clip holds back
+        sums["clipped_high"] = (seen > 1 + settings.clip_high) & (advantages > 0)
     if tokens.engine_logprobs is not None and settings.cap is not None:
         importance = (tokens.old_logprobs - tokens.engine_logprobs).clamp(max=MAX_LOG_RATIO).exp()
         losses = losses * importance.clamp(max=settings.cap)
@@ -150,12 +152,3 @@ def _surrogate(ratios: Tensor, advantages: Tensor, settings: LearnerSettings) ->
         return surrogate
     bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
     return torch.where(advantages < 0, bounded, surrogate)
-
-
-def _of_ratios(ratios: Tensor, advantages: Tensor, settings: LearnerSettings) -> dict[str, Tensor]:
-    """How many tokens the clip holds back, and the ratios themselves."""
-    return {
-        "ratio": ratios,
-        "clipped_low": (ratios < 1 - settings.clip_low) & (advantages < 0),
-        "clipped_high": (ratios > 1 + settings.clip_high) & (advantages > 0),
-    }

@@ -78,9 +78,9 @@ def check_token_ids(finished: Sequence[FinishedRollout], outcomes: Sequence[Roll
     proxied = {response_id_of(span.attributes): span for span in spans if span.name == CALL_SPAN}
     calls = [span for span in spans if (span.rollout_id, span.span_id) in dropped]
     sources = Counter(_source_of(proxied.get(response_id_of(call.attributes) or "", call)) for call in calls)
-    told = "; ".join(f"{count} {source}" for source, count in sources.most_common(_SOURCES_NAMED))
+    listed = "; ".join(f"{count} {source}" for source, count in sources.most_common(_SOURCES_NAMED))
     raise TrainingError(
-        f"None of the {len(dropped)} model calls brought the token ids that training needs ({told}); serve the model "
+        f"None of the {len(dropped)} model calls brought the token ids that training needs ({listed}); serve the model "
         "with a backend that returns them, such as 'hosted_vllm/...' or 'agl/...' in the proxy's model list, call it "
         "with chat completions, and keep it out of redirect_exclude."
     )
@@ -100,8 +100,8 @@ def spans_of_model(spans: Iterable[Span], model: str) -> list[Span]:
     kept: list[Span] = []
     left_out: set[str] = set()
     for span in sorted(spans, key=lambda span: span.name == RAW_SPAN):  # those after the calls they belong to
-        asked = next((span.attributes[name] for name in _REQUESTED_MODEL if name in span.attributes), None)
-        if (asked is not None and asked != model) or (span.name == RAW_SPAN and span.parent_id in left_out):
+        requested = next((span.attributes[name] for name in _REQUESTED_MODEL if name in span.attributes), None)
+        if (requested is not None and requested != model) or (span.name == RAW_SPAN and span.parent_id in left_out):
             left_out.add(span.span_id)
         else:
             kept.append(span)

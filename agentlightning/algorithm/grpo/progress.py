@@ -135,8 +135,8 @@ class Progress:
             metrics["reward/mean"] = self.rewards[-1]
             metrics["reward/max"] = max(rewards)
             metrics["reward/min"] = min(rewards)
-            told = f" ({words})" if failures else ""
-            logger.info("Step %d: mean reward %.3f of %d rollouts%s", self.step, self.rewards[-1], len(rewards), told)
+            more = f" ({words})" if failures else ""
+            logger.info("Step %d: mean reward %.3f of %d rollouts%s", self.step, self.rewards[-1], len(rewards), more)
 
     def note_rewards(self, rewards: Sequence[float]) -> None:
         """Rewards of rollouts of training or validation."""
@@ -258,15 +258,15 @@ class Progress:
                 return whole
         return []
 
-    def _take_over(self, told: Mapping[str, Any], curriculum: Curriculum) -> None:
-        self.step, self.rewards, self.rollouts = int(told["step"]), list(told["rewards"]), int(told["rollouts"])
-        self.resumed_run_id = told.get("run_id")
-        self.best, self._best_step = told["best"], told.get("best_step")
-        self.highest = told.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
-        self.lowest = told.get("lowest", min(self.rewards, default=None))
-        self.baseline = None if told["baseline"] is None else Estimate(**told["baseline"])
+    def _take_over(self, saved: Mapping[str, Any], curriculum: Curriculum) -> None:
+        self.step, self.rewards, self.rollouts = int(saved["step"]), list(saved["rewards"]), int(saved["rollouts"])
+        self.resumed_run_id = saved.get("run_id")
+        self.best, self._best_step = saved["best"], saved.get("best_step")
+        self.highest = saved.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
+        self.lowest = saved.get("lowest", min(self.rewards, default=None))
+        self.baseline = None if saved["baseline"] is None else Estimate(**saved["baseline"])
         self._saved_step = self.step
-        curriculum.load_state(told["curriculum"])
+        curriculum.load_state(saved["curriculum"])
 
     def _checkpoints(self, policy: "Policy") -> Checkpoints:
         assert self._folder is not None

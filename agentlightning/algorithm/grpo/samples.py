@@ -8,7 +8,7 @@ give it one.
 
 An answer that was cut off is no lesson either: the reward judges an end that the model did not choose. One such answer,
 wherever it stands, makes its sequence truncated, and the sequence is left out whole, for what follows builds on that
-answer. Other sequences of the rollout stay. Whether an answer was cut off is told by the finish reason of its call; one
+answer. Other sequences of the rollout stay. The finish reason of its call says whether an answer was cut off; one
 that has none counts as whole, unless it is to be guessed from its last token.
 """
 

@@ -30,8 +30,8 @@ from agentlightning.algorithm.prompts.candidates import (
     VersionedPromptTemplate,
 )
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState, messages_adapter
-from agentlightning.algorithm.prompts.journal import Journal
-from agentlightning.algorithm.prompts.model import Optimiser, OptimiserFailed
+from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
 from agentlightning.algorithm.prompts.results import OptimisationResult
 from agentlightning.algorithm.prompts.templates import seed_prompts, unwrapped
@@ -131,15 +131,15 @@ class APO(Algorithm, Generic[_TaskT]):
         self.budget.check_models(gradient_model, apply_edit_model)
         self.result: OptimisationResult | None = None
         """How the last run ended."""
-        self._optimiser = Optimiser(async_openai_client)
+        self._optimiser = OptimiserModel(async_openai_client)
         self._poml_trace = _poml_trace
         self._history_best_prompt: PromptTemplate | None = None
         self._history_best_score = -math.inf
         self._history_best_version: str | None = None
         self._search: Search | None = None  # while it runs
-        self._begin(Journal())
+        self._begin(RunJournal())
 
-    def _begin(self, journal: Journal) -> None:
+    def _begin(self, journal: RunJournal) -> None:
         """Forget an earlier run."""
         self._state = RunState.of(journal, self.budget)
         self._optimiser.ledger = self._state.ledger

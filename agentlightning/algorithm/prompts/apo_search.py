@@ -12,7 +12,7 @@ from agentlightning.algorithm.comparison import Gate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
 from agentlightning.algorithm.prompts.candidates import Candidate, VersionedPromptTemplate
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
-from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.results import (
     Challenge,
     OptimisationResult,
@@ -65,7 +65,7 @@ class TaskBatches(Iterator[TaskBatch[_T]]):
     """
 
     def __init__(
-        self, dataset: Dataset[_T], size: int, journal: Journal, name: str, shuffle: Callable[[list[int]], object]
+        self, dataset: Dataset[_T], size: int, journal: RunJournal, name: str, shuffle: Callable[[list[int]], object]
     ) -> None:
         self._dataset = dataset
         self._draws = shuffled_batches(len(dataset), size, shuffle)
@@ -110,7 +110,7 @@ class Search:
             check_candidates_are_allowed(self._seeds, apo.get_trainer())
         apo._initialize_beam(self._train, self._val)
         assert self._val is not None
-        apo._begin(Journal(apo.state_file, self._identity()))
+        apo._begin(RunJournal(apo.state_file, self._identity()))
         self.evaluator = Evaluator(apo.get_store(), self._state, apo.rollout_batch_timeout)
         self._name, _, self._train_batches, self._val_batches = apo._initialize_beam(self._train, self._val)
         self._gate = None if apo.alpha is None else Gate(apo.alpha, max(1, apo.beam_rounds))
@@ -202,8 +202,8 @@ class Search:
     async def note_score(self, prompt: VersionedPromptTemplate, score: float, tasks: int, seconds: float) -> None:
         """Log the first score of a candidate or the seed, and add it to the curves of its round."""
         origin = "the seed" if prompt.parent is None else f"from {prompt.parent}"
-        told = f"{score:.3f} on {counted(tasks, 'task')}, {seconds:.1f} s"
-        logger.info("Candidate %s (%s) scores %s.", prompt.version, origin, told)
+        on_tasks = counted(tasks, "task")
+        logger.info("Candidate %s (%s) scores %.3f on %s, %.1f s.", prompt.version, origin, score, on_tasks, seconds)
         figures = {"score": score, "tasks": tasks, "seconds": seconds}
         if prompt.parent is not None:
             figures["parent"] = _number(prompt.parent)

@@ -7,11 +7,11 @@ the most:
 
 - A call reads at most a token for each byte it is sent, and a few for each message; it writes at most `call_tokens`,
   which is sent along as its limit.
-- A rollout costs at most `rollout_cost`. That is a promise of whoever sets it; the LLM proxy can enforce it, with a
-  budget for each rollout.
+- A rollout costs at most `rollout_cost`. The user promises that; the LLM proxy can enforce it, with a budget for each
+  rollout.
 
-Where the most turns out to be exceeded, it is charged as it was, and nothing that costs money begins any more. Where
-nobody tells what something cost, it is charged the most. Sums are exact: no cent is lost to rounding.
+Where the most turns out to be exceeded, the real cost is charged, and nothing that costs money begins any more. What
+has an unknown cost is charged the most. Sums are exact: no cent is lost to rounding.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class OptimisationBudget:
             "call_tokens": "the most that one of its calls may write",
             "rollout_cost": "the most that a rollout may cost, 0 if agents call nothing that costs money",
         }
-        missing = [f"{name} ({told})" for name, told in meanings.items() if getattr(self, name) in (None, {})]
+        missing = [f"{name} ({meaning})" for name, meaning in meanings.items() if getattr(self, name) in (None, {})]
         if missing:
             raise ConfigurationError(
                 f"A budget of money cannot be kept without knowing what things cost at most; give {', '.join(missing)}."
@@ -130,7 +130,7 @@ class Ledger:
     rollouts: int = 0
     model_calls: int = 0
     changed: Callable[[dict[str, float]], object] = lambda spent: None
-    """Told what is spent and held, when calls or money change; rollouts are noted by whoever sends them."""
+    """Called with what is spent and held when calls or money change; the sender notes rollouts."""
     kept_rollouts: int = 0
     """Rollouts for which nothing else may be spent, not even money."""
     _cost: Fraction = Fraction(0)
@@ -177,14 +177,14 @@ class Ledger:
 
         Args:
             is_new: Whether they count; those that an earlier process sent were counted by it.
-            found: How many of those the store still knows: they tell what they cost, and are not charged twice.
+            found: How many of those the store still knows: their spans show the cost, so they are not charged twice.
             can_wait: Whether to wait for money that others hold back; not where they wait for these.
         """
         left = float("inf") if self.budget.rollouts is None else self.budget.rollouts - self.rollouts
         kept = self.kept_rollouts
         if is_new and count and count > left - kept:
-            told = f", of which {kept} are kept for the comparison" if kept else ""
-            raise BudgetSpent(f"{left:.0f} of {self.budget.rollouts} rollouts are left{told}, and the next are {count}")
+            rest = f", of which {kept} are kept for the comparison" if kept else ""
+            raise BudgetSpent(f"{left:.0f} of {self.budget.rollouts} rollouts are left{rest}, and the next are {count}")
         refund = min(self._lost, found * self._most_of_a_rollout)
         self._lost -= refund
         self._cost -= refund
@@ -214,7 +214,7 @@ class Ledger:
     def _cost_of(self, trace: Iterable[Mapping[str, Any]]) -> Fraction:
         """What the model calls of a trace cost; a call that tracer and proxy both recorded counts once.
 
-        A call that does not tell its tokens, or whose model has no price, may have cost the most.
+        A call without a usage, or whose model has no price, may have cost the most.
         """
         cost_of_call: dict[object, Fraction | None] = {}
         for number, attributes in enumerate(trace):
@@ -255,8 +255,8 @@ class Ledger:
         read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
         cost = self._price(hold.model, read, written)
         if cost is not None and self.budget.cost is not None and cost > hold.most:
-            told = f"it read {read} tokens and wrote {written}, of {self.budget.call_tokens} that it may"
-            self._break(f"a call of model '{hold.model}' cost more than it should have been able to: {told}")
+            usage_text = f"it read {read} tokens and wrote {written}, of {self.budget.call_tokens} that it may"
+            self._break(f"a call of model '{hold.model}' cost more than it should have been able to: {usage_text}")
         self._settle(hold, hold.most if cost is None else cost)
 
     def drop_call(self, hold: Hold, *, is_free: bool) -> None:
@@ -275,12 +275,12 @@ class Ledger:
             hold.most = Fraction(0)
         while hold.most and not self._fits(hold.most + self._all_held):
             if not can_wait or not self._fits(hold.most):
-                raise BudgetSpent(self._broken or self._told_short(hold.most))
+                raise BudgetSpent(self._broken or self._shortage(hold.most))
             self._is_settled.clear()
             await self._is_settled.wait()
         self._held[hold.kind] += hold.most
         if hold.most or hold.kind == "calls":
-            self._tell()
+            self._notify()
         return hold
 
     def _fits(self, more: Fraction) -> bool:
@@ -289,7 +289,7 @@ class Ledger:
         kept = self.kept_rollouts * self._most_of_a_rollout
         return self._broken is None and self._cost + kept + more <= _exact(self.budget.cost)
 
-    def _told_short(self, most: Fraction) -> str:
+    def _shortage(self, most: Fraction) -> str:
         kept = ""
         if self.kept_rollouts and self._most_of_a_rollout:
             kept = f", {float(self.kept_rollouts * self._most_of_a_rollout):.4g} is kept for the comparison"
@@ -307,9 +307,9 @@ class Ledger:
         self._held[hold.kind] -= hold.most
         self._cost += cost
         if hold.most or cost:
-            self._tell()
+            self._notify()
         self._is_settled.set()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         held = {f"held_{kind}": float(self._held[kind]) for kind in ("calls", "rollouts") if self._held[kind]}
         self.changed({**self.spent, **held})

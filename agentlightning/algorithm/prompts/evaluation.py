@@ -17,7 +17,7 @@ from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMe
 from agentlightning.algorithm.batches import Batches, first_traceback
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
 from agentlightning.algorithm.prompts.candidates import Lineage
-from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.errors import TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode
@@ -35,14 +35,14 @@ MOST_ATTEMPTS: Final = 3
 class RunState:
     """What a run has done, spent and counted."""
 
-    journal: Journal
+    journal: RunJournal
     ledger: Ledger
     counts: Counter[str] = field(default_factory=Counter)
     """Candidates that were rejected, calls that failed, and what else went wrong."""
     lineage: Lineage = field(default_factory=Lineage)
 
     @classmethod
-    def of(cls, journal: Journal, budget: OptimisationBudget) -> Self:
+    def of(cls, journal: RunJournal, budget: OptimisationBudget) -> Self:
         """The state that an earlier process left in the journal, or an empty one."""
         ledger = Ledger(budget, changed=lambda spent: journal.put("spent", spent))
         sent = sum(count for step, count in journal.items() if step.endswith(" sent"))

@@ -20,7 +20,7 @@ from agentlightning.algorithm.prompts.budget import OptimisationBudget
 from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
 from agentlightning.algorithm.prompts.gepa_engine import require_gepa
 from agentlightning.algorithm.prompts.gepa_run import GepaRun
-from agentlightning.algorithm.prompts.model import Optimiser, ReflectionModel
+from agentlightning.algorithm.prompts.model import OptimiserModel, ReflectionModel
 from agentlightning.algorithm.prompts.results import OptimisationResult
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
@@ -103,7 +103,7 @@ class GEPA(Algorithm):
             raise ConfigurationError(f"front_size must be at least 1, or None; it is {front_size}.")
         PairedComparison(alpha or 0.5, reward_range=reward_range)  # tells what is wrong with them
         self._check_money(model)
-        self.optimiser = Optimiser(model, algorithm="GEPA")
+        self.optimiser = OptimiserModel(model, algorithm="GEPA")
         """Calls the model, and counts the calls."""
         self.result: OptimisationResult | None = None
         """How the last run ended."""

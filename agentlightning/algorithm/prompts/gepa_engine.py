@@ -1,4 +1,4 @@
-"""The evolution: gepa's engine, whose candidates run as rollouts and whose reflection asks our model.
+"""The evolution: gepa's engine, whose candidates run as rollouts and whose reflection calls our model.
 
 The engine keeps a pool of candidates. In each iteration it takes one that is the best at some task, runs it on a few
 training tasks, has a new text written by what they show, and runs that on the same tasks. What is better there is tried
@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,8 +53,8 @@ def reflection_question(text: str, examples: Sequence[Mapping[str, Any]], beside
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     template = InstructionProposalSignature.default_prompt_template + beside
-    told = {"current_instruction_doc": text, "dataset_with_feedback": list(examples), "prompt_template": template}
-    return str(InstructionProposalSignature.prompt_renderer(told))
+    arguments = {"current_instruction_doc": text, "dataset_with_feedback": list(examples), "prompt_template": template}
+    return str(InstructionProposalSignature.prompt_renderer(arguments))
 
 
 def new_text_in(answer: str) -> str:
@@ -84,7 +85,12 @@ class EngineBridge:
     async def run(self, engine: Callable[[], object]) -> None:
         """Run an engine in a thread until it ends; raises what ended it."""
         threads = DaemonThreads("gepa")
-        work = asyncio.ensure_future(threads.run(lambda: self._until_halted(engine)))
+
+        def until_halted() -> None:
+            with suppress(_Halt):
+                engine()
+
+        work = asyncio.ensure_future(threads.run(until_halted))
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -111,12 +117,6 @@ class EngineBridge:
         except BaseException as error:
             self._failure = error
             raise _Halt from error
-
-    def _until_halted(self, engine: Callable[[], object]) -> None:
-        try:
-            engine()
-        except _Halt:
-            return
 
     def _close(self) -> None:
         with self._changing:

@@ -114,7 +114,7 @@ class CandidateEvaluator:
         await self._evaluator.check(finished)
         if not self._has_reward and any(rollout.status == "succeeded" for rollout in finished):
             raise TrainingError(
-                "No rollout has a reward, so no prompt can be told from another; return one from the agent, or emit it."
+                "No rollout has a reward, so prompts cannot be compared; return one from the agent, or emit it."
             )
         self.state.journal.put(step, [asdict(outcome) for outcome in outcomes])
         mean = fmean(outcome.score for outcome in outcomes)

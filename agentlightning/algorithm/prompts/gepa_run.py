@@ -12,7 +12,7 @@ from agentlightning.algorithm.prompts.candidates import Candidate
 from agentlightning.algorithm.prompts.evaluation import RunState, messages_adapter
 from agentlightning.algorithm.prompts.gepa_engine import Evolution, Member, new_text_in, reflection_question
 from agentlightning.algorithm.prompts.gepa_rollouts import CandidateEvaluator, Evaluation
-from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
 from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult, RunRecord, challenged, counted
 from agentlightning.errors import ConfigurationError
@@ -68,7 +68,7 @@ class GepaRun:
             "seed_prompts": {name: prompt.model_dump() for name, prompt in prompts.items()},
         }
         reserve = self._reserve()  # tells what cannot work before a state file is begun
-        self.state = RunState.of(Journal(gepa.state_file, self._identity, algorithm=NAME), gepa.budget)
+        self.state = RunState.of(RunJournal(gepa.state_file, self._identity, algorithm=NAME), gepa.budget)
         gepa.optimiser.ledger = self.state.ledger
         self.state.ledger.kept_rollouts = reserve
         self._challenge: Challenge | None = None

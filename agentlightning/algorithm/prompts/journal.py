@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.private_files import append_to
 
-__all__ = ["Journal"]
+__all__ = ["RunJournal"]
 
 _T = TypeVar("_T")
 
@@ -27,7 +27,7 @@ FORMAT: Final = 1
 ID_DIGITS: Final = 20
 
 
-class Journal:
+class RunJournal:
     """Outcomes by the names of their steps; without a path nothing is kept.
 
     Args:
@@ -44,18 +44,18 @@ class Journal:
         self._algorithm = algorithm
         if path is None:
             return
-        told = json.loads(json.dumps(dict(identity or {}), default=str))
+        described = json.loads(json.dumps(dict(identity or {}), default=str))
         lines = _lines_of(path, algorithm)
         if not lines:
             self._key = uuid.uuid4().hex
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write({"format": FORMAT, "algorithm": algorithm, "key": self._key, "identity": told})
+            self._write({"format": FORMAT, "algorithm": algorithm, "key": self._key, "identity": described})
             return
         head, *steps = lines
         if not isinstance(head, dict) or (head.get("format"), head.get("algorithm")) != (FORMAT, algorithm):
             raise _not_a_state(path, algorithm)
-        if head["identity"] != told:
-            others = sorted(name for name in told if head["identity"].get(name) != told[name])
+        if head["identity"] != described:
+            others = sorted(name for name in described if head["identity"].get(name) != described[name])
             raise ConfigurationError(
                 f"'{path}' holds the state of another run, with other {', '.join(others)}; remove it to begin anew, or "
                 "name another state_file."

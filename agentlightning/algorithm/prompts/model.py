@@ -21,7 +21,7 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-__all__ = ["Optimiser", "OptimiserFailed", "ReflectionModel", "retry_after_seconds"]
+__all__ = ["OptimiserModel", "OptimiserFailed", "ReflectionModel", "retry_after_seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ TRIES: Final = 6
 FIRST_DELAY_SECONDS: Final = 0.5
 LONGEST_DELAY_SECONDS: Final = 60.0
 MOST_PATIENCE_SECONDS: Final = 600.0
-"""A server that asks for more is not waited for."""
+"""The longest delay of a server that is waited for."""
 _LATER: Final = frozenset([408, 409, 425, 429, 500, 502, 503, 504, 529])
 _WITHOUT_STATUS: Final = ("APIConnectionError", "APITimeoutError")
 _REFUSED: Final = range(400, 500)
@@ -46,7 +46,7 @@ class OptimiserFailed(TrainingError):
     """The optimiser's model gave no answer, however often it was asked."""
 
 
-class Optimiser:
+class OptimiserModel:
     """Calls the model.
 
     Args:
@@ -95,16 +95,20 @@ class Optimiser:
         most_read = most_tokens_read(messages) if self.ledger.budget.cost is not None else 0
         for number in range(1, TRIES + 1):
             hold = await self.ledger.take_call(model, most_read)
-            asked = {"model": model, "messages": messages, "temperature": temperature, **self._limit()}
+            request = {"model": model, "messages": messages, "temperature": temperature, **self._limit()}
             try:
-                return _said(model, await self._answered(client, asked, hold))
+                return _text_of(model, await self._request(client, request, hold))
             except Exception as error:
-                if not _is_of_the_api(error):
+                is_status = isinstance(getattr(error, "status_code", None), int)
+                # A JSONDecodeError is of a server that sends something else as JSON.
+                if not (
+                    is_status or isinstance(error, json.JSONDecodeError) or type(error).__name__ in _WITHOUT_STATUS
+                ):
                     raise
                 delay = 0.0 if self._takes_other_limit(error) else _delay(error, number)
                 if delay is None or number == TRIES:
                     raise OptimiserFailed(f"Model '{model}' did not answer: {_described(error)}") from error
-                logger.info("Model %s asks to come later (%s); next try in %.1f s.", model, _described(error), delay)
+                logger.info("Model %s is busy (%s); next try in %.1f s.", model, _described(error), delay)
             await self._sleep(delay)
         raise AssertionError("the last try returns or raises")
 
@@ -119,10 +123,10 @@ class Optimiser:
         finally:
             self.ledger.end_call(hold, None)
 
-    async def _answered(self, client: Any, asked: dict[str, Any], hold: Hold) -> Any:
-        """One request, of which the books are kept."""
+    async def _request(self, client: Any, request: dict[str, Any], hold: Hold) -> Any:
+        """One request, which the ledger counts."""
         try:
-            answer = await client.chat.completions.create(**asked)
+            answer = await client.chat.completions.create(**request)
         except BaseException as error:
             status = getattr(error, "status_code", None)
             self.ledger.drop_call(hold, is_free=status in _REFUSED and status != _TIMED_OUT)
@@ -166,19 +170,13 @@ def _without_retries(client: Any) -> Any:
     return client.with_options(max_retries=0) if isinstance(client, AsyncOpenAI) else client
 
 
-def _said(model: str, answer: Any) -> str | None:
+def _text_of(model: str, answer: Any) -> str | None:
     """The text of an answer; OptimiserFailed if it is nothing that a chat completion can be."""
     try:
-        said = answer.choices[0].message.content if answer.choices else None
+        text = answer.choices[0].message.content if answer.choices else None
     except (AttributeError, IndexError, TypeError) as error:
         raise OptimiserFailed(f"Model '{model}' answered what is no chat completion: {answer!r:.200}") from error
-    return None if said is None else str(said)
-
-
-def _is_of_the_api(error: Exception) -> bool:
-    if isinstance(error, json.JSONDecodeError):  # of a server that says it is JSON
-        return True
-    return isinstance(getattr(error, "status_code", None), int) or type(error).__name__ in _WITHOUT_STATUS
+    return None if text is None else str(text)
 
 
 def _described(error: Exception) -> str:
@@ -191,9 +189,9 @@ def _delay(error: Exception, number: int) -> float | None:
     status = getattr(error, "status_code", None)
     if status is not None and status not in _LATER:
         return None
-    asked = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
-    if asked is not None:
-        return asked if asked <= MOST_PATIENCE_SECONDS else None
+    wanted = retry_after_seconds(getattr(getattr(error, "response", None), "headers", None) or {})
+    if wanted is not None:
+        return wanted if wanted <= MOST_PATIENCE_SECONDS else None
     delay: float = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
     return delay * random.uniform(0.75, 1.25)
 

@@ -107,12 +107,12 @@ class Proposer:
             step = f"reflection {number} {name}"
             kept = self.state.journal.get(step)
             if kept is None:
-                kept = await self._asked(parent[name], name, examples.get(name, ()))
+                kept = await self._written(parent[name], name, examples.get(name, ()))
                 self.state.journal.put(step, kept)
             written[name] = list(kept)
         return written
 
-    async def _asked(self, text: str, name: str, examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    async def _written(self, text: str, name: str, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         question = self.render(text, examples, _beside(self.seeds[name]))
         written: list[str] = []
         while len(written) < MOST_QUESTIONS and (not written or self._why_unfit(name, written[-1], text) is not None):
@@ -141,7 +141,10 @@ class Proposer:
         for name, texts in answers.items():
             for text in texts:
                 digest = digest_of({**parent, **admitted, name: text})
-                reason = self._why_unfit(name, text, parent[name]) or self._why_known(digest)
+                reason, known = self._why_unfit(name, text, parent[name]), self.version_of.get(digest)
+                # A candidate of the pool is not needed twice; one that a minibatch turned down may try another.
+                if reason is None and known is not None and self.state.lineage[known].fate != "dropped":
+                    reason = f"it is the same as {known}"
                 if reason is None:
                     admitted[name] = text
                     if digest not in self.version_of:
@@ -153,13 +156,6 @@ class Proposer:
                 logger.info("Candidate %s (from %s) is rejected: %s.", candidate.version, candidate.parent, reason)
         return admitted
 
-    def _why_known(self, digest: str) -> str | None:
-        """A candidate of the pool is not needed twice; one that a minibatch turned down may try another minibatch."""
-        version = self.version_of.get(digest)
-        return (
-            None if version is None or self.state.lineage[version].fate == "dropped" else f"it is the same as {version}"
-        )
-
     def _noted(self, parent: PromptTexts, name: str, text: str) -> Candidate:
         version = f"v{len(self.state.lineage)}"
         parent_version = self.version_of[digest_of(parent)]
@@ -169,7 +165,7 @@ class Proposer:
 
 
 def _beside(seed: PromptTemplate) -> str:
-    """What the model is told about the template."""
+    """What the question says about the template."""
     names = sorted(placeholders_of(seed))
     if not names:
         return _KEEP_SYNTAX[seed.engine]
@@ -191,15 +187,15 @@ def reflective_record(
     """
     notes = [reward, *_further_rewards(spans), *_remarks(spans)]
     try:
-        said = "\n\n".join(map(_conversation, _whole_conversations(adapter.adapt(list(spans)))))
+        conversations = "\n\n".join(map(_conversation, _whole_conversations(adapter.adapt(list(spans)))))
     except ValueError as unreadable:
-        said = ""
+        conversations = ""
         notes.append(f"The trace could not be read: {unreadable}")
     if error is not None:
         notes.append(f"The rollout failed; {error}")
     return {
         "Inputs": _shortened(_as_text(task)),
-        "Generated Outputs": _shortened(said) or "(no model call was recorded)",
+        "Generated Outputs": _shortened(conversations) or "(no model call was recorded)",
         "Feedback": _shortened("\n".join(notes)),
     }
 
@@ -233,15 +229,15 @@ def _whole_conversations(calls: Sequence[OpenAIMessages]) -> list[OpenAIMessages
 
 
 def _goes_on(earlier: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]) -> bool:
-    asked = len(earlier) - 1
-    return len(later) > len(earlier) and list(later[:asked]) == list(earlier[:asked])
+    prompt = len(earlier) - 1
+    return len(later) > len(earlier) and list(later[:prompt]) == list(earlier[:prompt])
 
 
 def _conversation(call: OpenAIMessages) -> str:
-    return "\n\n".join(f"[{message.get('role', 'unknown')}]\n{_said(message)}" for message in call["messages"])
+    return "\n\n".join(f"[{message.get('role', 'unknown')}]\n{_content_of(message)}" for message in call["messages"])
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _content_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     parts = [] if content is None else [_as_text(content)]
     for call in message.get("tool_calls") or ():

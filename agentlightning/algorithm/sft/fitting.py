@@ -91,8 +91,8 @@ class Fitting:
         began = self._trained()
         self.learner.load_state(latest.learner_state())
         self._take(_trained_in(latest))
-        told = latest.progress
-        self.epoch, self.best_loss, self._stale_epochs = told["epoch"], told["best_loss"], told["stale_epochs"]
+        saved = latest.progress
+        self.epoch, self.best_loss, self._stale_epochs = saved["epoch"], saved["best_loss"], saved["stale_epochs"]
         if self.best_loss is not None:  # without a checkpoint that is best, no epoch was better than none
             self._best = began if best is None else _trained_in(best)
 

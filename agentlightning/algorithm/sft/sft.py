@@ -231,8 +231,10 @@ class SFT(Algorithm):
             await report_metrics(self, 0, self.examples.metrics() | await _in_thread(fitting.start))
         else:
             await _in_thread(lambda: fitting.resume(latest, checkpoints.best()))
+        stopped = threading.Event()  # ends an epoch after the batch it is at
         while not fitting.is_over:
-            await report_metrics(self, fitting.epoch + 1, await _epoch(fitting))
+            metrics = await _in_thread(lambda: fitting.run_epoch(stopped.is_set), stopped)
+            await report_metrics(self, fitting.epoch, metrics)
         await _in_thread(fitting.finish)
         self.best_loss, self.epochs_made = fitting.best_loss, fitting.epoch
 
@@ -272,12 +274,6 @@ class SFT(Algorithm):
         logger.info("Validation reward %s", score.reward)
         await report_metrics(self, step, score.metrics())
         return score.reward
-
-
-async def _epoch(fitting: Fitting) -> dict[str, float]:
-    """An epoch in a thread; where the caller is cancelled it ends after the batch it is at."""
-    stopped = threading.Event()
-    return await _in_thread(lambda: fitting.run_epoch(stopped.is_set), stopped)
 
 
 async def _in_thread(work: Callable[[], _T], stopped: threading.Event | None = None) -> _T:

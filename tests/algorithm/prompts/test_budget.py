@@ -13,7 +13,7 @@ import pytest
 from agentlightning.algorithm.apo.apo import APO
 from agentlightning.algorithm.gepa import GEPA
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget, most_tokens_read
-from agentlightning.algorithm.prompts.model import Optimiser as Asker
+from agentlightning.algorithm.prompts.model import OptimiserModel as Asker
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.budgets import Prices
 from agentlightning.store import InMemoryLightningStore

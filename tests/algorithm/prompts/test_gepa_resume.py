@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.gepa import GEPA, OptimisationBudget
-from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.store import InMemoryLightningStore
 from tests.algorithm.prompts.world import Judge, Writer, evolved, gepa_in, share_of_words
 
@@ -44,7 +44,7 @@ def outcome(gepa: GEPA) -> tuple[Any, ...]:
 def rollouts_in(state: Path) -> int:
     """Of the evaluations whose outcome the file holds; its first line tells what run it is."""
     identity = json.loads(state.read_text(encoding="utf-8").splitlines()[0])["identity"]
-    steps = Journal(state, identity, algorithm="GEPA").items()
+    steps = RunJournal(state, identity, algorithm="GEPA").items()
     return sum(len(kept) for step, kept in steps if step.startswith("evaluation ") and not step.endswith(" sent"))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget
 from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
-from agentlightning.algorithm.prompts.model import TRIES, Optimiser, OptimiserFailed, retry_after_seconds
+from agentlightning.algorithm.prompts.model import TRIES, OptimiserFailed, OptimiserModel, retry_after_seconds
 from agentlightning.algorithm.prompts.templates import unwrapped, why_unfit
 from agentlightning.algorithm.utils import gathered
 from agentlightning.errors import ConfigurationError
@@ -26,7 +26,7 @@ class APIConnectionError(Exception):
     """Named as OpenAI names it."""
 
 
-def optimiser(*outcomes: Any) -> tuple[Optimiser, list[float]]:
+def optimiser(*outcomes: Any) -> tuple[OptimiserModel, list[float]]:
     """One whose model raises or says these in turn, and the waits it made."""
     left, waits = list(outcomes), []
 
@@ -40,7 +40,7 @@ def optimiser(*outcomes: Any) -> tuple[Optimiser, list[float]]:
         waits.append(seconds)
 
     client: Any = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
-    return Optimiser(client, sleep), waits
+    return OptimiserModel(client, sleep), waits
 
 
 async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.batches import Batches
-from agentlightning.algorithm.prompts.journal import Journal
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from tests.algorithm.prompts.world import Optimiser, agents, apo_in, optimised
@@ -30,7 +30,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-class KillingJournal(Journal):
+class KillingJournal(RunJournal):
     """Ends the run at its n-th line, after writing it."""
 
     left = 0
@@ -53,7 +53,7 @@ async def test_a_killed_run_goes_on_without_repeating_what_was_finished(
     store, client, path = InMemoryLightningStore(), Optimiser(), tmp_path / "state.jsonl"
     with monkeypatch.context() as patched:
         patched.setattr(KillingJournal, "left", lines)
-        patched.setattr("agentlightning.algorithm.prompts.apo_search.Journal", KillingJournal)
+        patched.setattr("agentlightning.algorithm.prompts.apo_search.RunJournal", KillingJournal)
         with pytest.raises(Killed):
             await run_once(path, store, client)
     kept = [json.loads(line)[0] for line in path.read_text().splitlines()[1:]]
@@ -80,7 +80,7 @@ async def test_no_finished_evaluation_is_repeated_though_the_store_is_lost(
     path, store = tmp_path / "state.jsonl", InMemoryLightningStore()
     with monkeypatch.context() as patched:
         patched.setattr(KillingJournal, "left", lines)
-        patched.setattr("agentlightning.algorithm.prompts.apo_search.Journal", KillingJournal)
+        patched.setattr("agentlightning.algorithm.prompts.apo_search.RunJournal", KillingJournal)
         with pytest.raises(Killed):
             await run_once(path, InMemoryLightningStore(), Optimiser())
     kept = dict(json.loads(line) for line in path.read_text().splitlines()[1:])
@@ -133,15 +133,15 @@ async def test_rollout_whose_runner_died_with_the_process_is_run_again(
 
 def test_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "state.jsonl"
-    journal = Journal(path, {"a": 1})
+    journal = RunJournal(path, {"a": 1})
     journal.put("one", [1, 2])
     with path.open("ab") as file:
         file.write(b'["two", [3')
 
-    again = Journal(path, {"a": 1})
+    again = RunJournal(path, {"a": 1})
     again.put("three", "3")
 
-    last = Journal(path, {"a": 1})
+    last = RunJournal(path, {"a": 1})
     assert ("two" in last, last.get("one"), last.get("three")) == (False, [1, 2], "3")
     assert last.rollout_ids("one", 2) == journal.rollout_ids("one", 2)
 
@@ -152,19 +152,19 @@ def test_file_that_is_no_journal_is_refused_and_left_alone(content: str, tmp_pat
     path.write_text(content)
 
     with pytest.raises(ConfigurationError, match="not the state of a run of APO"):
-        Journal(path, {})
+        RunJournal(path, {})
 
     assert path.read_text() == content
 
 
 def test_without_a_file_nothing_is_kept() -> None:
-    journal = Journal()
+    journal = RunJournal()
     journal.put("one", 1)
 
     assert (len(journal), journal.get("one"), journal.rollout_ids("one", 1), journal.run_id) == (0, None, None, None)
 
 
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
-    Journal(tmp_path / "state", {"a": 1}).put("step", "a prompt")
+    RunJournal(tmp_path / "state", {"a": 1}).put("step", "a prompt")
 
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0

@@ -21,9 +21,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
-from agentlightning.errors import StoreError, TrainingError
+from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus, Span
+from agentlightning.types import (
+    Dataset,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+)
 from agentlightning.types.rewards import final_reward_of
 
 __all__ = [
@@ -106,7 +114,7 @@ class Batches:
 
     async def send(
         self,
-        tasks: Sequence[Any],
+        tasks: Dataset[Any] | Sequence[Any],
         *,
         copies: int = 1,
         mode: RolloutMode = "train",
@@ -119,8 +127,14 @@ class Batches:
         Args:
             rollout_ids: Ids of your own, one for each rollout; those that the store knows are not sent again.
         """
-        groups = [f"group-{next(self._numbers)}" for _ in tasks]
-        owners = [(task, group) for task, group in zip(tasks, groups, strict=True) for _ in range(copies)]
+        owners: list[tuple[Any, str]] = []
+        for place in range(len(tasks)):  # a data set need not end an iteration
+            owners += [(tasks[place], f"group-{next(self._numbers)}")] * copies
+        if copies < 1 or (rollout_ids is not None and len(rollout_ids) != len(owners)):
+            raise ConfigurationError(
+                f"{len(tasks)} tasks in {copies} copies cannot be sent with {len(rollout_ids or ())} rollout_ids; give "
+                "at least one copy, and one id for each rollout or none."
+            )
         requests = [
             EnqueueRolloutRequest(
                 input=task,

@@ -164,8 +164,7 @@ class EvaluationRun(Algorithm):
             llm = proxy.as_resource(model=self.model["model_name"], sampling_parameters=sampling)
             update = await self.get_store().add_resources({**self.resources, "main_llm": llm})
             batches = Batches(self.get_store(), RolloutConfig(timeout_seconds=self.timeout_seconds))
-            tasks = [val_dataset[number] for number in range(len(val_dataset))]
-            sent = await batches.send(tasks, mode="val", resources_id=update.resources_id)
+            sent = await batches.send(val_dataset, mode="val", resources_id=update.resources_id)
             self.score = score_of(await batches.gather(sent, with_spans=False), self.failed)
             await report_metrics(self, 0, self.score.metrics())
         finally:

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.algorithm.batches import Batches, FinishedRollout, score_of
 from agentlightning.algorithm.intervals import FailedReward, estimate
-from agentlightning.errors import SpansEvicted, TrainingError
+from agentlightning.errors import ConfigurationError, SpansEvicted, TrainingError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, RolloutStatus
 from tests.conftest import MakeSpan
@@ -114,6 +114,12 @@ async def test_ids_of_ones_own_are_not_sent_twice() -> None:
 
     assert list(first.group_of) == list(second.group_of) == ["a", "b"]
     assert len(await store.query_rollouts()) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"copies": 0}, {"rollout_ids": ["a"]}], ids=str)
+async def test_copies_and_ids_that_do_not_fit_the_tasks_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="2 tasks in"):
+        await Batches(InMemoryLightningStore()).send([1, 2], **wrong)
 
 
 async def test_only_the_rollouts_that_are_withdrawn_are_looked_for() -> None:

@@ -87,7 +87,8 @@ class Search:
 
     def __init__(self, apo: "APO[Any]", train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         self._apo = apo
-        self._train, self._val = train_dataset, val_dataset
+        self._train: Dataset[Any] = [] if train_dataset is None else train_dataset
+        self._val: Dataset[Any] = [] if val_dataset is None else val_dataset
         self._seeds = seed_prompts(apo.get_initial_resources(), "APO")
         self._rewards: dict[str, dict[int, float]] = defaultdict(dict)  # of versions, by number of the validation task
         self._seen: dict[str, set[int]] = defaultdict(set)  # tasks that chose a version
@@ -109,7 +110,6 @@ class Search:
         if apo.has_trainer:
             check_candidates_are_allowed(self._seeds, apo.get_trainer())
         apo._initialize_beam(self._train, self._val)
-        assert self._val is not None
         apo._begin(RunJournal(apo.state_file, self._identity()))
         self.evaluator = Evaluator(apo.get_store(), self._state, apo.rollout_batch_timeout)
         self._name, _, self._train_batches, self._val_batches = apo._initialize_beam(self._train, self._val)
@@ -136,7 +136,7 @@ class Search:
 
     def _identity(self) -> dict[str, Any]:
         """What makes a run what it is."""
-        sizes = {"n_train": len(self._train or ()), "n_val": len(self._val or ())}
+        sizes = {"n_train": len(self._train), "n_val": len(self._val)}
         prompts = {name: prompt.model_dump() for name, prompt in self._seeds.items()}
         return {**{name: getattr(self._apo, name) for name in _SETTINGS}, **sizes, "seed_prompts": prompts}
 
@@ -150,7 +150,6 @@ class Search:
         return seed
 
     async def _validate_seed(self) -> None:
-        assert self._val is not None
         apo, seed = self._apo, self._best
         everything = TaskBatch(self._val, range(len(self._val)))
         prefix = "[Round 00 | Seed] "
@@ -281,7 +280,6 @@ class Search:
     async def _promote_higher_mean(self, number: int) -> None:
         """Let the first of the beam replace the best prompt if its mean on all validation tasks is higher."""
         apo, first = self._apo, self._beam[0]
-        assert self._val is not None
         await apo._update_best_prompt(self._beam, self._name, self._val, number)
         if apo._history_best_version == first.version != self._best.version:
             await self._promote(first)
@@ -296,7 +294,6 @@ class Search:
             missing = [task for task in numbers if task not in known]
             prefix = f"[Round {number:02d} | Pairs {next(chunks):02d}] "
             if missing:
-                assert self._val is not None
                 batch = TaskBatch(self._val, missing)
                 await self._apo.evaluate_prompt_on_batch(prompt, self._name, batch, mode="val", prefix=prefix)
                 self._note_rewards(prompt, missing, prefix)
@@ -315,7 +312,6 @@ class Search:
 
     def _fresh_tasks(self, candidate: VersionedPromptTemplate, number: int) -> list[int]:
         """Validation tasks in random order, without those by which the candidate was chosen, as many as can be paid."""
-        assert self._val is not None
         apo = self._apo
         everything = range(len(self._val))
         fresh = [task for task in everything if task not in self._seen[candidate.version]]
@@ -370,7 +366,7 @@ class Search:
         pairs = [(seed_rewards[task], reward) for task, reward in best_rewards.items() if task in seed_rewards]
         gain = None
         if apo.alpha is not None and best.version != "v0":
-            planned = len(self._val or ())
+            planned = len(self._val)
             gain = overall_gain(pairs, planned=planned, alpha=apo.alpha, reward_range=apo.reward_range)
         history = apo._history_best_score if apo._history_best_score > float("-inf") else None
         before = [before for before, _ in pairs] or list(seed_rewards.values())

@@ -248,9 +248,8 @@ class SFT(Algorithm):
             sent = await find(self.get_store(), everything)
             acceptance = Acceptance(skip_truncated=acceptance.skip_truncated)  # they were good enough then
         elif self.best_of is not None and train_dataset is not None:
-            tasks = [train_dataset[number] for number in range(len(train_dataset))]
             resources_id = await self._resources(_TRAIN, self.temperature)
-            sent = await batches.send(tasks, copies=self.best_of, resources_id=resources_id)
+            sent = await batches.send(train_dataset, copies=self.best_of, resources_id=resources_id)
         else:
             sent = await find(self.get_store(), self.recorded)
         finished = await batches.gather(sent) if sent.group_of else []
@@ -269,8 +268,7 @@ class SFT(Algorithm):
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
-        tasks = [dataset[number] for number in range(len(dataset))]
-        score = score_of(await batches.gather(await batches.send(tasks, mode="val", resources_id=resources_id)))
+        score = score_of(await batches.gather(await batches.send(dataset, mode="val", resources_id=resources_id)))
         logger.info("Validation reward %s", score.reward)
         await report_metrics(self, step, score.metrics())
         return score.reward

@@ -102,6 +102,10 @@ class GEPA(Algorithm):
         if front_size is not None and front_size < 1:
             raise ConfigurationError(f"front_size must be at least 1, or None; it is {front_size}.")
         PairedComparison(alpha or 0.5, reward_range=reward_range)  # tells what is wrong with them
+        if model is not None and not (hasattr(model, "chat") or callable(model)):
+            raise ConfigurationError(
+                f"A reflecting model is a client or a function; this is of type {type(model).__name__}."
+            )
         self._check_money(model)
         self.optimiser = OptimiserModel(model, algorithm="GEPA")
         """Calls the model, and counts the calls."""

@@ -61,12 +61,9 @@ class OptimiserModel:
         *,
         algorithm: str = "APO",
     ) -> None:
-        client: Any = model if model is None or hasattr(model, "chat") else None
-        if client is None and model is not None and not callable(model):
-            raise ConfigurationError(
-                f"A reflecting model is a client or a function; this is of type {type(model).__name__}."
-            )
-        self._function: Any = model if client is None else None
+        is_function = callable(model) and not hasattr(model, "chat")
+        client: Any = None if is_function else model
+        self._function: Any = model if is_function else None
         self._client: AsyncOpenAI | None = client
         self._sleep = sleep
         self._algorithm = algorithm

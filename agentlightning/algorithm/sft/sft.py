@@ -133,7 +133,8 @@ class SFT(Algorithm):
         self.resources_id: str | None = None
         """Of the trained model, where it is published."""
         self._model, self._device, self._lora = model, device, lora
-        self._rollout_timeout = rollout_timeout
+        # The run in the store keeps every argument, by its name or with an underscore in front.
+        self._agent_match, self._rollout_timeout, self._max_sequences = agent_match, rollout_timeout, max_sequences
         (name,) = sources_by_name(model)
         self._policy = Policy(name, model, self.learning, device=device, max_sequences=max_sequences, lora=lora)
         self._served = ServedPolicies([self._policy], {})

@@ -22,7 +22,7 @@ TOP_LEVEL = "(top level)"
 CEILINGS = {
     TOP_LEVEL: (1_120, 580),
     "adapter": (2_790, 1_700),
-    "algorithm": (11_780, 7_750),
+    "algorithm": (11_420, 7_450),
     "asgi": (240, 160),
     "cli": (3_370, 2_040),
     "dashboard": (90, 40),

@@ -112,15 +112,16 @@ class Evaluator:
         """Ids under which rollouts can be sent; those that failed or were cancelled run again under another id."""
         if ids is None:
             return None
+        known = {one.rollout_id: one for one in await self._store.query_rollouts(rollout_id_in=ids)}
         usable = []
         for rollout_id in ids:
-            name = rollout_id
+            name, found = rollout_id, known.get(rollout_id)
             for again in itertools.count(1):
-                known = await self._store.get_rollout_by_id(name)
-                if known is None or known.status not in ("failed", "cancelled"):
+                if found is None or found.status not in ("failed", "cancelled"):
                     break
                 name = f"{rollout_id}-again-{again}"
-            if name != rollout_id and known is None:
+                found = await self._store.get_rollout_by_id(name)
+            if name != rollout_id and found is None:
                 hold = await self._state.ledger.take_rollouts(1, can_wait=False)
                 self._state.ledger.end_rollouts(hold, [], unfinished=1)  # what the first one may have cost
                 self._state.journal.put(f"{name} sent", 1)

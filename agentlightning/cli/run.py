@@ -36,7 +36,7 @@ from agentlightning.llm_proxy.settling import SettledCalls, settle_calls
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.abilities import Abilities
-from agentlightning.runner.attempt import AttemptRun, Surroundings
+from agentlightning.runner.attempt import AttemptRun, RunnerContext
 from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
@@ -299,7 +299,7 @@ class _Session:
         threads = DaemonThreads(WORKER_ID)
         try:
             with runner.run_context(agent=self._agent, store=self._store):
-                around = Surroundings(
+                context = RunnerContext(
                     agent=self._agent,
                     store=self._store,
                     tracer=tracer,
@@ -309,7 +309,7 @@ class _Session:
                     worker_id=WORKER_ID,
                 )
                 # Not published: in a store that others use, the proxy of one program is not for all.
-                attempt = AttemptRun(around, rollout, resources={"main_llm": self._llm})
+                attempt = AttemptRun(context, rollout, resources={"main_llm": self._llm})
                 await attempt.run()
                 return attempt.error
         finally:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.abilities import Abilities, is_unable
-from agentlightning.runner.attempt import AttemptRun, Surroundings
+from agentlightning.runner.attempt import AttemptRun, RunnerContext
 from agentlightning.runner.base import Runner
-from agentlightning.runner.crew import Crew, Place
 from agentlightning.runner.failures import FailureLog
 from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
-from agentlightning.runner.shift import Shift
+from agentlightning.runner.pool import Slot, WorkerPool
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import Tracer
@@ -95,7 +94,7 @@ class LitAgentRunner(Runner[T_task]):
         self._store: LightningStore | None = None
         self._abilities = Abilities()
         self._hooks: list[Hook] = []
-        self._around: Surroundings | None = None
+        self._context: RunnerContext | None = None
         self._is_new = True
         self._is_told_of_outage = False
         self._threads: DaemonThreads = DaemonThreads("agent")
@@ -117,7 +116,7 @@ class LitAgentRunner(Runner[T_task]):
         self._store = store
         self._is_new = True
         self._is_told_of_outage = False
-        self._around = None
+        self._context = None
         self._abilities = Abilities.of(store)
         self.worker_id = worker_id
         self._store_worker_id = unique_worker_id(self.get_worker_id(), self._worker_token or generate_id(TOKEN_DIGITS))
@@ -126,7 +125,7 @@ class LitAgentRunner(Runner[T_task]):
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         self._agent = None
         self._store = None
-        self._around = None
+        self._context = None
         self.worker_id = self._store_worker_id = None
         self._hooks = []
         self._threads.close()
@@ -140,7 +139,7 @@ class LitAgentRunner(Runner[T_task]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, here or in another process, is as new: with a tracer of its own, and nothing that runs."""
         kept = {name: value for name, value in vars(self).items() if name not in ("_threads", "_life")}
-        return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_around": None, "worker_id": None}
+        return {**kept, "_tracer": copy.copy(self._tracer), "_store": None, "_context": None, "worker_id": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -194,8 +193,8 @@ class LitAgentRunner(Runner[T_task]):
     async def _iter_started(self, event: "ExecutionEvent | None" = None) -> None:
         life = lifecycle_of(self)
         try:
-            around = self._surroundings()
-            with self._heartbeat.beating(around.store, around.worker_id, around.running_attempts):
+            context = self._runner_context()
+            with self._heartbeat.beating(context.store, context.worker_id, context.running_attempts):
                 await self._work_off(event)
         except BaseException as error:
             life.become(LifecycleState.FAILED, error=error)
@@ -205,23 +204,23 @@ class LitAgentRunner(Runner[T_task]):
             raise life.failure
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
-        shift = Shift(lambda: self._is_claiming(event), self._max_rollouts)
-        crew = Crew(
-            *(self._max_concurrency, shift, self._abilities),
+        pool = WorkerPool(
+            *(self._max_concurrency, self._max_rollouts, self._abilities),
+            is_claiming=lambda: self._is_claiming(event),
             run_attempt=self._run_attempt,
-            give_back=self._give_back,
+            return_claims=self._return_claims,
         )
         try:
-            while not self._is_over(event) and (crew.is_busy or not shift.is_spent):
+            while not self._is_over(event) and (pool.is_busy or not pool.is_spent):
                 if not self._is_claiming(event):
-                    await crew.give_back()
-                elif crew.room > 0 and not shift.is_spent:
-                    await self._claim_for(crew, event)
+                    await pool.return_claims()
+                elif pool.room > 0 and not pool.is_spent:
+                    await self._claim_for(pool, event)
                     continue
-                await crew.change(EVENT_SECONDS)
-            await crew.finish()
+                await pool.change(EVENT_SECONDS)
+            await pool.finish()
         finally:
-            await crew.cancel()
+            await pool.cancel()
 
     def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
         return lifecycle_of(self).state is not LifecycleState.PAUSED and not self._is_over(event)
@@ -230,31 +229,30 @@ class LitAgentRunner(Runner[T_task]):
         is_ending = lifecycle_of(self).state in (LifecycleState.STOPPING, LifecycleState.FAILED)
         return is_ending or (event is not None and event.is_set())
 
-    async def _claim_for(self, crew: Crew, event: "ExecutionEvent | None") -> None:
-        """Claim what the crew has room for; where there is nothing, wait for a while."""
-        waits, is_idle = crew.free > 0 and self._abilities.waits, not crew.is_busy
-        expected = crew.shift.reserve(crew.room)
-        crew.expect(expected)
+    async def _claim_for(self, pool: WorkerPool, event: "ExecutionEvent | None") -> None:
+        """Claim what the pool has room for; wait for a while if there is nothing."""
+        waits, is_idle = pool.free > 0 and self._abilities.waits, not pool.is_busy
+        reserved = pool.reserve(pool.room)
         claims: Sequence[Claim] | None = None
         try:
-            claims = await self._claim(expected, event, waits=waits)
+            claims = await self._claim(reserved, event, waits=waits)
         finally:
-            crew.take(claims or [], expected=expected)
+            pool.take(claims or [], reserved=reserved)
         if claims is None and is_idle:
             await self._sleep_until_next_poll(event)
         elif claims is None:
-            await crew.change(EVENT_SECONDS)
+            await pool.change(EVENT_SECONDS)
 
-    async def _run_attempt(self, claim: Claim, place: Place) -> Claim | None:
-        around, rollout = self._surroundings(), claim.rollout
+    async def _run_attempt(self, claim: Claim, slot: Slot) -> Claim | None:
+        context, rollout = self._runner_context(), claim.rollout
         number = rollout.attempt.sequence_id
-        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, around.worker_id)
-        attempt = AttemptRun(around, rollout, around.known.of(claim), place, claim)
+        logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, context.worker_id)
+        attempt = AttemptRun(context, rollout, context.known_resources.of(claim), slot, claim)
         await attempt.run()
         return attempt.following
 
-    async def _give_back(self, claims: Sequence[Claim]) -> bool:
-        """Let others have what was claimed too early."""
+    async def _return_claims(self, claims: Sequence[Claim]) -> bool:
+        """Put claims back into the queue; False if the store cannot take them now, and they are still ours."""
         ids = [(claim.rollout.rollout_id, claim.rollout.attempt.attempt_id) for claim in claims]
         try:
             await self.get_store().return_claims(ids)
@@ -291,7 +289,7 @@ class LitAgentRunner(Runner[T_task]):
     async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
         """Ask the store for work, with the resources it takes where the store can tell them."""
         if self._abilities.tells_resources:
-            known = self._surroundings().known.versions
+            known = self._runner_context().known_resources.versions
             options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
             try:
                 claims = await self.get_store().claim_rollouts(**options)
@@ -375,9 +373,9 @@ class LitAgentRunner(Runner[T_task]):
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {started.rollout_id}")
         return rollout
 
-    def _surroundings(self) -> Surroundings:
-        if self._around is None:
-            self._around = Surroundings(
+    def _runner_context(self) -> RunnerContext:
+        if self._context is None:
+            self._context = RunnerContext(
                 agent=self.get_agent(),
                 store=self.get_store(),
                 tracer=self._tracer,
@@ -389,10 +387,10 @@ class LitAgentRunner(Runner[T_task]):
                 templates=self.templates,
                 failures=self.failures,
             )
-        return self._around
+        return self._context
 
     async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        attempt = AttemptRun(self._surroundings(), next_rollout)
+        attempt = AttemptRun(self._runner_context(), next_rollout)
         await attempt.run()
         if raise_on_exception and attempt.error is not None:
             raise attempt.error

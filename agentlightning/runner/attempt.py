@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -21,12 +22,12 @@ from agentlightning.litagent.litagent import working_for
 from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.settling import settle_calls
 from agentlightning.runner.abilities import Abilities, is_unable
-from agentlightning.runner.crew import LEAVING_SECONDS, Place
 from agentlightning.runner.failures import FailureLog, FailureNote
-from agentlightning.runner.known_resources import KnownResources
+from agentlightning.runner.pool import LEAVING_SECONDS, Slot
 from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
 from agentlightning.store.base import UNSET, LightningStore, Unset
-from agentlightning.store.claims import Claim
+from agentlightning.store.claims import Claim, ResourcesVersion
+from agentlightning.store.values import own_resources
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import (
@@ -42,7 +43,7 @@ from agentlightning.types.core import TASK_ROW
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["AttemptRun", "Surroundings"]
+__all__ = ["AttemptRun", "KnownResources", "RunnerContext"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,38 @@ CANCEL_SECONDS: Final = 5.0
 """How long an agent that was cancelled may take to end before it is left behind."""
 
 
+MOST_KNOWN_RESOURCES: Final = 8
+
+
+class KnownResources:
+    """Versions of resources that a runner used last, so that the store need not send them with every claim."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[ResourcesVersion, NamedResources] = OrderedDict()
+
+    @property
+    def versions(self) -> list[ResourcesVersion]:
+        return list(self._kept)
+
+    def of(self, claim: Claim) -> NamedResources | None:
+        """The resources of a claim, copied for the caller; None if there are none, or they are not kept."""
+        version = claim.version
+        if version is None:
+            return None
+        if claim.resources is not None:
+            self._kept[version] = claim.resources.resources
+        kept = self._kept.get(version)
+        if kept is None:
+            return None
+        self._kept.move_to_end(version)
+        while len(self._kept) > MOST_KNOWN_RESOURCES:
+            self._kept.popitem(last=False)
+        return own_resources(kept)
+
+
 @dataclass
-class Surroundings:
-    """What all attempts of a runner have in common."""
+class RunnerContext:
+    """What all attempts of a runner share."""
 
     agent: LitAgent[Any]
     store: LightningStore
@@ -62,14 +92,14 @@ class Surroundings:
     abilities: Abilities
     worker_id: str
     hooks: Sequence[Hook] = ()
-    known: KnownResources = field(default_factory=KnownResources)
+    known_resources: KnownResources = field(default_factory=KnownResources)
     templates: TrustedTemplates = field(default_factory=TrustedTemplates)
     failures: FailureLog = field(default_factory=FailureLog)
     running: dict[str, str] = field(default_factory=dict)
     """Rollouts by the attempts that run now."""
 
     def running_attempts(self) -> list[tuple[str, str]]:
-        """Ids of rollout and attempt of all that runs now; may be asked in any thread."""
+        """Ids of rollout and attempt of all that runs now; may be called in any thread."""
         return [(rollout_id, attempt_id) for attempt_id, rollout_id in tuple(self.running.items())]
 
     @functools.cached_property
@@ -81,8 +111,8 @@ class Surroundings:
         return method_of(self.agent, "validation_rollout")
 
     @functools.cached_property
-    def looks_at_nothing(self) -> bool:
-        """Whether nobody looks at the store between the end of a trace and the status of its attempt."""
+    def can_finish_in_one_step(self) -> bool:
+        """Whether nobody reads the store between the end of a trace and the status of its attempt."""
         return (
             not self.hooks
             and not self.agent.has_callback("on_rollout_end")
@@ -92,19 +122,19 @@ class Surroundings:
     @property
     def ends_at_once(self) -> bool:
         """Whether an attempt's last spans and its status may be written as one step."""
-        return self.abilities.finishes_at_once and self.looks_at_nothing
+        return self.abilities.finishes_at_once and self.can_finish_in_one_step
 
 
 @dataclass
 class AttemptRun:
     """One attempt that is being run."""
 
-    around: Surroundings
+    context: RunnerContext
     rollout: AttemptedRollout
     resources: NamedResources | None = None
     """As they came with the claim; None if the store must be asked."""
-    place: Place | None = None
-    """In a crew, where the agent works; None for an attempt beside the queue."""
+    slot: Slot | None = None
+    """Of the agent in the pool; None for an attempt beside the queue."""
     claim: Claim | None = None
     """By which the runner got the attempt, with its credentials; None for an attempt beside the queue."""
     following: Claim | None = None
@@ -123,10 +153,10 @@ class AttemptRun:
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
-        running, attempt_id = self.around.running, self.rollout.attempt.attempt_id
+        running, attempt_id = self.context.running, self.rollout.attempt.attempt_id
         running[attempt_id] = self.rollout.rollout_id
         try:
-            with working_for(self.around.runner, self.claim, self.around.threads):
+            with working_for(self.context.runner, self.claim, self.context.threads):
                 await self._run_and_report()
         finally:
             running.pop(attempt_id, None)
@@ -148,34 +178,34 @@ class AttemptRun:
         except BaseException as error:  # noqa: BLE001 # a failed rollout is data: it is recorded on the attempt
             self.error = error
             status = "timeout" if isinstance(error, AttemptTimedOut) else "failed"
-            self.around.failures.add(self.rollout.rollout_id, error)
+            self.context.failures.add(self.rollout.rollout_id, error)
         finally:
             try:
                 if self._proxies and status != "unresponsive":
                     await self._settle_calls()
                 if self._has_begun:
-                    await self._tell_agent("on_rollout_end", self.rollout)
-                    await self._tell_hooks("on_rollout_end", spans=self.spans)
+                    await self._call_agent_callback("on_rollout_end", self.rollout)
+                    await self._call_hooks("on_rollout_end", spans=self.spans)
             finally:
                 await self._write_status(status, patience, is_claiming=is_claiming)
 
     async def _run(self) -> AttemptStatus:
         found = self.resources if self.resources is not None else await self._stored_resources()
-        resources = self.around.templates.apply(with_claimed_keys(found))
+        resources = self.context.templates.apply(with_claimed_keys(found))
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
-        await self._tell_agent("on_rollout_start")
-        await self._tell_hooks("on_rollout_start")
+        await self._call_agent_callback("on_rollout_start")
+        await self._call_hooks("on_rollout_start")
         try:
             async with self._trace_context() as trace:
                 if isinstance(trace, LastSpans):
                     self._last = trace
                 result = await self._traced(resources)
         finally:
-            self.spans = _last_trace(self.around.tracer)
+            self.spans = _last_trace(self.context.tracer)
         if holds_spans(result):
             await self._store_last_spans()
-            self.spans = await store_returned_spans(result, self.rollout, self.around.store, self.spans)
+            self.spans = await store_returned_spans(result, self.rollout, self.context.store, self.spans)
         if not isinstance(self._output, Unset):
             hint_at_output(result, self.spans)
         elif self.rollout.output is not None:
@@ -183,16 +213,16 @@ class AttemptRun:
         return "succeeded"
 
     def _trace_context(self) -> AbstractAsyncContextManager[Any]:
-        """A trace whose last spans are stored with the status, where nobody looks at the store in between."""
-        tracer, store, rollout = self.around.tracer, self.around.store, self.rollout
-        place: Any = {"store": store, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        if self.around.ends_at_once and isinstance(tracer, RecordingTracer):
-            return tracer.attempt_context(**place)
-        return tracer.trace_context(name=rollout.rollout_id, **place)
+        """A trace whose last spans are stored with the status, where nobody reads the store in between."""
+        tracer, store, rollout = self.context.tracer, self.context.store, self.rollout
+        target: Any = {"store": store, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        if self.context.ends_at_once and isinstance(tracer, RecordingTracer):
+            return tracer.attempt_context(**target)
+        return tracer.trace_context(name=rollout.rollout_id, **target)
 
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
         """What the agent returned; rewards, or what it raised, are recorded in the trace."""
-        await self._tell_hooks("on_trace_start", tracer=self.around.tracer)
+        await self._call_hooks("on_trace_start", tracer=self.context.tracer)
         logger.debug(
             "Rollout %s: the agent starts with %s.", self.rollout.rollout_id, list(resources) or "no resources"
         )
@@ -205,17 +235,17 @@ class AttemptRun:
                 emit_exception(error)
             raise
         finally:
-            await self._tell_hooks("on_trace_end", tracer=self.around.tracer)
-        self._output = await record_result(result, self.rollout, self.around.store)
+            await self._call_hooks("on_trace_end", tracer=self.context.tracer)
+        self._output = await record_result(result, self.rollout, self.context.store)
         return result
 
     # ------------------------------------------------------------------ what it needs
 
     async def _stored_resources(self) -> NamedResources:
         """The resources that the rollout names or, if it names none, the latest; empty if there are none."""
-        resources_id, store = self.rollout.resources_id, self.around.store
+        resources_id, store = self.rollout.resources_id, self.context.store
         if resources_id is None:
-            if self.around.abilities.tells_resources and self.claim is not None and self.claim.version is None:
+            if self.context.abilities.tells_resources and self.claim is not None and self.claim.version is None:
                 return {}  # the claim would have brought some
             latest = await store.get_latest_resources()
             return {} if latest is None else latest.resources
@@ -252,40 +282,38 @@ class AttemptRun:
         return work.result()
 
     async def _work(self, resources: NamedResources, is_over: "asyncio.Future[None]") -> RolloutRawResult:
-        rollout, around = self.rollout, self.around
+        rollout, context = self.rollout, self.context
         try:
             return await call_agent(
-                around.training_method if rollout.mode == "train" else around.validation_method,
+                context.training_method if rollout.mode == "train" else context.validation_method,
                 task=Task.of_rollout(rollout) if _is_task(rollout) else rollout.input,
                 resources=resources,
                 rollout=rollout,
-                threads=around.threads,
+                threads=context.threads,
             )
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the event loop, and with it every other rollout.
             raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
         finally:
-            if self.place is None:
-                _settle(is_over)
-            else:
-                self.place.leave(functools.partial(_settle, is_over))
+            end_attempt = functools.partial(_settle, is_over)
+            end_attempt() if self.slot is None else self.slot.release(end_attempt)
 
-    # ------------------------------------------------------------------ telling others
+    # ------------------------------------------------------------------ hooks and status
 
-    async def _tell_hooks(self, name: str, **arguments: Any) -> None:
-        for hook in self.around.hooks:
+    async def _call_hooks(self, name: str, **arguments: Any) -> None:
+        for hook in self.context.hooks:
             try:
                 callback: Callable[..., Awaitable[None]] = getattr(hook, name)
-                await callback(agent=self.around.agent, runner=self.around.runner, rollout=self.rollout, **arguments)
+                await callback(agent=self.context.agent, runner=self.context.runner, rollout=self.rollout, **arguments)
             except (Exception, SystemExit):  # a hook's fault is not the agent's
                 logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
-    async def _tell_agent(self, name: str, *outcome: Any) -> None:
+    async def _call_agent_callback(self, name: str, *outcome: Any) -> None:
         """Call the agent's own callback, if it has one."""
-        if not self.around.agent.has_callback(name):
+        if not self.context.agent.has_callback(name):
             return
         task = Task.of_rollout(self.rollout)
-        await call_callback(self.around.agent, name, task, *outcome, self.around.runner, self.around.tracer)
+        await call_callback(self.context.agent, name, task, *outcome, self.context.runner, self.context.tracer)
 
     async def _write_status(self, status: AttemptStatus, patience: float | None, *, is_claiming: bool) -> None:
         try:
@@ -303,23 +331,23 @@ class AttemptRun:
             return
         rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
         changes = self._changes(keeps_outputs=False)
-        await self.around.store.update_attempt(rollout_id, attempt_id, status=status, **changes)
+        await self.context.store.update_attempt(rollout_id, attempt_id, status=status, **changes)
 
     async def _finish_at_once(self, status: AttemptStatus, *, is_claiming: bool) -> bool:
         """Write the status in one step with the last spans, the output and the next claim; False if there are none of
         these, or that did not work."""
-        around, abilities, spans = self.around, self.around.abilities, self._last.spans
-        place = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
-        is_claiming = is_claiming and self.place is not None and abilities.claims_next and self.place.is_claiming
+        context, abilities, spans = self.context, self.context.abilities, self._last.spans
+        key = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
+        is_claiming = is_claiming and self.slot is not None and abilities.claims_next and self.slot.claims_next
         if not spans and not is_claiming and not (abilities.keeps_outputs and self._has_output):
             return False
         options = {"spans": spans, **self._changes(keeps_outputs=abilities.keeps_outputs)}
         try:
             if is_claiming:
-                options |= {"worker_id": around.worker_id, "known_resources": around.known.versions}
-                self.following = await around.store.finish_and_claim(*place, **options)
+                options |= {"worker_id": context.worker_id, "known_resources": context.known_resources.versions}
+                self.following = await context.store.finish_and_claim(*key, **options)
             else:
-                await around.store.finish_attempt(*place, **options)
+                await context.store.finish_attempt(*key, **options)
         except Exception as error:  # noqa: BLE001 # the longer way may still be open
             logger.warning("Rollout %s could not be finished in one step: %s", self.rollout.rollout_id, error)
             if is_unable(error):
@@ -337,19 +365,18 @@ class AttemptRun:
         return self.error is None and not isinstance(self._output, Unset)
 
     def _changes(self, *, keeps_outputs: bool) -> dict[str, Any]:
-        """What is written with the status; the attempt's metadata take the output where the rollout has no place."""
+        """What is written with the status; a store without a field for the output keeps it in the metadata."""
         changes: dict[str, Any] = {}
         notes = self._notes()
         if self._has_output:
-            place = changes if keeps_outputs else notes
-            place["output"] = self._output
+            (changes if keeps_outputs else notes)["output"] = self._output
         if notes:
             changes["metadata"] = {**(self.rollout.attempt.metadata or {}), **notes}
         return changes
 
     async def _store_last_spans(self) -> None:
         """One by one, so that a span which the store refuses does not take others with it."""
-        store, rollout_id, attempt_id = self.around.store, self.rollout.rollout_id, self.rollout.attempt.attempt_id
+        store, rollout_id, attempt_id = self.context.store, self.rollout.rollout_id, self.rollout.attempt.attempt_id
         spans, self._last.spans = self._last.spans, []
         for span in spans:
             try:
@@ -358,14 +385,14 @@ class AttemptRun:
                 await store.add_many_spans([span.model_copy(update={"sequence_id": number})])
             except Exception as error:  # noqa: BLE001 # whatever a store raises: the loss is reported on the attempt
                 reason = f"the store refused it: {type(error).__name__}: {error}"
-                self.around.tracer.get_last_losses().add(reason)
+                self.context.tracer.get_last_losses().add(reason)
 
     def _notes(self) -> dict[str, Any]:
         """What the attempt should say besides its status."""
         notes: dict[str, Any] = {}
         if self.error is not None:
             notes["error"] = FailureNote.of(self.error).as_metadata()
-        losses = self.around.tracer.get_last_losses() if self.spans else None
+        losses = self.context.tracer.get_last_losses() if self.spans else None
         if losses is not None and losses.count:
             notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
         if self._lost_calls:

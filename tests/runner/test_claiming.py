@@ -8,7 +8,7 @@ import pytest
 from agentlightning.errors import InvalidQuery, InvalidValue, StoreUnavailable
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.abilities import Abilities
-from agentlightning.runner.known_resources import MOST_KEPT, KnownResources
+from agentlightning.runner.attempt import MOST_KNOWN_RESOURCES, KnownResources
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreThreaded
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import DummyTracer
@@ -239,15 +239,15 @@ async def test_a_silent_agent_is_alive_while_its_runner_beats(concurrency: int) 
 async def test_known_resources_are_few_and_the_latest() -> None:
     store = InMemoryLightningStore()
     known = KnownResources()
-    for number in range(MOST_KEPT + 2):
+    for number in range(MOST_KNOWN_RESOURCES + 2):
         await store.update_resources(f"rs-{number}", RESOURCES)
         await store.enqueue_rollout(number)
-    claims = [(await store.claim_rollouts())[0] for _ in range(MOST_KEPT + 2)]
+    claims = [(await store.claim_rollouts())[0] for _ in range(MOST_KNOWN_RESOURCES + 2)]
 
     found = [known.of(claim) for claim in claims]
 
-    assert found == [RESOURCES] * (MOST_KEPT + 2)
-    assert known.versions == [(f"rs-{number}", 1) for number in range(2, MOST_KEPT + 2)]
+    assert found == [RESOURCES] * (MOST_KNOWN_RESOURCES + 2)
+    assert known.versions == [(f"rs-{number}", 1) for number in range(2, MOST_KNOWN_RESOURCES + 2)]
     assert known.of(Claim(claims[0].rollout, ("rs-0", 1))) is None
     assert known.of(Claim(claims[0].rollout, ("rs-5", 1))) == RESOURCES
 

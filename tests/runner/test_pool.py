@@ -1,4 +1,4 @@
-"""Several agents at once: places, claims ahead of them, and claims that are given back."""
+"""Several agents at once: slots, claims ahead of them, and claims that are returned."""
 
 import asyncio
 import logging
@@ -9,11 +9,10 @@ import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import StoreUnavailable
-from agentlightning.runner import LitAgentRunner, attempt, crew
+from agentlightning.runner import LitAgentRunner, attempt, pool
 from agentlightning.runner.abilities import Abilities
 from agentlightning.runner.agent import SHORTEST_POLL_SECONDS
-from agentlightning.runner.pace import FIRST_GUESS_SECONDS, Pace
-from agentlightning.runner.turns import Turns
+from agentlightning.runner.pool import FIRST_ANSWER_SECONDS, ClaimAhead
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import Hook
@@ -312,7 +311,7 @@ class Gone(Slow):
 
 
 async def test_a_runner_that_is_cancelled_leaves_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attempt, crew):
+    for module in (attempt, pool):
         monkeypatch.setattr(module, "LEAVING_SECONDS", 0.05)
     store, stuck = await stocked(Gone(), 60), Stuck(30)
     runner = make_runner()
@@ -424,42 +423,21 @@ async def test_free_places_wait_for_work_instead_of_asking_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("working", "waiting", "ahead"),
+    ("agent_seconds", "answer_seconds", "count"),
     [(0.05, 0.01, 26), (0.05, 0.005, 13), (5.0, 0.01, 0), (0.001, 0.01, 64), (0.0, 0.01, 64)],
 )
-def test_pace_is_what_is_used_up_while_the_store_answers(working: float, waiting: float, ahead: int) -> None:
-    pace = Pace()
-    assert pace.worth_ahead(64) == 0
+def test_claims_ahead_are_what_is_used_up_while_the_store_answers(
+    agent_seconds: float, answer_seconds: float, count: int
+) -> None:
+    ahead = ClaimAhead()
+    assert ahead.count(64) == 0
+    ahead.note_agent(FIRST_ANSWER_SECONDS)
+    assert ahead.count(64) == 64
     for _ in range(200):
-        pace.worked(working)
-        pace.waited(waiting)
+        ahead.note_agent(agent_seconds)
+        ahead.note_answer(answer_seconds)
 
-    assert pace.worth_ahead(64) == ahead
-
-
-def test_pace_follows_agents_that_slow_down() -> None:
-    pace = Pace()
-    pace.worked(FIRST_GUESS_SECONDS)
-    assert pace.worth_ahead(8) == 8
-    for _ in range(100):
-        pace.worked(10.0)
-
-    assert pace.worth_ahead(8) == 0
-
-
-async def test_turns_come_one_in_a_round_and_in_their_order() -> None:
-    turns, happened = Turns(), []
-
-    for name in "abc":
-        turns.queue(lambda name=name: happened.append(name))  # type: ignore[misc]
-    seen = [list(happened)]
-    for _ in range(3):
-        await asyncio.sleep(0)
-        seen.append(list(happened))
-    turns.queue(lambda: happened.append("d"))
-
-    assert seen == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
-    assert happened == ["a", "b", "c", "d"]
+    assert ahead.count(64) == count
 
 
 async def test_a_runner_that_may_ask_all_the_time_does_not() -> None:

@@ -14,7 +14,7 @@ from agentlightning.cli.store_address import why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
-from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
+from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.litagent.signature import check_signature
@@ -22,7 +22,7 @@ from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore, LightningStoreClient
 from agentlightning.tracer import OtelTracer
-from agentlightning.trainer.sides import RunnerSide, Switches
+from agentlightning.trainer.roles import RunnerRole
 
 __all__ = ["main"]
 
@@ -92,13 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     strategy = ClientServerExecutionStrategy(
         role="runner", n_runners=arguments.n_runners, managed_store=False, graceful_timeout=arguments.grace
     )
-    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
-    side = RunnerSide(runner, agent, (), switches, is_alone=True)
+    flags = ControlFlags(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
+    role = RunnerRole(runner, agent, (), flags, is_alone=True)
     print(f"agl runner: {arguments.name} works for {arguments.store}; Ctrl-C to leave", file=sys.stderr)  # noqa: T201
     if silence is not None:
         print(f"agl runner: {silence} It is waited for.", file=sys.stderr)  # noqa: T201
     try:
-        strategy.execute(_no_algorithm, side, store)
+        strategy.execute(_no_algorithm, role, store)
     finally:
         asyncio.run(store.close())
     if strategy.is_interrupted:

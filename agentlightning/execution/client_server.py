@@ -5,10 +5,12 @@ import copy
 import errno
 import functools
 import logging
+import os
 import signal
 import socket
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, get_args
@@ -23,14 +25,14 @@ from agentlightning.execution.base import (
     RunnerBundle,
     resolve_managed_store_flag,
 )
-from agentlightning.execution.events import ExecutionEvent, InterruptibleEvent, MultiprocessingEvent
-from agentlightning.execution.runner_processes import LOOK_SECONDS, RunnerProcesses
-from agentlightning.execution.stranded import Attended
+from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, StopToken, run_until_stopped
+from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.http.codec import prepare_codecs
+from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.server_launcher import reserved_socket
 
 __all__ = ["ClientServerExecutionStrategy"]
@@ -47,6 +49,8 @@ RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attemp
 """What every runner calls; their codecs are made once, before the processes are."""
 _SERVER_SECONDS: Final = 30.0
 """How long a runner waits for the server to come up, in silence."""
+_CONNECT_SECONDS: Final = 0.025
+"""Between two tries to connect."""
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
@@ -227,13 +231,12 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     async def _until_served(self, stop: ExecutionEvent) -> None:
         """Wait for the server, which starts beside us; one that does not come in time is the client's business."""
-        for _ in range(round(_SERVER_SECONDS / LOOK_SECONDS * 4)):
+        for _ in range(round(_SERVER_SECONDS / _CONNECT_SECONDS)):
             try:
                 _, writer = await asyncio.open_connection(self.server_host, self.server_port)
             except OSError:
-                if stop.is_set():
+                if await until(stop.is_set, timeout_seconds=_CONNECT_SECONDS):
                     return
-                await asyncio.sleep(LOOK_SECONDS / 4)
             else:
                 writer.close()
                 return
@@ -241,52 +244,55 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     # ------------------------------------------------------------------ processes
 
     def _spawn_runners(
-        self, runner: RunnerBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
-    ) -> list[BaseProcess]:
-        return self._spawn_reporting_runners(runner, store, stop_evt, None, ctx=ctx)
-
-    def _spawn_reporting_runners(
         self,
         runner: RunnerBundle,
         store: LightningStore,
         stop_evt: ExecutionEvent,
-        deaths: children.Deaths | None,
         *,
         ctx: Any,
+        handshake: children.RestartHandshake | None = None,
     ) -> list[BaseProcess]:
-        """As `_spawn_runners`; of runners that are started again the deaths are told first."""
+        """Start the runners; with a handshake, a restart of one of them is announced first."""
         # Not every store can travel: runners need none that we serve, and of another server's only the client.
         owned = None if self._serves(store) else self._client(store) or store
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
             work = functools.partial(_work_as_runner, self, runner, number, owned, stop_evt)
             if self.max_restarts > 0:
-                work = functools.partial(
-                    children.work_again, work, stop_evt, deaths, number, self.max_restarts, self.allowed_exit_codes
-                )
-            started.append(children.started(ctx, work, f"runner-{number}"))
+                restarts = (handshake, number, self.max_restarts, self.allowed_exit_codes)
+                work = functools.partial(children.restart_on_failure, work, stop_evt, *restarts)
+            started.append(children.start_process(ctx, work, f"runner-{number}"))
         return started
 
     def _spawn_algorithm_process(
         self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
     ) -> BaseProcess:
         work = functools.partial(_work_as_algorithm, self, algorithm, store, stop_evt)
-        return children.started(ctx, work, "algorithm")
+        return children.start_process(ctx, work, "algorithm")
 
     def _join_until_deadline(self, processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
-        return children.join_until_deadline(processes, timeout)
+        """Wait for all, for so long altogether; returns those that still run."""
+        deadline = time.monotonic() + timeout
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process for process in processes if process.is_alive()]
 
     def _signal_processes(self, processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
-        children.signal_processes(processes, action)
+        """Do something to each; one that has just ended, or refuses, does not keep the others from it."""
+        for process in processes:
+            try:
+                action(process)
+            except (OSError, ValueError) as error:
+                logger.warning("Process %s could not be signalled: %s", process.name, error)
 
     def _shutdown_processes(self, processes: Sequence[BaseProcess], stop_evt: ExecutionEvent) -> None:
-        """Tell all to end, and be less polite the longer they take."""
+        """Set the stop event, and send those that do not end ever stronger signals."""
         if not processes:
             return
         stop_evt.set()
         alive = self._join_until_deadline(processes, self.graceful_timeout)
         steps: tuple[tuple[str, Callable[[BaseProcess], None]], ...] = (
-            ("interrupted", children.interrupt),
+            ("interrupted", lambda process: os.kill(process.pid or 0, signal.SIGINT)),
             ("terminated", lambda process: process.terminate()),
             ("killed", lambda process: process.kill()),
         )
@@ -329,47 +335,43 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         if self.n_runners == 1:
-            self._execute_one_runner(runner, store, stop)
+            # In this process; Ctrl-C or SIGTERM lets it finish what it runs, if that does not take too long.
+            token = StopToken(stop, LEAVING.format(self.graceful_timeout))
+            work = self._execute_runner(runner, 0, store, token)
+            with children.handle_signals(token.interrupt, self._note_interrupt):
+                asyncio.run(run_until_stopped(work, token.is_set, self.graceful_timeout))
             return
-        crew = self._started_runners(runner, store, stop, ctx)
+        runners = self._started_runners(runner, store, stop, ctx)
         try:
-            with children.handling(signal.default_int_handler, self._note_interrupt):
-                asyncio.run(self._attend(crew, store))
-        except KeyboardInterrupt:  # which the runners were told of too
+            with children.handle_signals(signal.default_int_handler, self._note_interrupt):
+                asyncio.run(self._until_runners_end(runners, store))
+        except KeyboardInterrupt:  # the runners got the signal too
             logger.warning(LEAVING.format(self.graceful_timeout))
             raise
         finally:
-            self._shutdown_processes(crew.processes, stop)
-        self._check_process_exitcodes(crew.processes)
+            self._shutdown_processes(runners.processes, stop)
+        self._check_process_exitcodes(runners.processes)
 
     def _started_runners(
         self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
-    ) -> RunnerProcesses:
-        deaths = children.Deaths(ctx, self.n_runners)
-        processes = self._spawn_reporting_runners(runner, store, stop, deaths, ctx=ctx)
-        return RunnerProcesses(processes, deaths, runner, stop, self.allowed_exit_codes)
+    ) -> children.RunnerProcesses:
+        handshake = children.RestartHandshake(ctx, self.n_runners)
+        processes = self._spawn_runners(runner, store, stop, ctx=ctx, handshake=handshake)
+        return children.RunnerProcesses(processes, handshake, runner, stop, self.allowed_exit_codes)
 
-    async def _attend(self, crew: RunnerProcesses, store: LightningStore) -> None:
-        """Wait for runners to end; what those were at that died is given back."""
+    async def _until_runners_end(self, runners: children.RunnerProcesses, store: LightningStore) -> None:
+        """Wait for the runners to exit; recover the work of any that crashed."""
         client = self._client(store)
-        lost = asyncio.ensure_future(crew.until_lost(store if client is None else client))
+        lost = asyncio.ensure_future(runners.until_lost(store if client is None else client))
         try:
-            while not crew.has_left():  # noqa: ASYNC110 # they are processes
-                await asyncio.sleep(LOOK_SECONDS)
-            if any(process.exitcode not in self.allowed_exit_codes for process in crew.processes):
+            await until(runners.have_ended)
+            if runners.has_failed():
                 await lost
         finally:
             lost.cancel()
             await asyncio.wait([lost])
             if client is not None:
                 await client.close()
-
-    def _execute_one_runner(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
-        """In this process; Ctrl-C or SIGTERM lets it finish what it is at, if that does not take too long."""
-        own_stop = InterruptibleEvent(stop, LEAVING.format(self.graceful_timeout))
-        work = self._execute_runner(runner, 0, store, own_stop)
-        with children.handling(own_stop.interrupt, self._note_interrupt):
-            asyncio.run(children.run_in_time(work, own_stop, self.graceful_timeout))
 
     def _note_interrupt(self) -> None:
         self.is_interrupted = True
@@ -380,41 +382,43 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.managed_store:
             prepare_codecs(RUNNER_OPERATIONS)
         # Runners are started first, while this process has no threads that a fork could tear apart.
-        crew = self._started_runners(runner, store, stop, ctx)
+        runners = self._started_runners(runner, store, stop, ctx)
+        guarded = OrphanedQueueGuard(algorithm, runners.have_ended, getattr(runner, "owns_worker", None))
+
+        async def algorithm_then_runners(store: LightningStore, event: ExecutionEvent) -> None:
+            try:
+                await guarded(store, event)
+            finally:  # while they are still served, so that they can report
+                await runners.dismiss(self.graceful_timeout + REPORT_SECONDS)
+
         try:
-            attended = Attended(algorithm, crew.has_left, getattr(runner, "owns_worker", None))
-            asyncio.run(self._execute_algorithm_with(crew, attended, store, stop))
+            work = self._execute_algorithm(algorithm_then_runners, store, stop)
+            asyncio.run(self._run_unless_lost(work, runners, store, stop))
         finally:
-            self._shutdown_processes(crew.processes, stop)
-            crew.give_back_at_the_end(store)
+            self._shutdown_processes(runners.processes, stop)
+            asyncio.run(runners.recover_killed(store))
         try:
-            self._check_process_exitcodes(crew.processes)
+            self._check_process_exitcodes(runners.processes)
         except RunnersKilled as error:
-            error.rollout_ids = tuple(crew.recovered)
+            error.rollout_ids = tuple(runners.recovered)
             raise
 
-    async def _execute_algorithm_with(
-        self, crew: RunnerProcesses, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
+    async def _run_unless_lost(
+        self,
+        algorithm: Coroutine[Any, Any, None],
+        runners: children.RunnerProcesses,
+        store: LightningStore,
+        stop: ExecutionEvent,
     ) -> None:
         """Run the algorithm, unless all its runners are lost: then it would wait for ever."""
-
-        async def and_wait_for_runners(store: LightningStore, event: ExecutionEvent) -> None:
-            try:
-                await algorithm(store, event)
-            finally:  # while they are still served, so that they can report
-                crew.dismiss()
-                await crew.until_ended(self.graceful_timeout + REPORT_SECONDS)
-
-        work = asyncio.ensure_future(self._execute_algorithm(and_wait_for_runners, store, stop))
-        lost = asyncio.ensure_future(crew.until_lost(store))
+        work, lost = asyncio.ensure_future(algorithm), asyncio.ensure_future(runners.until_lost(store))
         try:
             await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():  # by a runner that failed; the algorithm may see it and end by itself
                 await asyncio.wait([work], timeout=self.graceful_timeout)
         finally:
             for task in (lost, work):
-                if not task.done():
-                    task.cancel()
+                task.cancel()
             await asyncio.wait([work, lost])
         if not work.cancelled():
             work.result()
@@ -424,54 +428,42 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _execute_around_runner(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
-        left = MultiprocessingEvent(ctx=ctx)
-        attended = Attended(algorithm, left.is_set, getattr(runner, "owns_worker", None))
-        served = _ServedToTheEnd(attended, left, self.graceful_timeout)
+        has_left = MultiprocessingEvent(ctx=ctx)
+        guarded = OrphanedQueueGuard(algorithm, has_left.is_set, getattr(runner, "owns_worker", None))
+        served = _ServedToTheEnd(guarded, has_left, self.graceful_timeout)
         process = self._spawn_algorithm_process(served, store, stop, ctx=ctx)
         self.release_port()
+
+        def is_stopped() -> bool:
+            if process.exitcode is not None:  # the runner would work for nobody
+                stop.set()
+            return stop.is_set()
+
         try:
-            asyncio.run(self._execute_runner_beside(process, runner, store, stop))
-            left.set()
+            work = self._execute_runner(runner, 0, store, stop)
+            asyncio.run(run_until_stopped(work, is_stopped, self.graceful_timeout))
+            has_left.set()
             process.join()
         except BaseException:
-            left.set()
+            has_left.set()
             self._shutdown_processes([process], stop)
             raise
         self._check_process_exitcodes([process])
 
-    async def _execute_runner_beside(
-        self, process: BaseProcess, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent
-    ) -> None:
-        """Run the runner, unless the algorithm's process is gone: then it would work for nobody."""
-        work = asyncio.ensure_future(self._execute_runner(runner, 0, store, stop))
-        try:
-            while not work.done() and process.exitcode is None:
-                await asyncio.wait([work], timeout=LOOK_SECONDS)
-            if not work.done():
-                stop.set()
-                await asyncio.wait([work], timeout=self.graceful_timeout)
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.result()
-
 
 @dataclass(frozen=True)
 class _ServedToTheEnd:
-    """An algorithm in a process of its own; when it is done, the runner is told, and served until it has left."""
+    """An algorithm in a process of its own; when it is done, it stops the runner and serves it until it has left."""
 
     algorithm: AlgorithmBundle
-    left: ExecutionEvent
+    has_left: ExecutionEvent
     patience_seconds: float
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
         await self.algorithm(store, event)
         event.set()
-        deadline = asyncio.get_running_loop().time() + self.patience_seconds
-        while not self.left.is_set() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # it is another process's
-            await asyncio.sleep(LOOK_SECONDS / 4)
+        interval_seconds = POLL_SECONDS / 4
+        await until(self.has_left.is_set, timeout_seconds=self.patience_seconds, interval_seconds=interval_seconds)
 
 
 def _work_as_runner(
@@ -482,17 +474,17 @@ def _work_as_runner(
     stop: ExecutionEvent,
 ) -> None:
     """What a runner process does."""
-    children.end_with_parent(stop, strategy.graceful_timeout)
+    children.prepare_child(stop, strategy.graceful_timeout)
     strategy.release_port()
-    own_stop = InterruptibleEvent(stop)
-    signal.signal(signal.SIGINT, own_stop.interrupt)
-    work = strategy._execute_runner(runner, number, store, own_stop)
-    children.run_quietly(children.run_in_time(work, own_stop, strategy.graceful_timeout))
+    token = StopToken(stop)
+    signal.signal(signal.SIGINT, token.interrupt)
+    work = strategy._execute_runner(runner, number, store, token)
+    children.run_in_child(run_until_stopped(work, token.is_set, strategy.graceful_timeout))
 
 
 def _work_as_algorithm(
     strategy: ClientServerExecutionStrategy, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
 ) -> None:
     """What an algorithm's process does."""
-    children.end_with_parent(stop, strategy.graceful_timeout)
-    children.run_quietly(strategy._execute_algorithm(algorithm, store, stop))
+    children.prepare_child(stop, strategy.graceful_timeout)
+    children.run_in_child(strategy._execute_algorithm(algorithm, store, stop))

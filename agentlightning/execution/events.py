@@ -1,16 +1,24 @@
-"""Stop signals: one side sets them, the other looks."""
+"""Flags between those who run: the public events, the stop token of a process, and the flags of a training."""
 
+import asyncio
+import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Protocol
+from multiprocessing.synchronize import Event
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["ExecutionEvent", "InterruptibleEvent", "MultiprocessingEvent", "Switches", "ThreadingEvent"]
+from agentlightning.utils.deadline import POLL_SECONDS, until
 
+__all__ = ["ControlFlags", "ExecutionEvent", "MultiprocessingEvent", "StopToken", "ThreadingEvent", "run_until_stopped"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 STANDARD_ERROR = 2
 
 
@@ -26,7 +34,24 @@ class ExecutionEvent(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
-class ThreadingEvent:
+class _Flag:
+    __slots__ = ()
+    _evt: threading.Event | Event
+
+    def set(self) -> None:
+        self._evt.set()
+
+    def clear(self) -> None:
+        self._evt.clear()
+
+    def is_set(self) -> bool:
+        return self._evt.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._evt.wait(timeout)
+
+
+class ThreadingEvent(_Flag):
     """A flag between threads."""
 
     __slots__ = ("_evt",)
@@ -34,20 +59,8 @@ class ThreadingEvent:
     def __init__(self) -> None:
         self._evt = threading.Event()
 
-    def set(self) -> None:
-        self._evt.set()
 
-    def clear(self) -> None:
-        self._evt.clear()
-
-    def is_set(self) -> bool:
-        return self._evt.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._evt.wait(timeout)
-
-
-class MultiprocessingEvent:
+class MultiprocessingEvent(_Flag):
     """A flag between processes; it travels to a child when that is started."""
 
     __slots__ = ("_evt",)
@@ -55,24 +68,15 @@ class MultiprocessingEvent:
     def __init__(self, *, ctx: BaseContext | None = None) -> None:
         self._evt = (ctx or multiprocessing.get_context()).Event()
 
-    def set(self) -> None:
-        self._evt.set()
 
-    def clear(self) -> None:
-        self._evt.clear()
+class StopToken:
+    """The stop signal of a process: a flag that is shared with others, and that Ctrl-C sets for this process alone.
 
-    def is_set(self) -> bool:
-        return self._evt.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._evt.wait(timeout)
-
-
-class InterruptibleEvent:
-    """A flag that Ctrl-C sets too, for this process alone: what runs may end well. A second Ctrl-C ends it at once."""
+    The first Ctrl-C lets what runs end well; a second one ends it at once.
+    """
 
     def __init__(self, event: ExecutionEvent, notice: str = "") -> None:
-        """What is told of the first Ctrl-C goes to the standard error output."""
+        """The notice is written to standard error at the first Ctrl-C."""
         self._event = event
         self._notice = notice
         self._is_interrupted = False  # not the event itself, whose lock the interrupted code may hold
@@ -100,20 +104,51 @@ class InterruptibleEvent:
                 os.write(STANDARD_ERROR, f"\n{self._notice}\n".encode())
 
 
+async def run_until_stopped(
+    work: Coroutine[Any, Any, _T],
+    is_stopped: Callable[[], bool],
+    grace_seconds: float,
+    *,
+    abandon_seconds: float | None = None,
+    poll_seconds: float = POLL_SECONDS,
+) -> _T | None:
+    """Run to the end, and return the result; None if the work was cancelled.
+
+    Once it is stopped, the work has `grace_seconds` to end by itself; then it is cancelled, and after
+    `abandon_seconds` more it is abandoned.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        if await until(is_stopped, beside=task, interval_seconds=poll_seconds):
+            await asyncio.wait([task], timeout=grace_seconds)
+            if task.done():
+                logger.debug("Bundle finished by itself during grace period.")
+            else:
+                logger.warning("Graceful delay elapsed; canceling bundle task...")
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=abandon_seconds)
+    if not task.done():
+        logger.error("Bundle task did not stop after cancellation; abandoning task.")
+        return None
+    return None if task.cancelled() else task.result()
+
+
 @dataclass(frozen=True)
-class Switches:
-    """What a user may turn while a training runs, from any thread; runners in other processes see them too."""
+class ControlFlags:
+    """Flags that a user sets while a training runs, from any thread; runners in other processes see them too."""
 
     paused: ExecutionEvent
     stopped: ExecutionEvent
     prepared: ExecutionEvent
-    """Set by the algorithm's side when runners may claim."""
+    """Set by the algorithm's role when runners may claim."""
 
     def states(self) -> dict[str, bool]:
         """Which of them are set, by name."""
         return {name: event.is_set() for name, event in vars(self).items()}
 
-    def turn(self, states: Mapping[str, bool]) -> None:
+    def apply(self, states: Mapping[str, bool]) -> None:
         """Set or clear those that are named."""
         for name, is_set in states.items():
             event: ExecutionEvent = getattr(self, name)

@@ -1,10 +1,10 @@
-"""Child processes: started, watched, and ended step by step, so that none is left behind."""
+"""Processes of an execution strategy: started, started again, watched, and their work recovered when they die."""
 
 import asyncio
+import functools
 import gc
 import logging
 import multiprocessing
-import multiprocessing.connection
 import os
 import pickle
 import signal
@@ -20,68 +20,36 @@ from types import FrameType
 from typing import Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.execution.base import OwnsWorker, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent
+from agentlightning.store.base import LightningStore
+from agentlightning.store.capabilities import is_unable
+from agentlightning.store.compound import mark_workers_lost
+from agentlightning.utils.child_process import leave_with_parent
+from agentlightning.utils.deadline import POLL_SECONDS, until
 
 __all__ = [
-    "Death",
-    "Deaths",
-    "end_with_parent",
-    "handling",
-    "interrupt",
-    "join_until_deadline",
-    "run_in_time",
-    "run_quietly",
-    "signal_processes",
+    "RestartHandshake",
+    "RunnerProcesses",
+    "handle_signals",
+    "prepare_child",
+    "recover_attempts",
+    "restart_on_failure",
+    "run_in_child",
     "start_context",
-    "started",
+    "start_process",
     "was_killed",
-    "work_again",
 ]
 
 logger = logging.getLogger(__name__)
 
-HEARING_SECONDS: Final = 10.0
-"""How long a child waits until its parent has heard of a death."""
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long a child waits for the parent to acknowledge a restart."""
 SIGNALLED: Final = 128
-"""Above this, an exit code is that of a process whose child was ended by a signal."""
-_LOOK_SECONDS: Final = 0.1
+"""An exit code above this is that of a process whose child was ended by a signal."""
 
 
-@dataclass(frozen=True)
-class Death:
-    """A process that is going to be started again."""
-
-    number: int
-    exit_code: int
-
-
-class Deaths:
-    """Tells a parent of deaths before the dead are started again.
-
-    The parent cannot tell the lives of one runner apart: if the next began before the parent has given back what the
-    dead one was working on, its own work would be given back too.
-    """
-
-    def __init__(self, ctx: Any, count: int) -> None:
-        self._told = ctx.SimpleQueue()
-        self._heard = [ctx.Semaphore(0) for _ in range(count)]
-
-    def tell(self, death: Death, stop: ExecutionEvent) -> None:
-        """In a child: returns when the parent has heard, or is not going to."""
-        self._told.put(death)
-        deadline = time.monotonic() + HEARING_SECONDS
-        while not self._heard[death.number].acquire(timeout=_LOOK_SECONDS):
-            if stop.is_set() or time.monotonic() > deadline:
-                return
-
-    def next(self) -> Death | None:
-        """In the parent: what it has not heard of; None if there is nothing."""
-        death: Death | None = None if self._told.empty() else self._told.get()
-        return death
-
-    def hear(self, death: Death) -> None:
-        """In the parent: all that had to be done about a death is done."""
-        self._heard[death.number].release()
+# ---------------------------------------------------------------------- starting
 
 
 def start_context(method: Literal["fork", "spawn"] | None = None) -> Any:
@@ -90,8 +58,8 @@ def start_context(method: Literal["fork", "spawn"] | None = None) -> Any:
     return multiprocessing.get_context(method or ("fork" if "fork" in methods else "spawn"))
 
 
-def started(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
-    """A process that does the work."""
+def start_process(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
+    """Do the work in a process; ConfigurationError if it cannot be sent there."""
     process: BaseProcess = ctx.Process(target=work, name=name)
     try:
         with warnings.catch_warnings():
@@ -104,10 +72,28 @@ def started(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
             f"pickled ({error}); define the agent and the hooks at the top level of a module, or use "
             "start_method='fork', or the strategy 'shm'."
         ) from error
+    except RuntimeError as error:
+        if ctx.get_start_method() != "spawn" or "bootstrapping" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"Process {name} would run the whole program again; put what starts the training under "
+            "`if __name__ == '__main__':`, or use start_method='fork'."
+        ) from error
     return process
 
 
-def run_quietly(work: Coroutine[Any, Any, None]) -> None:
+def prepare_child(stop: ExecutionEvent, grace_seconds: float) -> None:
+    """In a child: end with the parent, after a grace; and end at SIGTERM, whatever the parent does about its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def leave() -> None:
+        stop.set()
+        time.sleep(grace_seconds)
+
+    leave_with_parent(leave)
+
+
+def run_in_child(work: Coroutine[Any, Any, Any]) -> None:
     """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1."""
     # What is loaded by now stays: the collector need not look at it again, which would stop all rollouts for as long as
     # fifty of their steps take, and would copy memory that is shared with the parent.
@@ -121,109 +107,178 @@ def run_quietly(work: Coroutine[Any, Any, None]) -> None:
         sys.exit(1)
 
 
-async def run_in_time(work: Coroutine[Any, Any, None], stop: ExecutionEvent, grace_seconds: float) -> None:
-    """Run to the end; once it is told to stop, it has so long to end by itself, and is cancelled then."""
-    running, is_late = asyncio.current_task(), False
-
-    async def watch() -> None:
-        nonlocal is_late
-        while not stop.is_set():  # noqa: ASYNC110 # it may be another process's, or a signal's
-            await asyncio.sleep(_LOOK_SECONDS)
-        await asyncio.sleep(grace_seconds)
-        logger.warning("The runner did not end within %g s and is interrupted.", grace_seconds)
-        is_late = True
-        assert running is not None  # we are in a coroutine
-        running.cancel()
-
-    watching = asyncio.create_task(watch(), name="grace")
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not is_late:
-            raise
-    finally:
-        watching.cancel()
+# ---------------------------------------------------------------------- starting again
 
 
-def work_again(
+@dataclass(frozen=True)
+class _Restart:
+    number: int
+    exit_code: int
+
+
+class RestartHandshake:
+    """Lets the parent recover the work of a dead runner before the runner is started again.
+
+    The parent cannot tell the lives of one runner apart: if the next began first, its own work would be recovered too.
+    """
+
+    def __init__(self, ctx: Any, count: int) -> None:
+        self._announced = ctx.SimpleQueue()
+        self._acknowledged = [ctx.Semaphore(0) for _ in range(count)]
+
+    def announce(self, number: int, exit_code: int, stop: ExecutionEvent) -> None:
+        """In a child: wait until the parent has acknowledged the restart, or is not going to."""
+        self._announced.put(_Restart(number, exit_code))
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        while not self._acknowledged[number].acquire(timeout=POLL_SECONDS):
+            if stop.is_set() or time.monotonic() > deadline:
+                return
+
+    async def acknowledge_all(self, recover: "Callable[[int, int], Coroutine[Any, Any, None]]") -> None:
+        """In the parent: recover the work of those that are to be started again, by number and exit code."""
+        while not self._announced.empty():
+            restart: _Restart = self._announced.get()
+            await recover(restart.number, restart.exit_code)
+            self._acknowledged[restart.number].release()
+
+
+def restart_on_failure(
     work: Callable[[], None],
     stop: ExecutionEvent,
-    deaths: Deaths | None,
+    handshake: RestartHandshake | None,
     number: int,
     most_restarts: int,
     allowed_exit_codes: Sequence[int],
 ) -> None:
     """In a child: do the work in a child of its own, and again when that dies. Its last exit code becomes ours.
 
-    Deaths are told first, if there is somebody who listens. The process that starts others again has nothing else to
-    do, so that it can fork without tearing threads apart.
+    The process that starts others again has nothing else to do, so that it can fork without tearing threads apart.
     """
-    end_with_parent(stop, 0.0)
+    prepare_child(stop, 0.0)
     name = multiprocessing.current_process().name
     for restarts_left in range(most_restarts, -1, -1):
-        process = started(start_context(), work, name)
+        process = start_process(start_context(), work, name)
         try:
             process.join()
         except KeyboardInterrupt:
-            signal_processes([process], interrupt)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGINT)
             process.join()
         code = process.exitcode
-        if code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
+        if code is None or code in allowed_exit_codes or stop.is_set() or restarts_left == 0:
             sys.exit(code if code is None or code >= 0 else SIGNALLED - code)
-        if deaths is not None and code is not None:
-            deaths.tell(Death(number, code), stop)
+        if handshake is not None:
+            handshake.announce(number, code, stop)
         logger.warning("%s died with exit code %s and is started again; %d more times.", name, code, restarts_left - 1)
 
 
+# ---------------------------------------------------------------------- watching
+
+
 def was_killed(process: BaseProcess) -> bool:
-    """Whether a signal ended it, or what it started again and again (see `work_again`)."""
+    """Whether a signal ended it, or its child (see `restart_on_failure`)."""
     return process.exitcode is not None and (process.exitcode < 0 or process.exitcode > SIGNALLED)
 
 
-def join_until_deadline(processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
-    """Wait for all, for so long altogether; returns those that still run."""
-    deadline = time.monotonic() + timeout
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    return [process for process in processes if process.is_alive()]
+class RunnerProcesses:
+    """The runner processes of a strategy; the work of those that die is recovered."""
 
+    def __init__(
+        self,
+        processes: Sequence[BaseProcess],
+        handshake: RestartHandshake,
+        runner: RunnerBundle,
+        stop: ExecutionEvent,
+        allowed_exit_codes: Sequence[int],
+    ) -> None:
+        self.processes = processes
+        self.recovered: list[str] = []
+        """Rollouts whose attempts were ended because their runner died."""
+        self._allowed = allowed_exit_codes
+        self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
+        self._token: str = getattr(runner, "worker_token", "")
+        self._stop = stop
+        self._is_dismissed = False
+        self._handshake = handshake
 
-def signal_processes(processes: Sequence[BaseProcess], action: Callable[[BaseProcess], None]) -> None:
-    """Do something to each; one that has just ended, or refuses, does not keep the others from it."""
-    for process in processes:
+    async def until_lost(self, store: LightningStore) -> None:
+        """Recover the work of dead runners; returns when the algorithm would wait for runners in vain.
+
+        That is when none is left and one of them died, or when one has failed and set the stop event.
+        """
+        seen: set[int] = set()
+
+        async def recover(number: int, exit_code: int) -> None:
+            if exit_code != 0 and not self._stop.is_set():
+                await self._recover(store, number, exit_code)
+
+        while True:
+            await self._handshake.acknowledge_all(recover)
+            for number, process in enumerate(self.processes):
+                if process.exitcode is not None and number not in seen:
+                    seen.add(number)
+                    await recover(number, process.exitcode)
+            if self.has_failed() and not self._is_dismissed and (self.have_ended() or self._stop.is_set()):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    def have_ended(self) -> bool:
+        return all(process.exitcode is not None for process in self.processes)
+
+    def has_failed(self) -> bool:
+        """Whether one ended with an exit code that is not allowed."""
+        return any(process.exitcode not in (None, *self._allowed) for process in self.processes)
+
+    async def dismiss(self, timeout_seconds: float) -> None:
+        """Stop all, because the algorithm needs them no more, and wait for their end for so long at most."""
+        self._is_dismissed = True
+        self._stop.set()
+        await until(self.have_ended, timeout_seconds=timeout_seconds, interval_seconds=POLL_SECONDS / 4)
+
+    async def recover_killed(self, store: LightningStore) -> None:
+        """End the attempts of runners that had to be killed, so that they do not look as if they still ran."""
+        for number, process in enumerate(self.processes):
+            if process.exitcode:
+                await self._recover(store, number, process.exitcode)
+
+    async def _recover(self, store: LightningStore, number: int, exit_code: int) -> None:
+        """Nothing is recovered without the ids of the bundle's workers: others may have the same names."""
+        if self._owns_worker is None:
+            return
+        reason = f"process runner-{number} died with exit code {exit_code}"
         try:
-            action(process)
-        except (OSError, ValueError) as error:
-            logger.warning("Process %s could not be signalled: %s", process.name, error)
+            is_lost = functools.partial(self._owns_worker, number=number)
+            self.recovered += await recover_attempts(store, self._token, is_lost, reason)
+        except Exception:  # the store's own time limits will settle its attempts
+            logger.exception("The work of runner-%d could not be recovered.", number)
 
 
-def interrupt(process: BaseProcess) -> None:
-    """As if the user had pressed Ctrl-C in it."""
-    if process.pid is not None:
-        os.kill(process.pid, signal.SIGINT)
+async def recover_attempts(store: LightningStore, token: str, is_lost: Callable[[str], bool], reason: str) -> list[str]:
+    """End the open attempts of workers that are lost; returns the ids of their rollouts.
 
-
-def end_with_parent(stop: ExecutionEvent, patience_seconds: float) -> None:
-    """In a child: when the parent is gone, without having told us, end too; first gracefully.
-
-    SIGTERM ends a child at once, whatever a parent that was forked does about its own.
+    Args:
+        token: Part of the ids of all workers among which they are looked for.
+        is_lost: Says of an id whether that worker is.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        stop.set()
-        time.sleep(patience_seconds)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    recovered: list[str] = []
+    try:
+        for worker in await store.query_workers(worker_id_contains=token):
+            if is_lost(worker.worker_id):
+                recovered += await store.mark_worker_lost(worker.worker_id, reason)
+    except Exception as error:
+        if not is_unable(error):
+            raise
+        # A store of an earlier release, or a token that only lets us end attempts one by one.
+        recovered += await mark_workers_lost(store, is_lost, reason)
+    if recovered:
+        logger.warning("Given back, because %s: %s.", reason, ", ".join(recovered))
+    return recovered
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None], note_interrupt: Callable[[], None]) -> Iterator[None]:
+def handle_signals(
+    handler: Callable[[int, FrameType | None], None], note_interrupt: Callable[[], None]
+) -> Iterator[None]:
     """Call the handler at Ctrl-C, which is noted first, and, unless the program handles that itself, at SIGTERM."""
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -23,8 +23,8 @@ from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.execution.ray_runners import RayRunners, RunnerActor, pickled_runner
-from agentlightning.execution.stranded import Attended
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
@@ -131,8 +131,8 @@ class RayExecutionStrategy(ExecutionStrategy):
         pickled, stop = pickled_runner(runner), ThreadingEvent()
         async with self._served(store) as served:
             runners = RayRunners(self._actors(served.client), runner, pickled, served.store)
-            attended = Attended(algorithm, runners.have_left, getattr(runner, "owns_worker", None))
-            work: asyncio.Future[Any] = asyncio.ensure_future(attended(served.store, stop))
+            guarded = OrphanedQueueGuard(algorithm, runners.have_left, getattr(runner, "owns_worker", None))
+            work: asyncio.Future[Any] = asyncio.ensure_future(guarded(served.store, stop))
             try:
                 with self._scaling:
                     self._loop, self._runners = asyncio.get_running_loop(), runners

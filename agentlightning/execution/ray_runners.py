@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.execution.base import OwnsWorker, RunnerBundle
-from agentlightning.execution.events import Switches, ThreadingEvent
-from agentlightning.execution.runner_processes import recover_attempts
+from agentlightning.execution.events import ControlFlags, ThreadingEvent
+from agentlightning.execution.processes import recover_attempts
 from agentlightning.litagent.decorator import FunctionalLitAgent
 from agentlightning.logging import setup
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.client import LightningStoreClient
+from agentlightning.utils.deadline import until
 from agentlightning.utils.id import worker_id
 
 __all__ = ["Control", "RayRunners", "RunnerActor", "pickled_runner"]
@@ -32,8 +33,6 @@ PLACEMENT_SECONDS: Final = 30.0
 """How long Ray may take to place a runner before the user hears of it, and its lost work is given to others."""
 REPORT_SECONDS: Final = 2.0
 """How much longer than their grace runners are waited for, so that they can report what they had to leave."""
-LOOK_SECONDS: Final = 0.1
-"""How often the switches of the training are looked at."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Control:
     """What a runner is to do; of two that arrive, the one with the higher version counts."""
 
     version: int
-    switches: Mapping[str, bool]
+    flags: Mapping[str, bool]
     is_leaving: bool = False
     """Whether to claim nothing more, and to end."""
     grace_seconds: float | None = None
@@ -69,7 +68,7 @@ class RunnerActor:
         self._store = store
         self._version = -1
         self._stop = ThreadingEvent()
-        self._switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
+        self._flags = ControlFlags(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
         self._runner: Any = None
         self._work: asyncio.Task[None] | None = None
         if log_level is not None:
@@ -92,18 +91,18 @@ class RunnerActor:
                     f"The agent needs the module {error.name!r}, which the node {address} does not have; install it "
                     "there, or send it along with runtime_env={'working_dir': ...} or runtime_env={'pip': [...]}."
                 ) from error
-            if hasattr(self._runner, "switches"):
-                self._runner.switches = self._switches
+            if hasattr(self._runner, "flags"):
+                self._runner.flags = self._flags
             gc.freeze()  # as in the processes of `cs`: what is loaded by now stays
-        await self.turn(control)
+        await self.apply(control)
         return RunnerProcess(worker_id("", ""), address)
 
-    async def turn(self, control: Control) -> None:
+    async def apply(self, control: Control) -> None:
         """Take notice of what is to be done from now on."""
         if control.version < self._version:
             return
         self._version = control.version
-        self._switches.turn(control.switches)
+        self._flags.apply(control.flags)
         if not control.is_leaving:
             return
         self._stop.set()
@@ -129,12 +128,12 @@ class RunnerActor:
 
 
 def pickled_runner(runner: RunnerBundle) -> bytes:
-    """A runner as it travels to the processes of actors, which are given switches of their own."""
+    """A runner as it travels to the processes of actors, which are given flags of their own."""
     from ray import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined,unused-ignore] # untyped where Ray is missing
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, Switches):
+            if isinstance(obj, ControlFlags):
                 return str, ()
             # An actor has a main module of its own, so an agent of the program's is sent whole, not by its address.
             if isinstance(obj, FunctionalLitAgent) and obj.__module__ == "__main__":
@@ -173,7 +172,7 @@ class RayRunners:
 
         Args:
             create_actor: Makes the actor of this number, a handle of `RunnerActor`.
-            runner: What they run; its `owns_worker` and its switches are those of the training.
+            runner: What they run; its `owns_worker` and its flags are those of the training.
             pickled: The same as it travels.
             store: Where the claims of lost processes are given back.
         """
@@ -184,13 +183,13 @@ class RayRunners:
         self._pickled = ray.put(pickled)
         self._owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
         self._token: str = getattr(runner, "worker_token", "")
-        self._switches: Switches | None = getattr(runner, "switches", None)
+        self._flags: ControlFlags | None = getattr(runner, "flags", None)
         self._store = store
         self._members: dict[asyncio.Task[None], _Member] = {}
         self._version = 0
         self.failure: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         """Has a result when a runner has failed."""
-        self._following = asyncio.create_task(self._follow_switches(), name="switches")
+        self._following = asyncio.create_task(self._follow_flags(), name="flags")
 
     def scale(self, count: int) -> None:
         """Start runners, or have the youngest leave when they have finished what they run."""
@@ -285,7 +284,7 @@ class RayRunners:
         if member.process is None:  # it has claimed nothing, and may never be placed
             task.cancel()
         elif not task.done():
-            member.actor.turn.remote(self._control(member, grace_seconds))
+            member.actor.apply.remote(self._control(member, grace_seconds))
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -296,16 +295,16 @@ class RayRunners:
 
     def _control(self, member: _Member, grace_seconds: float | None = None) -> Control:
         self._version += 1
-        states = {} if self._switches is None else self._switches.states()
-        return Control(self._version, states, member.is_leaving, grace_seconds)
+        return Control(self._version, self._states(), member.is_leaving, grace_seconds)
 
-    async def _follow_switches(self) -> None:
-        """Tell all of them when a switch was turned."""
-        states = None if self._switches is None else self._switches.states()
-        while self._switches is not None:
-            await asyncio.sleep(LOOK_SECONDS)
-            if (now := self._switches.states()) != states:
-                states = now
-                for task, member in self._members.items():
-                    if not (task.done() or member.is_leaving):
-                        member.actor.turn.remote(self._control(member))
+    def _states(self) -> dict[str, bool]:
+        return {} if self._flags is None else self._flags.states()
+
+    async def _follow_flags(self) -> None:
+        """Send all of them each change of a flag."""
+        while True:
+            states = self._states()
+            await until(lambda before=states: self._states() != before)  # type: ignore[misc] # a default of a lambda
+            for task, member in self._members.items():
+                if not (task.done() or member.is_leaving):
+                    member.actor.apply.remote(self._control(member))

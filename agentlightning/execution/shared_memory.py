@@ -1,11 +1,12 @@
 """SharedMemoryExecutionStrategy: algorithm and runners as threads of this process, around one store."""
 
 import asyncio
+import functools
 import logging
 import threading
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
@@ -13,15 +14,13 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OwnsWorker,
     RunnerBundle,
     resolve_managed_store_flag,
 )
-from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
-from agentlightning.execution.stranded import Attended
+from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_until_stopped
+from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
-from agentlightning.utils.collector import calm_collector
 
 __all__ = ["SharedMemoryExecutionStrategy"]
 
@@ -72,29 +71,28 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run until the algorithm is done; what a thread raised is raised here."""
-        with calm_collector():
-            self._execute(algorithm, runner, store)
-
-    def _execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         shared = LightningStoreThreaded(store) if self.managed_store else store
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
-        owns_worker: OwnsWorker | None = getattr(runner, "owns_worker", None)
+        has_runner_left = threading.Event()
+
+        def are_runners_gone() -> bool:
+            in_threads = self.main_thread == "algorithm"
+            return not any(thread.is_alive() for thread in threads) if in_threads else has_runner_left.is_set()
+
+        guarded = OrphanedQueueGuard(algorithm, are_runners_gone, getattr(runner, "owns_worker", None))
         is_interrupted = False
         try:
             if self.main_thread == "algorithm":
-                threads += [
-                    self._thread(f"runner-{number}", self._run_runner, runner, shared, number, stop, failures)
-                    for number in range(self.n_runners)
-                ]
-                attended = Attended(algorithm, lambda: not any(t.is_alive() for t in threads), owns_worker)
-                self._run_algorithm(attended, shared, stop, None)
+                for number in range(self.n_runners):
+                    work = functools.partial(self._run_runner, runner, shared, number, stop, failures)
+                    threads.append(_started_thread(f"runner-{number}", work))
+                self._run_algorithm(guarded, shared, stop, None)
             else:
-                left = threading.Event()
-                attended = Attended(algorithm, left.is_set, owns_worker)
-                threads.append(self._thread("algorithm", self._run_algorithm, attended, shared, stop, failures))
+                work = functools.partial(self._run_algorithm, guarded, shared, stop, failures)
+                threads.append(_started_thread("algorithm", work))
                 self._run_runner(runner, shared, 0, stop, None)
-                left.set()
+                has_runner_left.set()
                 # The runner may be done before the algorithm is, which ends by itself.
                 threads[0].join()
         except KeyboardInterrupt:
@@ -106,16 +104,6 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             self._join(threads)
         if not failures.empty() and not is_interrupted:
             raise failures.get()
-
-    @staticmethod
-    def _thread(name: str, target: Any, *args: Any) -> threading.Thread:
-        def run() -> None:
-            with suppress(BaseException):  # it is in the queue of failures, and raised by `execute`
-                target(*args)
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
 
     def _join(self, threads: list[threading.Thread]) -> None:
         deadline = time.monotonic() + self.join_timeout
@@ -132,7 +120,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         stop_evt: ExecutionEvent,
         thread_exceptions: _Failures | None,
     ) -> None:
-        self._run_side(algorithm(store, stop_evt), stop_evt, thread_exceptions)
+        with _failing_together(stop_evt, thread_exceptions):
+            asyncio.run(self._run_until_completed_or_canceled(algorithm(store, stop_evt), stop_evt))
         stop_evt.set()  # without an algorithm nobody sends work
 
     def _run_runner(
@@ -143,40 +132,37 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         stop_evt: ExecutionEvent,
         thread_exceptions: _Failures | None,
     ) -> None:
-        self._run_side(runner(store, worker_id, stop_evt), stop_evt, thread_exceptions)
-
-    def _run_side(self, side: Coroutine[Any, Any, None], stop: ExecutionEvent, failures: _Failures | None) -> None:
-        try:
-            asyncio.run(self._run_until_completed_or_canceled(side, stop))
-        except asyncio.CancelledError:
-            return
-        except BaseException as error:
-            stop.set()
-            if failures is not None:
-                failures.put(error)
-            raise
+        with _failing_together(stop_evt, thread_exceptions):
+            asyncio.run(self._run_until_completed_or_canceled(runner(store, worker_id, stop_evt), stop_evt))
 
     async def _run_until_completed_or_canceled(
         self, coro: Coroutine[Any, Any, _T], stop_evt: ExecutionEvent
     ) -> _T | None:
-        """The result; once the event is set it has some time to come, then it is cancelled, then abandoned."""
-        task = asyncio.ensure_future(coro)
-        try:
-            while not task.done() and not stop_evt.is_set():
-                await asyncio.wait([task], timeout=self.poll_interval)
-            if not task.done():
-                await asyncio.wait([task], timeout=self.graceful_delay)
-                if task.done():
-                    logger.debug("Bundle finished by itself during grace period.")
-            if not task.done():
-                logger.debug("Graceful delay elapsed; canceling bundle task...")
-                task.cancel()
-                await asyncio.wait([task], timeout=self.graceful_delay)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task], timeout=self.graceful_delay)
-            raise
-        if not task.done():
-            logger.error("Bundle task did not stop after cancellation; abandoning task.")
-            return None
-        return None if task.cancelled() else task.result()
+        grace = self.graceful_delay
+        return await run_until_stopped(
+            coro, stop_evt.is_set, grace, abandon_seconds=grace, poll_seconds=self.poll_interval
+        )
+
+
+@contextmanager
+def _failing_together(stop: ExecutionEvent, failures: _Failures | None) -> Iterator[None]:
+    """Stop all when this thread fails; being cancelled is no failure."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        return
+    except BaseException as error:
+        stop.set()
+        if failures is not None:
+            failures.put(error)
+        raise
+
+
+def _started_thread(name: str, work: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        with suppress(BaseException):  # it is in the queue of failures, and raised by `execute`
+            work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -21,6 +21,7 @@ from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
+from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.id import worker_id as unique_worker_id
 
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 T_task = TypeVar("T_task")
 
-EVENT_SECONDS: Final = 0.1
-"""How often a stop event is looked at while there is nothing else to do."""
 TOKEN_DIGITS: Final = 8
 SHORTEST_POLL_SECONDS: Final = 0.01
 """Whoever asks more often keeps a processor busy."""
@@ -217,7 +216,7 @@ class LitAgentRunner(Runner[T_task]):
                 elif pool.room > 0 and not pool.is_spent:
                     await self._claim_for(pool, event)
                     continue
-                await pool.change(EVENT_SECONDS)
+                await pool.change(POLL_SECONDS)
             await pool.finish()
         finally:
             await pool.cancel()
@@ -241,7 +240,7 @@ class LitAgentRunner(Runner[T_task]):
         if claims is None and is_idle:
             await self._sleep_until_next_poll(event)
         elif claims is None:
-            await pool.change(EVENT_SECONDS)
+            await pool.change(POLL_SECONDS)
 
     async def _run_attempt(self, claim: Claim, slot: Slot) -> Claim | None:
         context, rollout = self._runner_context(), claim.rollout
@@ -331,8 +330,7 @@ class LitAgentRunner(Runner[T_task]):
         """As `_ask`, but the store answers when there is work, and we give up when we are stopped."""
         waiting = asyncio.ensure_future(self._ask(limit, wait=self._poll_interval))
         try:
-            while not waiting.done() and self._is_claiming(event):
-                await asyncio.wait([waiting], timeout=EVENT_SECONDS)
+            await until(lambda: not self._is_claiming(event), beside=waiting)
         finally:
             if not waiting.done():
                 waiting.cancel()  # a claim that is on its way is given back
@@ -340,10 +338,7 @@ class LitAgentRunner(Runner[T_task]):
         return [] if waiting.cancelled() else waiting.result()
 
     async def _sleep_until_next_poll(self, event: "ExecutionEvent | None" = None) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._poll_interval
-        while loop.time() < until and self._is_claiming(event):  # noqa: ASYNC110 # the event may be another process's
-            await asyncio.sleep(min(EVENT_SECONDS, self._poll_interval))
+        await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
 
     # ------------------------------------------------------------------ one rollout
 

@@ -1,6 +1,6 @@
 """What a user may do with a training besides waiting for it: begin it in the background, pause, stop, fail, retry.
 
-All of it may be done from any thread. A training that runs has switches, which runners in other processes see too.
+All of it may be done from any thread. A training that runs has flags, which runners in other processes see too.
 """
 
 import logging
@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from typing import Any
 
+from agentlightning.execution.events import ControlFlags
 from agentlightning.litagent import LitAgent
-from agentlightning.trainer.sides import PREPARED_SECONDS, Switches
+from agentlightning.trainer.roles import PREPARED_SECONDS
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.utils.daemon_threads import in_background
 
@@ -27,8 +28,8 @@ class TrainingControl(Component):
     _kind = "trainer"
 
     def __init__(self) -> None:
-        self._turning = threading.Lock()  # protects the switches, which are there exactly while it may be stopped
-        self._switches: Switches | None = None
+        self._stepping = threading.Lock()  # protects the flags, which are there exactly while it may be stopped
+        self._flags: ControlFlags | None = None
         self._last_fit: tuple[LitAgent[Any], Any, Any] | None = None
         """The agent and the data sets of a training that failed, for `retry`."""
 
@@ -47,10 +48,10 @@ class TrainingControl(Component):
     def start(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """As `fit`, in the background: returns when the training runs. `stop` ends it; `wait` waits for its end."""
         life = lifecycle_of(self)
-        if self._switches is not None:
+        if self._flags is not None:
             life.step("start")  # which raises: it runs already
         fitting = in_background("agl-fit", lambda: self.fit(agent, train_dataset, val_dataset))
-        while self._switches is None and not fitting.done():
+        while self._flags is None and not fitting.done():
             wait_for_futures([fitting], timeout=PREPARED_SECONDS)
         if fitting.done() and fitting.exception() is not life.failure:  # it has not begun
             fitting.result()
@@ -59,25 +60,25 @@ class TrainingControl(Component):
 
     def pause(self) -> None:
         """Let runners claim nothing more until `resume`; what runs goes on, and so does the algorithm."""
-        self._turn("pause", lambda switches: switches.paused.set())
+        self._step("pause", lambda flags: flags.paused.set())
 
     def resume(self) -> None:
         """Undo `pause`."""
-        self._turn("resume", lambda switches: switches.paused.clear())
+        self._step("resume", lambda flags: flags.paused.clear())
 
     def stop(self) -> None:
         """End the algorithm and the runners; `fit` returns when they have ended.
 
         An algorithm that is a plain function cannot be ended; it is left behind in its thread, without the store.
         """
-        self._turn("stop", lambda switches: switches.stopped.set())
+        self._step("stop", lambda flags: flags.stopped.set())
 
     def error(self, error: BaseException | None = None) -> None:
         """End the algorithm and the runners; `fit` raises this error, and the run has failed."""
-        with self._turning:
+        with self._stepping:
             super().error(error)
-            if self._switches is not None:
-                self._switches.stopped.set()
+            if self._flags is not None:
+                self._flags.stopped.set()
 
     def retry(self, agent: LitAgent[Any] | None = None, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Fit again after a failure; with a durable store, what was finished is still there.
@@ -92,27 +93,27 @@ class TrainingControl(Component):
         is_trial = getattr(self, "algorithm", None) is None and (train_dataset is not None or val_dataset is not None)
         (self.dev if is_trial else self.fit)(agent, train_dataset, val_dataset)
 
-    def _turn(self, step: str, act: Callable[[Switches], None]) -> None:
-        """Take a step, and turn the switches of the training if one runs."""
-        with self._turning:
+    def _step(self, step: str, act: Callable[[ControlFlags], None]) -> None:
+        """Take a step, and set the flags of the training if one runs."""
+        with self._stepping:
             lifecycle_of(self).step(step)
-            if self._switches is not None:
-                act(self._switches)
+            if self._flags is not None:
+                act(self._flags)
 
-    def _began(self, switches: Switches) -> None:
-        """A training runs, which these switches stop and pause."""
-        with self._turning:
+    def _began(self, flags: ControlFlags) -> None:
+        """A training runs, which these flags stop and pause."""
+        with self._stepping:
             lifecycle_of(self).step("start")
-            self._switches = switches
+            self._flags = flags
 
     def _ended(self, error: BaseException | None = None) -> None:
         """The training is over; what `error` was called with is raised, unless the training has raised it."""
         life = lifecycle_of(self)
-        with self._turning:
+        with self._stepping:
             if error is not None:
                 life.become(LifecycleState.FAILED, error=error)
             life.end()
-            self._switches = None
+            self._flags = None
             if life.state is LifecycleState.STOPPED:
                 self._last_fit = None
         if error is None and life.failure is not None:

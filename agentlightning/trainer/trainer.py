@@ -1,38 +1,35 @@
 """Trainer: builds the parts, has them placed, and runs the loop."""
 
 import asyncio
+import functools
 import logging
 import pkgutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from agentlightning.algorithm import Algorithm, Baseline
 from agentlightning.errors import ConfigurationError, InvalidTransition, RunnersKilled, TrainingError
-from agentlightning.execution import ExecutionEvent, ExecutionStrategy
-from agentlightning.execution.events import MultiprocessingEvent
+from agentlightning.execution.events import ControlFlags, MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent, Route
 from agentlightning.litagent.router import Predicate
-from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import check_dataset, checked_agent, checked_route, combined, renamed
-from agentlightning.trainer.console import Console, ProgressMode, resolved_mode
+from agentlightning.trainer.console import ProgressMode, resolved_mode
 from agentlightning.trainer.control import TrainingControl
 from agentlightning.trainer.dev_run import DevRun, dev_algorithm
 from agentlightning.trainer.init_utils import build_component
-from agentlightning.trainer.outcomes import failure_of_all
 from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
-from agentlightning.trainer.reports import PROMISE, reporting
-from agentlightning.trainer.run_config import git_revision, run_config
-from agentlightning.trainer.sides import LOOK_SECONDS, AlgorithmSide, RunnerSide, Switches
-from agentlightning.trainer.stores import built_store, move_log, served_address, store_address
+from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
+from agentlightning.trainer.stores import built_store, move_log
 from agentlightning.trainer.termination import interrupted_by_sigint, stopped_by_sigterm
-from agentlightning.types import Dataset, Hook, NamedResources, Run, RunStatus
+from agentlightning.types import Dataset, Hook, NamedResources
 from agentlightning.types.lifecycle import lifecycle_of
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
+from agentlightning.utils.deadline import POLL_SECONDS
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = ["Trainer"]
@@ -40,7 +37,6 @@ __all__ = ["Trainer"]
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_Value = TypeVar("_Value")
 
 
 class Trainer(TrainingControl):
@@ -187,7 +183,8 @@ class Trainer(TrainingControl):
                 "There is no algorithm to read the data sets; give the Trainer one, or call dev to try the agent."
             )
         chosen = self._agent_for(agent)
-        failure = self._do(lambda: self._fit(self.algorithm, chosen, train_dataset, val_dataset))
+        work = functools.partial(self._fit, self.algorithm, chosen, train_dataset, val_dataset)
+        failure = work() if _is_free_thread() else self._wait_for(work, CallingThread())
         if failure is not None:
             raise failure
 
@@ -206,8 +203,10 @@ class Trainer(TrainingControl):
         algorithm, chosen = dev_algorithm(self.algorithm), self._agent_for(agent)
         # A coroutine runs in the loop of its runner, which is in this thread unless another loop is.
         dev = DevRun(self.progress, None if chosen.is_async() else CallingThread())
+        work = functools.partial(self._fit, algorithm, chosen, train_dataset, val_dataset, dev)
         try:
-            failure = self._do(lambda: self._fit(algorithm, chosen, train_dataset, val_dataset, dev), dev.thread)
+            is_here = dev.thread is None and _is_free_thread()
+            failure = work() if is_here else self._wait_for(work, dev.thread or CallingThread())
         finally:
             dev.print()
         if failure is not None:
@@ -232,13 +231,8 @@ class Trainer(TrainingControl):
         if failure is not None:
             raise failure
 
-    def _do(self, work: Callable[[], _T], thread: CallingThread | None = None) -> _T:
-        """Do work that makes event loops and processes: in a thread of its own, unless this one is free for both.
-
-        A thread of a pool is not: a process forked from it waits at its end for that very thread.
-        """
-        if thread is None and not _is_loop_running() and threading.current_thread() is threading.main_thread():
-            return work()
+    def _wait_for(self, work: Callable[[], _T], thread: CallingThread) -> _T:
+        """Do work that makes event loops and processes in a thread of its own, and wait for it in the calling one."""
         is_done = threading.Event()
 
         def do() -> _T:
@@ -248,7 +242,7 @@ class Trainer(TrainingControl):
                 is_done.set()
 
         with stopped_by_sigterm(lambda: self._stop_until(is_done.is_set), lambda: True), interrupted_by_sigint():
-            return (thread or CallingThread()).wait_for(do, self._stop_if_running)
+            return thread.wait_for(do, self._stop_if_running)
 
     def _stop_if_running(self) -> None:
         with suppress(InvalidTransition):  # it has not quite begun, or has just ended
@@ -258,13 +252,13 @@ class Trainer(TrainingControl):
         """Stop a fit that runs in another thread, which may not have begun."""
         while not is_done():
             self._stop_if_running()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     async def _stopped(self, work: "asyncio.Future[Any]") -> None:
         """Stop a fit that runs in another thread, as soon as it can be stopped, and wait for it."""
         while not work.done():
             self._stop_if_running()
-            await asyncio.wait([work], timeout=LOOK_SECONDS)
+            await asyncio.wait([work], timeout=POLL_SECONDS)
 
     def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
         """Train with the v0.1 protocol. Deprecated."""
@@ -286,23 +280,14 @@ class Trainer(TrainingControl):
         agent.set_trainer(self)
         strategy = self.strategy if dev is None else dev.strategy
         context = start_context(getattr(strategy, "start_method", None))
-        switches = Switches(
+        flags = ControlFlags(
             paused=MultiprocessingEvent(ctx=context),
             stopped=MultiprocessingEvent(ctx=context),
             prepared=MultiprocessingEvent(ctx=context),
         )
-        side = AlgorithmSide(
-            algorithm,
-            self,
-            self.adapter,
-            switches,
-            train_dataset,
-            val_dataset,
-            initial_resources=self.initial_resources,
-            llm_proxy=self.llm_proxy,
-        )
-        worker = RunnerSide(
-            *(self.runner, agent, self.hooks, switches),
+        role = AlgorithmRole(algorithm, self, flags, train_dataset, val_dataset, dev)
+        worker = RunnerRole(
+            *(self.runner, agent, self.hooks, flags),
             initial_resources=self.initial_resources,
             allow_poml=self.allow_poml,
             is_alone=getattr(strategy, "role", "both") == "runner",
@@ -310,143 +295,44 @@ class Trainer(TrainingControl):
         if dev is not None:
             worker.failures, worker.thread = dev.failure_log(), dev.thread
         self.tracer.init()
-        self._began(switches)
-        with stopped_by_sigterm(switches.stopped.set, lambda: not side.is_over):
-            try:
-                self._execute(strategy, _AlgorithmBundle(self, side, dev), worker)
-            except BaseException as error:
-                self._ended(error)
-                if error is not side.rollout_failure:
-                    raise
-            else:
-                self._ended()
+        self._began(flags)
+        with stopped_by_sigterm(flags.stopped.set, lambda: not role.is_over), self._ending(role):
+            strategy.execute(role, worker, self.store)
         # Without the frames in which it was made: those of the agent are in its message.
-        return None if side.rollout_failure is None else side.rollout_failure.with_traceback(None)
+        return None if role.rollout_failure is None else role.rollout_failure.with_traceback(None)
 
-    def _execute(self, strategy: ExecutionStrategy, algorithm: "_AlgorithmBundle", worker: RunnerSide) -> None:
+    @contextmanager
+    def _ending(self, role: AlgorithmRole) -> Iterator[None]:
+        """Close the training however it ends; that every rollout failed is not raised here."""
         try:
-            strategy.execute(algorithm, worker, self.store)
-        except RunnersKilled as error:
-            if not algorithm.side.is_done or not self._have_succeeded(error.rollout_ids):
+            try:
+                yield
+            except RunnersKilled as error:
+                if not (role.is_done and self._have_succeeded(error.rollout_ids)):
+                    raise
+                logger.warning("%s. Nothing is lost: what they were working on was run again.", error)
+            finally:
+                self.tracer.teardown()
+                move_log(self.store)
+        except BaseException as error:
+            self._ended(error)
+            if error is not role.rollout_failure:
                 raise
-            logger.warning("%s. Nothing is lost: what they were working on was run again.", error)
-        finally:
-            self.tracer.teardown()
-            move_log(self.store)
+        else:
+            self._ended()
 
     def _have_succeeded(self, rollout_ids: Sequence[str]) -> bool:
         rollouts = asyncio.run(self.store.query_rollouts(rollout_ids=rollout_ids)) if rollout_ids else []
         return all(rollout.status == "succeeded" for rollout in rollouts)
 
-    async def _algorithm_bundle(
-        self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide, dev: DevRun | None = None
-    ) -> None:
-        """The algorithm's side of a training, kept as a run in the store."""
-        run = await self._open_run(store, side, dev)
-        run_id = None if run is None else run.run_id
-        if side.algorithm is not None:
-            side.algorithm.set_run_id(run_id)
-        status: RunStatus = "failed"
-        summary: dict[str, Any] = {}
-        progress = self.progress if dev is None else dev.live_progress
-        began = time.monotonic()
-        try:
-            with reporting(store, self.name, run_id):
-                async with Console(
-                    progress,
-                    store,
-                    name=self.name,
-                    address=store_address(self.store),
-                    run_id=run_id,
-                    served_at=served_address(store),
-                ) as console:
-                    await self._run_side(store, event, side, run, dev)
-                    status = "stopped" if side.was_stopped else "succeeded"
-                    summary = {**({} if dev is None else dev.summary()), **await console.summary()}
-                    if side.rollout_failure is not None:
-                        raise side.rollout_failure
-        except BaseException as error:
-            status = "stopped" if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else "failed"
-            summary = {**summary, "error": f"{type(error).__name__}: {error}"}
-            if isinstance(error, Exception) and error is not side.rollout_failure:
-                logger.error("The algorithm failed: %s: %s", type(error).__name__, error)  # it is raised
-            raise
-        finally:
-            if run_id is not None:
-                summary = {**side.measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
-                await asyncio.shield(store.finish_run(run_id, status, summary=summary))
 
-    async def _run_side(
-        self, store: LightningStore, event: ExecutionEvent, side: AlgorithmSide, run: Run | None, dev: DevRun | None
-    ) -> None:
-        """Run the algorithm, and look whether every rollout failed; that is the cause of an error without another."""
-        try:
-            await side.run(store, event)
-        except Exception as error:
-            failure = None if run is None else await _read_failure(store, run.start_time)
-            if failure is not None and error.__cause__ is None and error.__context__ is None:
-                raise error from failure
-            raise
-        finally:
-            if dev is not None and run is not None:
-                await dev.read(store, run.start_time)
-        if side.is_done and side.algorithm is not None and run is not None:
-            side.rollout_failure = await failure_of_all(store, run.start_time)
+def _is_free_thread() -> bool:
+    """Whether this thread may make event loops and processes.
 
-    async def _open_run(self, store: LightningStore, side: AlgorithmSide, dev: DevRun | None) -> Run | None:
-        strategy = self.strategy if dev is None else dev.strategy
-        parts = {
-            "algorithm": side.algorithm,
-            "adapter": self.adapter,
-            "tracer": self.tracer,
-            "runner": self.runner,
-            "strategy": strategy,
-            "llm_proxy": self.llm_proxy,
-        }
-        counts = {
-            "n_runners": self.n_runners if dev is None else dev.strategy.n_runners,
-            "max_rollouts": self.max_rollouts,
-            "n_train": None if side.train_dataset is None else len(side.train_dataset),
-            "n_val": None if side.val_dataset is None else len(side.val_dataset),
-        }
-        config = run_config(parts, counts, await asyncio.to_thread(git_revision))
-        try:
-            return await store.start_run(self.name, config=config, metadata=PROMISE)
-        except NotImplementedError:  # a store of the 0.2 release keeps no runs
-            return None
-
-
-class _AlgorithmBundle:
-    """The algorithm's side as strategies call it."""
-
-    def __init__(self, trainer: Trainer, side: AlgorithmSide, dev: DevRun | None) -> None:
-        self._trainer = trainer
-        self._dev = dev
-        self.side = side
-        self.on_prepared: Callable[[], Awaitable[None]] | None = None
-
-    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
-        self.side.on_prepared = self.on_prepared
-        await self._trainer._algorithm_bundle(store, event, self.side, self._dev)
-
-    def give_up(self, error: TrainingError) -> None:
-        """End the algorithm with an error."""
-        self.side.give_up(error)
-
-
-async def _read_failure(store: LightningStore, moment: float) -> TrainingError | None:
-    """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
-    try:
-        return await failure_of_all(store, moment)
-    except Exception as error:  # noqa: BLE001 # as above
-        logger.warning("Whether rollouts have failed could not be read: %s", error)
-        return None
-
-
-def _is_loop_running() -> bool:
-    """Whether an event loop runs in this thread."""
+    One in which a loop runs may not, nor one of a pool: a process forked from it waits at its end for that very thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return threading.current_thread() is threading.main_thread()
+    return False

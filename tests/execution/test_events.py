@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agentlightning.execution import MultiprocessingEvent, ThreadingEvent
-from agentlightning.execution.events import InterruptibleEvent
+from agentlightning.execution.events import StopToken
 
 
-@pytest.fixture(params=[ThreadingEvent, MultiprocessingEvent, lambda: InterruptibleEvent(ThreadingEvent())])
+@pytest.fixture(params=[ThreadingEvent, MultiprocessingEvent, lambda: StopToken(ThreadingEvent())])
 def event(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
@@ -52,9 +52,9 @@ def test_a_flag_between_processes_travels_in_no_other_way() -> None:
         pickle.dumps(MultiprocessingEvent())
 
 
-def test_ctrl_c_sets_an_interruptible_flag_for_this_process_alone() -> None:
+def test_ctrl_c_sets_a_stop_token_for_this_process_alone() -> None:
     shared = ThreadingEvent()
-    own = InterruptibleEvent(shared)
+    own = StopToken(shared)
 
     own.interrupt(2, None)
 
@@ -64,14 +64,14 @@ def test_ctrl_c_sets_an_interruptible_flag_for_this_process_alone() -> None:
 
 
 def test_the_first_ctrl_c_is_answered(capfd: pytest.CaptureFixture[str]) -> None:
-    InterruptibleEvent(ThreadingEvent(), "Soon.").interrupt(2, None)
-    InterruptibleEvent(ThreadingEvent()).interrupt(2, None)
+    StopToken(ThreadingEvent(), "Soon.").interrupt(2, None)
+    StopToken(ThreadingEvent()).interrupt(2, None)
 
     assert capfd.readouterr().err == "\nSoon.\n"
 
 
 def test_a_second_ctrl_c_ends_the_process() -> None:
-    own = InterruptibleEvent(ThreadingEvent())
+    own = StopToken(ThreadingEvent())
     own.interrupt(2, None)
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.errors import ConfigurationError, NotAllowed
 from agentlightning.execution import RayExecutionStrategy, ray_cluster
-from agentlightning.execution.events import ExecutionEvent, Switches
+from agentlightning.execution.events import ControlFlags, ExecutionEvent
 from agentlightning.execution.ray_runners import Control, RunnerActor
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient
 from agentlightning.trainer import Trainer
@@ -191,7 +191,7 @@ async def test_a_store_that_other_nodes_cannot_reach_is_refused(ray: Any, host: 
 class Endless:
     """A runner that ends only when it is cancelled."""
 
-    switches: Switches
+    flags: ControlFlags
     was_cancelled = False
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
@@ -205,10 +205,10 @@ class Endless:
 async def test_actor_ignores_what_was_sent_before_the_last_it_took_notice_of() -> None:
     actor = RunnerActor(0, LightningStoreClient("http://127.0.0.1:1"), None)
 
-    await actor.turn(Control(2, {"paused": False}))
-    await actor.turn(Control(1, {"paused": True}))
+    await actor.apply(Control(2, {"paused": False}))
+    await actor.apply(Control(1, {"paused": True}))
 
-    assert actor._switches.states()["paused"] is False
+    assert actor._flags.states()["paused"] is False
 
 
 async def test_actor_that_leaves_cancels_what_runs_after_the_grace() -> None:
@@ -217,7 +217,7 @@ async def test_actor_that_leaves_cancels_what_runs_after_the_grace() -> None:
     working = asyncio.ensure_future(actor.work())
     await asyncio.sleep(0)
 
-    await actor.turn(Control(1, {}, is_leaving=True, grace_seconds=0.0))
+    await actor.apply(Control(1, {}, is_leaving=True, grace_seconds=0.0))
     await working
 
     assert runner.was_cancelled

@@ -15,7 +15,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import TrainingError
-from agentlightning.execution.events import ExecutionEvent, Switches, ThreadingEvent
+from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
 from agentlightning.store import LightningStore
 from tests.e2e.server_process import free_port
 from tests.execution.ray import programs
@@ -151,33 +151,33 @@ def test_an_agent_whose_module_is_missing_on_a_node_is_named(cluster: Any, monke
 
 
 class Following:
-    """A runner that shows by files what it sees of the switches."""
+    """A runner that shows by files what it sees of the flags."""
 
-    def __init__(self, folder: Path, switches: Switches) -> None:
-        self.switches = switches
+    def __init__(self, folder: Path, flags: ControlFlags) -> None:
+        self.flags = flags
         self._folder = folder
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         while not event.is_set():
-            for name, is_set in self.switches.states().items():
+            for name, is_set in self.flags.states().items():
                 (self._folder / f"{name} is {is_set}").touch()
             await asyncio.sleep(0.02)
 
 
-def test_switches_of_the_training_reach_the_runners(cluster: Any, tmp_path: Path) -> None:
-    switches = Switches(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
+def test_flags_of_the_training_reach_the_runners(cluster: Any, tmp_path: Path) -> None:
+    flags = ControlFlags(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
 
     async def pause_and_resume(store: LightningStore, event: ExecutionEvent) -> None:
         await programs.until(lambda: (tmp_path / "paused is False").exists())
-        switches.paused.set()
+        flags.paused.set()
         await programs.until(lambda: (tmp_path / "paused is True").exists())
         (tmp_path / "paused is False").unlink()
-        switches.paused.clear()
+        flags.paused.clear()
         await programs.until(lambda: (tmp_path / "paused is False").exists())
 
     strategy = agl.RayExecutionStrategy(cluster.address, runtime_env={"working_dir": None}, server_port=0)
 
-    strategy.execute(pause_and_resume, Following(tmp_path, switches), agl.InMemoryLightningStore())
+    strategy.execute(pause_and_resume, Following(tmp_path, flags), agl.InMemoryLightningStore())
 
 
 PROGRAM = """\

@@ -8,7 +8,7 @@ import pytest
 
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ThreadingEvent
-from agentlightning.execution.stranded import Attended
+from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store import InMemoryLightningStore, LightningStore
 
 
@@ -26,8 +26,8 @@ async def waiting_for_ever(store: LightningStore, event: Any) -> None:
 async def attend(
     algorithm: Any, store: LightningStore, *, gone: Callable[[], bool] = lambda: True, patience: float = 0.02
 ) -> None:
-    attended = Attended(algorithm, gone, ours, patience)
-    await asyncio.wait_for(attended(store, ThreadingEvent()), LONG_SECONDS)
+    guarded = OrphanedQueueGuard(algorithm, gone, ours, patience)
+    await asyncio.wait_for(guarded(store, ThreadingEvent()), LONG_SECONDS)
 
 
 async def test_algorithm_without_runners_is_ended_while_rollouts_wait() -> None:

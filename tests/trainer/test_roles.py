@@ -1,21 +1,23 @@
-"""The algorithm's side of a training: what it does beside the algorithm."""
+"""The algorithm's role in a training: what it does beside the algorithm."""
 
 import asyncio
 import queue
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.adapter import TracerTraceToTriplet
+import agentlightning
 from agentlightning.algorithm import Algorithm, algo
 from agentlightning.errors import StoreUnavailable, TrainingError
-from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.events import ControlFlags, ThreadingEvent
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
-from agentlightning.trainer.sides import AlgorithmSide, Switches
+from agentlightning.trainer.roles import AlgorithmRole
 from agentlightning.utils.daemon_threads import IDLE_SECONDS
-from tests.runner.working import PATIENCE_SECONDS, until
+from tests.runner.working import PATIENCE_SECONDS, Answering, until
 
 
 async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
@@ -31,17 +33,17 @@ async def test_a_plain_function_that_was_stopped_loses_the_store() -> None:
             endings.put(error)
             raise
 
-    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    side = AlgorithmSide(endless, Trainer(), TracerTraceToTriplet(), switches)
-    running = asyncio.create_task(side.run(store, ThreadingEvent()))
+    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    role = AlgorithmRole(endless, Trainer(progress="off"), flags)
+    running = asyncio.create_task(role(store, ThreadingEvent()))
     assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
 
-    switches.stopped.set()
+    flags.stopped.set()
     await asyncio.wait_for(running, PATIENCE_SECONDS)
     count = len(await store.query_rollouts())
     ending = await asyncio.to_thread(endings.get, timeout=PATIENCE_SECONDS)
 
-    assert side.was_stopped
+    assert role.was_stopped
     assert isinstance(ending, StoreUnavailable)
     assert len(await store.query_rollouts()) == count
 
@@ -60,12 +62,12 @@ async def test_a_plain_run_that_was_stopped_loses_the_store() -> None:
                 endings.put(error)
                 raise
 
-    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    side = AlgorithmSide(Endless(), Trainer(), TracerTraceToTriplet(), switches)
-    running = asyncio.create_task(side.run(InMemoryLightningStore(), ThreadingEvent()))
+    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    role = AlgorithmRole(Endless(), Trainer(progress="off"), flags)
+    running = asyncio.create_task(role(InMemoryLightningStore(), ThreadingEvent()))
     assert await asyncio.to_thread(has_begun.wait, PATIENCE_SECONDS)
 
-    switches.stopped.set()
+    flags.stopped.set()
     await asyncio.wait_for(running, PATIENCE_SECONDS)
 
     assert isinstance(await asyncio.to_thread(endings.get, timeout=PATIENCE_SECONDS), StoreUnavailable)
@@ -76,16 +78,16 @@ async def test_a_plain_function_that_fails_leaves_no_thread() -> None:
     def failing(*, store: Any) -> None:
         raise ValueError("it never works")
 
-    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    side = AlgorithmSide(failing, Trainer(), TracerTraceToTriplet(), switches)
+    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    role = AlgorithmRole(failing, Trainer(progress="off"), flags)
 
     with pytest.raises(ValueError, match="it never works"):
-        await side.run(InMemoryLightningStore(), ThreadingEvent())
+        await role(InMemoryLightningStore(), ThreadingEvent())
 
     await until(lambda: not any(t.name.startswith("algorithm") for t in threading.enumerate()), IDLE_SECONDS / 2)
 
 
-def waiting_side(*, deserted_seconds: float) -> AlgorithmSide:
+def waiting_role(*, silent_seconds: float) -> AlgorithmRole:
     """An algorithm that enqueues a rollout and waits for it without end."""
 
     @algo
@@ -93,36 +95,34 @@ def waiting_side(*, deserted_seconds: float) -> AlgorithmSide:
         rollout = await store.enqueue_rollout("task")
         await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
 
-    switches = Switches(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
-    return AlgorithmSide(
-        waiting, Trainer(), TracerTraceToTriplet(), switches, deserted_seconds=deserted_seconds, llm_proxy=None
-    )
+    flags = ControlFlags(ThreadingEvent(), ThreadingEvent(), ThreadingEvent())
+    return AlgorithmRole(waiting, Trainer(progress="off"), flags, silent_seconds=silent_seconds)
 
 
 async def test_a_training_whose_workers_are_all_gone_ends_with_an_error() -> None:
-    store, side = InMemoryLightningStore(), waiting_side(deserted_seconds=0.4)
-    running = asyncio.create_task(side.run(store, ThreadingEvent()))
-    await until(lambda: side.switches.prepared.is_set())
+    store, role = InMemoryLightningStore(), waiting_role(silent_seconds=0.4)
+    running = asyncio.create_task(role(store, ThreadingEvent()))
+    await until(lambda: role.flags.prepared.is_set())
 
     await store.update_worker("w", {})
 
     with pytest.raises(TrainingError, match="No worker is left"):
         await asyncio.wait_for(running, PATIENCE_SECONDS)
-    assert not side.is_done
+    assert not role.is_done
 
 
 @pytest.mark.parametrize("reason", ["no worker has come yet", "a worker without heartbeats is busy"])
 async def test_a_training_waits_on_while_somebody_may_work_for_it(reason: str) -> None:
-    store, side = InMemoryLightningStore(), waiting_side(deserted_seconds=0.02)
-    running = asyncio.create_task(side.run(store, ThreadingEvent()))
-    await until(lambda: side.switches.prepared.is_set())
+    store, role = InMemoryLightningStore(), waiting_role(silent_seconds=0.02)
+    running = asyncio.create_task(role(store, ThreadingEvent()))
+    await until(lambda: role.flags.prepared.is_set())
     if "busy" in reason:
         assert await store.dequeue_rollout(worker_id="w", wait=PATIENCE_SECONDS) is not None
 
     done, _ = await asyncio.wait([running], timeout=0.5)
 
     assert not done
-    side.switches.stopped.set()
+    role.flags.stopped.set()
     await asyncio.wait_for(running, PATIENCE_SECONDS)
 
 
@@ -136,3 +136,21 @@ async def test_a_bare_wait_goes_on_when_all_workers_are_gone() -> None:
 
     assert not done
     waiting.cancel()
+
+
+def test_few_frames_lie_between_fit_and_the_algorithm() -> None:
+    package, between = str(Path(agentlightning.__file__).parent), list[str]()
+
+    class Walking(Algorithm):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            frame = sys._getframe(1)
+            while frame.f_code is not Trainer.fit.__code__:
+                if frame.f_code.co_filename.startswith(package):
+                    between.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+                assert frame.f_back is not None
+                frame = frame.f_back
+
+    strategy = {"type": "shm", "main_thread": "algorithm"}
+    Trainer(algorithm=Walking(), strategy=strategy, progress="off").fit(Answering(lambda _: 1.0))
+
+    assert 0 < len(between) <= 6, between

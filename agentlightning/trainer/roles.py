@@ -1,0 +1,356 @@
+"""The two roles of a training, as an execution strategy places them: the algorithm, and each worker."""
+
+import asyncio
+import copy
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.algorithm import Algorithm
+from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
+from agentlightning.errors import TrainingError
+from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.events import ControlFlags
+from agentlightning.execution.orphan_guard import until_workers_silent
+from agentlightning.litagent import LitAgent
+from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.runner.agent import TOKEN_DIGITS
+from agentlightning.runner.failures import FailureLog
+from agentlightning.store.base import LightningStore
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.tracer.binding import unobserved
+from agentlightning.trainer.console import Console
+from agentlightning.trainer.dev_run import DevRun
+from agentlightning.trainer.outcomes import failure_of_all
+from agentlightning.trainer.reports import PROMISE, reporting
+from agentlightning.trainer.run_config import git_revision, run_config
+from agentlightning.trainer.stores import served_address, store_address
+from agentlightning.types import Hook, NamedResources, Run, RunStatus
+from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
+from agentlightning.types.resources import TrustedTemplates
+from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
+from agentlightning.utils.deadline import POLL_SECONDS, until
+from agentlightning.utils.id import generate_id
+
+__all__ = ["AlgorithmRole", "RunnerRole"]
+
+logger = logging.getLogger(__name__)
+
+PREPARED_SECONDS: Final = 0.01
+"""How often a runner looks whether it may begin, which delays every training."""
+
+
+@dataclass
+class AlgorithmRole:
+    """The algorithm of a trainer, and its run in the store."""
+
+    algorithm: Algorithm | None
+    trainer: Any
+    flags: ControlFlags
+    train_dataset: Any = None
+    val_dataset: Any = None
+    dev: DevRun | None = None
+    """Set if the agent is only tried."""
+    on_prepared: Callable[[], Awaitable[None]] | None = None
+    """Awaited before runners may claim, after what the algorithm itself does then."""
+    was_stopped: bool = False
+    """Whether it was ended before it was done."""
+    is_over: bool = False
+    """Whether it has ended, however it did."""
+    is_done: bool = False
+    """Whether the algorithm has run to its end, without an error."""
+    rollout_failure: TrainingError | None = None
+    """Why the run has failed though the algorithm has not: every rollout did."""
+    silent_seconds: float = LOST_WORKER_SECONDS
+    """How long rollouts may wait without a sign of life of any worker."""
+    _failure: TrainingError | None = None
+
+    def give_up(self, error: TrainingError) -> None:
+        """End the algorithm with an error, because what it waits for will not come."""
+        self._failure = error
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> None:
+        """Run the algorithm to its end, or until it is stopped. Its own model calls belong to no rollout."""
+        async with self._recorded(store):
+            self._bind(store)
+            with self._showing_state():
+                watch = asyncio.create_task(self._watch_workers(store), name="worker-watch")
+                try:
+                    with unobserved():
+                        work: asyncio.Future[Any] = asyncio.ensure_future(self._prepare(store))
+                        await self._until_done(work)
+                        work = asyncio.ensure_future(self._started(event))
+                        await self._until_done(work)
+                finally:
+                    self.is_over = True
+                    watch.cancel()
+                    await asyncio.wait([watch])
+                self.is_done = not self.was_stopped
+                trainer = self.trainer
+                if isinstance(trainer, Component) and (failure := lifecycle_of(trainer).failure) is not None:
+                    raise failure  # somebody called `error`
+
+    # ------------------------------------------------------------------ the algorithm
+
+    def _bind(self, store: LightningStore) -> None:
+        trainer, algorithm = self.trainer, self.algorithm
+        if trainer.llm_proxy is not None:
+            trainer.llm_proxy.set_store(store)
+        if algorithm is None:
+            return
+        algorithm.set_trainer(trainer)
+        algorithm.set_store(store)
+        algorithm.set_adapter(trainer.adapter)
+        if trainer.initial_resources is not None:
+            algorithm.set_initial_resources(trainer.initial_resources)
+        algorithm.set_llm_proxy(trainer.llm_proxy)
+
+    async def _prepare(self, store: LightningStore) -> None:
+        if self.trainer.initial_resources is not None:
+            await store.update_resources(INITIAL_RESOURCES_ID, self.trainer.initial_resources)
+        if self.algorithm is not None:
+            await self.algorithm.before_runners()
+        if self.on_prepared is not None:
+            await self.on_prepared()
+        self.flags.prepared.set()
+
+    def _started(self, event: ExecutionEvent) -> Awaitable[Any]:
+        """What runs the algorithm; without one, runners serve whatever is enqueued."""
+        algorithm = self.algorithm
+        if self.was_stopped:
+            return asyncio.sleep(0)
+        if algorithm is None:
+            logger.info("There is no algorithm; runners serve whatever is enqueued, until they are stopped.")
+            return until(event.is_set)
+        if not algorithm.is_async():
+            return self._run_in_thread(algorithm)
+        running = algorithm.run(train_dataset=self.train_dataset, val_dataset=self.val_dataset)
+        return running if inspect.isawaitable(running) else asyncio.sleep(0)
+
+    async def _run_in_thread(self, algorithm: Algorithm) -> None:
+        """Call a plain `run` in a thread, with a store that blocks."""
+
+        def run() -> Any:
+            with algorithm.blocking_store():
+                return algorithm.run(train_dataset=self.train_dataset, val_dataset=self.val_dataset)
+
+        threads = DaemonThreads("algorithm")
+        try:
+            result = await threads.run(run)
+        except asyncio.CancelledError:
+            algorithm.abandon()
+            raise
+        finally:
+            threads.close()
+        if inspect.isawaitable(result):
+            await result
+
+    async def _until_done(self, work: "asyncio.Future[Any]") -> None:
+        """Wait for a part of the work; cancel it when the training is stopped or given up."""
+
+        def is_ended() -> bool:
+            self._show_pause()
+            return self.flags.stopped.is_set() or self._failure is not None
+
+        try:
+            await until(is_ended, beside=work)
+        finally:
+            if not work.done():
+                self.was_stopped = True
+                work.cancel()
+                await asyncio.wait([work])
+        if self._failure is not None and work.cancelled():
+            raise self._failure
+        if work.cancelled() and not self.was_stopped:
+            raise TrainingError("The algorithm was cancelled from within: something it awaited raised CancelledError.")
+        if not work.cancelled():
+            work.result()
+
+    async def _watch_workers(self, store: LightningStore) -> None:
+        """Give up when there is nobody left who could run what is in the queue."""
+        error = await until_workers_silent(store, self.silent_seconds)
+        logger.error("%s", error)
+        self.give_up(error)
+
+    # ------------------------------------------------------------------ its state and its run
+
+    @contextmanager
+    def _showing_state(self) -> Iterator[None]:
+        """The state of the algorithm is that of its run."""
+        if self.algorithm is None:
+            yield
+            return
+        life = lifecycle_of(self.algorithm)
+        life.become(LifecycleState.RUNNING)
+        try:
+            yield
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            life.become(LifecycleState.STOPPED)
+            raise
+        except BaseException as error:
+            life.become(LifecycleState.FAILED, error=error)
+            raise
+        life.end()
+
+    def _show_pause(self) -> None:
+        life = None if self.algorithm is None else lifecycle_of(self.algorithm)
+        if life is not None and life.state in (LifecycleState.RUNNING, LifecycleState.PAUSED):
+            life.become(LifecycleState.PAUSED if self.flags.paused.is_set() else LifecycleState.RUNNING)
+
+    @asynccontextmanager
+    async def _recorded(self, store: LightningStore) -> AsyncIterator[None]:
+        """Record what happens within as a run in the store, and show it."""
+        trainer, dev = self.trainer, self.dev
+        run = await self._open_run(store)
+        run_id = None if run is None else run.run_id
+        if self.algorithm is not None:
+            self.algorithm.set_run_id(run_id)
+        console = Console(
+            trainer.progress if dev is None else dev.live_progress,
+            store,
+            name=trainer.name,
+            address=store_address(trainer.store),
+            run_id=run_id,
+            served_at=served_address(store),
+        )
+        status: RunStatus = "failed"
+        summary: dict[str, Any] = {}
+        began = time.monotonic()
+        try:
+            with reporting(store, trainer.name, run_id):
+                async with console:
+                    async with self._explained(store, run):
+                        yield
+                    status = "stopped" if self.was_stopped else "succeeded"
+                    summary = {**({} if dev is None else dev.summary()), **await console.summary()}
+                    if self.rollout_failure is not None:
+                        raise self.rollout_failure
+        except BaseException as error:
+            status = "stopped" if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else "failed"
+            summary = {**summary, "error": f"{type(error).__name__}: {error}"}
+            if isinstance(error, Exception) and error is not self.rollout_failure:
+                logger.error("The algorithm failed: %s: %s", type(error).__name__, error)  # it is raised
+            raise
+        finally:
+            if run_id is not None:
+                summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
+                await asyncio.shield(store.finish_run(run_id, status, summary=summary))
+
+    @asynccontextmanager
+    async def _explained(self, store: LightningStore, run: Run | None) -> AsyncIterator[None]:
+        """Look whether every rollout failed: that is the cause of an error without another, or the run's failure."""
+        try:
+            yield
+        except Exception as error:
+            failure = None if run is None else await _read_failure(store, run.start_time)
+            if failure is not None and error.__cause__ is None and error.__context__ is None:
+                raise error from failure
+            raise
+        finally:
+            if self.dev is not None and run is not None:
+                await self.dev.read(store, run.start_time)
+        if self.is_done and self.algorithm is not None and run is not None:
+            self.rollout_failure = await failure_of_all(store, run.start_time)
+
+    async def _open_run(self, store: LightningStore) -> Run | None:
+        trainer = self.trainer
+        strategy = trainer.strategy if self.dev is None else self.dev.strategy
+        names = ("adapter", "tracer", "runner", "llm_proxy")
+        parts = {"algorithm": self.algorithm, "strategy": strategy, **{name: getattr(trainer, name) for name in names}}
+        counts = {
+            "n_runners": trainer.n_runners if self.dev is None else strategy.n_runners,
+            "max_rollouts": trainer.max_rollouts,
+            "n_train": None if self.train_dataset is None else len(self.train_dataset),
+            "n_val": None if self.val_dataset is None else len(self.val_dataset),
+        }
+        config = run_config(parts, counts, await asyncio.to_thread(git_revision))
+        try:
+            return await store.start_run(trainer.name, config=config, metadata=PROMISE)
+        except NotImplementedError:  # a store of the 0.2 release keeps no runs
+            return None
+
+    def _measured(self) -> dict[str, Any]:
+        """What the algorithm reports of its run, for the summary."""
+        try:
+            return {} if self.algorithm is None else dict(self.algorithm.run_summary())
+        except Exception:  # how the training went matters more
+            logger.exception("The algorithm could not sum up its run.")
+            return {}
+
+
+async def _read_failure(store: LightningStore, moment: float) -> TrainingError | None:
+    """As `failure_of_all`, beside an error that matters more than a store that cannot be read."""
+    try:
+        return await failure_of_all(store, moment)
+    except Exception as error:  # noqa: BLE001 # as above
+        logger.warning("Whether rollouts have failed could not be read: %s", error)
+        return None
+
+
+@dataclass
+class RunnerRole:
+    """One worker after the other is made from this; it travels to their processes."""
+
+    runner: Runner[Any]
+    agent: LitAgent[Any]
+    hooks: Sequence[Hook]
+    flags: ControlFlags
+    initial_resources: NamedResources | None = None
+    """What the program itself gave; its POML templates may be formatted."""
+    allow_poml: bool = False
+    """Whether any POML template of the store may be."""
+    is_alone: bool = False
+    """Whether no algorithm runs here, whose end would be theirs too; then a stop is theirs to see."""
+    failures: FailureLog = field(default_factory=FailureLog)
+    """Logs rollouts that failed, for all workers of a process."""
+    thread: CallingThread | None = None
+    """Where a plain agent runs, instead of in threads of each worker's own. A stop ends the worker at once then: the
+    thread does not come back to it."""
+    worker_token: str = field(default_factory=lambda: generate_id(TOKEN_DIGITS))
+    """At the end of the ids of this training's workers, and of no others."""
+
+    def owns_worker(self, worker_id: str, number: int | None = None) -> bool:
+        """Whether an id is that of a worker of this training, and of this number if one is given."""
+        if not isinstance(self.runner, LitAgentRunner) or not worker_id.endswith(f"-{self.worker_token}"):
+            return False
+        return number is None or worker_id.startswith(f"{self.runner.worker_name_of(number)}@")
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        """Work until the event is set; each worker has a runner and a tracer of its own."""
+        runner = copy.copy(self.runner)
+        if isinstance(runner, LitAgentRunner):
+            runner.set_worker_token(self.worker_token)
+            runner.templates = TrustedTemplates(allow_all=self.allow_poml or runner.templates.allow_all)
+            runner.templates.add(self.initial_resources)
+            runner.failures = self.failures
+            if self.thread is not None:
+                runner.set_calling_thread(self.thread)
+        with runner.run_context(agent=self.agent, store=store, hooks=self.hooks, worker_id=worker_id):
+            task = asyncio.current_task()
+            assert task is not None  # we are in a coroutine
+            follow = asyncio.create_task(self._follow_flags(runner, event, task), name="flags")
+            try:
+                # A runner that is alone cannot see whether there is an algorithm.
+                may_begin = lambda: self.is_alone or self.flags.prepared.is_set() or event.is_set()  # noqa: E731
+                await until(may_begin, interval_seconds=PREPARED_SECONDS)
+                await runner.iter(event=event)
+            finally:
+                follow.cancel()
+
+    async def _follow_flags(self, runner: Runner[Any], event: ExecutionEvent, task: "asyncio.Task[Any]") -> None:
+        """Pause, go on and, if alone or in the calling thread, stop with the training."""
+        is_paused = False
+        while True:
+            if self.is_alone and self.flags.stopped.is_set():
+                event.set()
+            if self.thread is not None and self.flags.stopped.is_set():
+                task.cancel()
+                return
+            if isinstance(runner, LitAgentRunner) and self.flags.paused.is_set() != is_paused:
+                is_paused = not is_paused
+                (runner.pause if is_paused else runner.resume)()
+            await asyncio.sleep(POLL_SECONDS)

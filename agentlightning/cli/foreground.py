@@ -13,10 +13,16 @@ import sys
 from collections.abc import Collection
 from typing import Any, Final
 
-from agentlightning.utils.heard_program import STDERR, STDOUT, HeardProgram, Listening, happens
-from agentlightning.utils.program import ProgramPlan
+from agentlightning.utils.child_process import (
+    STDERR,
+    STDOUT,
+    CapturedProcess,
+    OutputCapture,
+    ProgramPlan,
+    wait_for_event,
+)
 
-__all__ = ["ForegroundProgram", "has_terminal_signals", "streams_to_hear"]
+__all__ = ["ForegroundProgram", "has_terminal_signals", "streams_to_capture"]
 
 DRAIN_SECONDS: Final = 1.0
 """How long the last output is waited for; what a program left in the background may keep its streams open for ever."""
@@ -24,7 +30,7 @@ KILL_SECONDS: Final = 5.0
 _TERMINAL: Final = "/dev/tty"
 
 
-def streams_to_hear(*, reads_stdout: bool = False) -> set[int]:
+def streams_to_capture(*, reads_stdout: bool = False) -> set[int]:
     """Which streams are kept: those that are no terminal, and standard output where it is read for a reward."""
     return {number for number in (STDOUT, STDERR) if not os.isatty(number)} | ({STDOUT} if reads_stdout else set())
 
@@ -43,26 +49,26 @@ def has_terminal_signals() -> bool:
         os.close(terminal)
 
 
-class ForegroundProgram(HeardProgram):
+class ForegroundProgram(CapturedProcess):
     """A running program; what it started is its own affair."""
 
     @classmethod
-    async def start(cls, plan: ProgramPlan, heard: Collection[int]) -> "ForegroundProgram":
+    async def start(cls, plan: ProgramPlan, captured: Collection[int]) -> "ForegroundProgram":
         """Run it with our standard input; OSError if it cannot be.
 
         Args:
             plan: What to run; its `stdin` and `marker` are for programs that run by themselves.
-            heard: Which streams are kept and handed on; others are ours.
+            captured: Which streams are kept and handed on; others are ours.
         """
         pipes: dict[str, Any] = {
             "stdin": None,
-            "stdout": asyncio.subprocess.PIPE if STDOUT in heard else None,
-            "stderr": asyncio.subprocess.PIPE if STDERR in heard else None,
+            "stdout": asyncio.subprocess.PIPE if STDOUT in captured else None,
+            "stderr": asyncio.subprocess.PIPE if STDERR in captured else None,
         }
         sys.stdout.flush()
         sys.stderr.flush()
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _HandingOn(heard), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
+            lambda: _Forwarding(captured), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
         )
         return cls(transport, protocol)
 
@@ -76,20 +82,20 @@ class ForegroundProgram(HeardProgram):
         try:
             if not self._protocol.exited.is_set():
                 self.send_signal(signal.SIGTERM)
-                await happens(self._protocol.exited, grace_seconds)
+                await wait_for_event(self._protocol.exited, grace_seconds)
             if not self._protocol.exited.is_set():
                 self.send_signal(signal.SIGKILL)
-                await happens(self._protocol.exited, KILL_SECONDS)
-            await happens(self._protocol.silent, DRAIN_SECONDS)
+                await wait_for_event(self._protocol.exited, KILL_SECONDS)
+            await wait_for_event(self._protocol.streams_closed, DRAIN_SECONDS)
         finally:
             self._transport.close()
 
 
-class _HandingOn(Listening):
-    """Writes to our streams what it hears."""
+class _Forwarding(OutputCapture):
+    """Writes to our streams what it captures."""
 
-    def __init__(self, heard: Collection[int]) -> None:
-        super().__init__(heard)
+    def __init__(self, captured: Collection[int]) -> None:
+        super().__init__(captured)
         self._transport: asyncio.SubprocessTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 from agentlightning.cli.arguments import CommandParser
-from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_hear
+from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
@@ -41,9 +41,9 @@ from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX
+from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
 from agentlightning.utils.daemon_threads import DaemonThreads
-from agentlightning.utils.program import ProgramPlan
 
 __all__ = ["main"]
 
@@ -227,8 +227,8 @@ class _ForegroundAgent(CommandAgent):
         """What the proxy says of the calls of the attempt, when the program has ended."""
 
     async def start_program(self, plan: ProgramPlan) -> ForegroundProgram:
-        heard = streams_to_hear(reads_stdout=self.reward_from in ("auto", "stdout"))
-        self.program = await ForegroundProgram.start(plan, heard)
+        captured = streams_to_capture(reads_stdout=self.reward_from in ("auto", "stdout"))
+        self.program = await ForegroundProgram.start(plan, captured)
         return self.program
 
     async def rollout_async(self, task: TaskInput, resources: NamedResources, rollout: Any) -> Any:

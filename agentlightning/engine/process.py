@@ -9,22 +9,16 @@ import os
 import shutil
 import signal
 import sys
-import threading
-import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import orjson
 
 from agentlightning.engine.hosting import Hosted, Hosting, host
 from agentlightning.errors import AgentLightningError
 from agentlightning.logging import setup
+from agentlightning.utils.child_process import leave_with_parent
 
 __all__ = ["main"]
-
-WATCH_SECONDS: Final = 0.5
-"""Between two looks at the parent."""
 
 
 def main() -> int:
@@ -33,8 +27,13 @@ def main() -> int:
     settings = orjson.loads(sys.stdin.buffer.readline())
     parent, folders = settings.pop("parent"), settings["weights_folders"]
     setup(settings.pop("log_level"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the parent says when to leave
-    threading.Thread(target=_leave_after, args=(parent, folders), name="agl-parent-watch", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to leave
+
+    def remove_folders() -> None:  # the parent made them for its weights, and cannot remove them any more
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    leave_with_parent(remove_folders, is_orphaned=lambda: os.getppid() != parent)
     try:
         host(Hosting(**settings), on_ready=partial(_announce, announcements), heeds_interrupt=False)
     except AgentLightningError as error:
@@ -53,16 +52,6 @@ def _own_output() -> int:
 def _announce(to: int, hosted: Hosted) -> None:
     os.write(to, orjson.dumps(hosted) + b"\n")
     os.close(to)
-
-
-def _leave_after(parent: int, folders: Sequence[str]) -> None:
-    """End with the parent, and remove the folders it gave its weights in, since it cannot do so any more."""
-    # The parent's id, and not the end of a pipe: a pipe is inherited by what else the parent forks, and stays open.
-    while os.getppid() == parent:
-        time.sleep(WATCH_SECONDS)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
 
 
 if __name__ == "__main__":

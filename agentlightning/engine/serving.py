@@ -4,19 +4,14 @@ Sampling does not share a core's time, an interpreter or a failure with anything
 memory, in the numbers that the child samples with, and are taken over between two steps.
 """
 
-import contextlib
 import http.client
 import logging
 import os
 import secrets
-import select
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +20,7 @@ import orjson
 from typing_extensions import Self
 
 from agentlightning.errors import EngineError
+from agentlightning.utils.child_process import BackgroundProgram, ProgramPlan, python_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.published import PublishedWeights
     from agentlightning.engine.shared_weights import SharedBlock
 
-__all__ = ["EngineServer", "python_path"]
+__all__ = ["EngineServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +95,7 @@ class EngineServer:
         self._gpu: str | None = None
         """That the child is on, unless weights travel to it as files."""
         self._block: SharedBlock | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._listener: threading.Thread | None = None
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._program = BackgroundProgram("agl-engine")
         self._folders: list[Path] = []
         """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
 
@@ -131,61 +125,46 @@ class EngineServer:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Serve; returns when calls are answered. EngineError with the child's last words if that does not happen."""
-        if self._process is not None:
+        """Serve; returns when calls are answered. EngineError with the child's last lines if that does not happen."""
+        if self._folders:
             raise EngineError("The engine's server runs already.")
-        self._last_lines.clear()
         places = [_MEMORY, None] if os.access(_MEMORY, os.W_OK) else [None]
         self._folders = [Path(tempfile.mkdtemp(prefix="agl-engine-", dir=place)) for place in places]
         threads = str(self._settings["threads"])
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": python_path()}
+        keys = {"api_key": self.api_key, "weights_key": self._weights_key}
+        own = {"parent": os.getpid(), "weights_folders": [*map(str, self._folders)]}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentlightning.engine.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": threads,
-                    "MKL_NUM_THREADS": threads,
-                    "PYTHONPATH": python_path(),
-                },
-            )
-            self._listener = threading.Thread(target=self._listen, name="agl-engine-stderr", daemon=True)
-            self._listener.start()
-            self._send_settings(self._process)
-            self._read_announcement(self._process)
+            with tempfile.TemporaryFile() as settings:  # not in the command line, which every user can read
+                settings.write(orjson.dumps({**self._settings, **keys, **own}) + b"\n")
+                settings.seek(0)
+                plan = ProgramPlan(
+                    command=[sys.executable, "-m", "agentlightning.engine.process"],
+                    env={**os.environ, **environment},
+                    marker=None,
+                    stdin=settings,
+                    on_error_line=lambda line: logger.warning("engine: %s", line),
+                )
+                self._program.start(plan)
+            self._read_announcement()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """Finish the calls in flight and end the child; harmless if nothing runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                logger.warning("The engine's process did not end within %g s; it is killed.", STOP_SECONDS)
-                process.kill()
-                process.wait()
-            if self._listener is not None:
-                self._listener.join()
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+        self._program.stop(STOP_SECONDS)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._folders, self._listener, self._block = [], None, None
+        self._folders, self._block = [], None
 
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._program.is_running()
 
     @property
     def process_id(self) -> int | None:
         """Of the child; None if there is none."""
-        return None if self._process is None else self._process.pid
+        return self._program.process_id
 
     def __enter__(self) -> Self:
         self.start()
@@ -246,41 +225,21 @@ class EngineServer:
 
     # ------------------------------------------------------------------ parts
 
-    def _send_settings(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdin is not None
-        keys = {"api_key": self.api_key, "weights_key": self._weights_key}
-        own = {"parent": os.getpid(), "weights_folders": [*map(str, self._folders)]}
-        # A child that has ended already says why below.
-        with contextlib.suppress(BrokenPipeError), process.stdin as settings:
-            settings.write(orjson.dumps({**self._settings, **keys, **own}) + b"\n")
-
     def _roomy_folder(self, tensors: "Mapping[str, Tensor]") -> Path:
         """The first with room for these; containers often give little memory to files."""
         needed = sum(tensor.nbytes for tensor in tensors.values()) + _SPARE_BYTES
         return next((one for one in self._folders if shutil.disk_usage(one).free >= needed), self._folders[-1])
 
-    def _read_announcement(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdout is not None
+    def _read_announcement(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not select.select([process.stdout], [], [], _POLL_SECONDS)[0]:
+        while not (line := self._program.output()).endswith("\n"):
+            if self._program.has_ended(_POLL_SECONDS):
+                raise self._gone()
             if time.monotonic() > deadline:
                 raise EngineError(f"The engine's process did not begin to serve within {START_SECONDS:g} s.")
-        line = process.stdout.readline()
-        if not line:
-            process.wait(STOP_SECONDS)
-            raise self._gone()
         announced = orjson.loads(line)
         self._port, self._model_name = announced["port"], announced["model_name"]
         self._dtype, self._gpu = announced["dtype"], announced["gpu"]
-
-    def _listen(self) -> None:
-        process = self._process
-        if process is None or process.stderr is None:
-            return
-        for line in process.stderr:
-            text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
-            logger.warning("engine: %s", text)
 
     def _ask(self, method: str, path: str, content: Any = None, *, key: str) -> dict[str, Any]:
         if not self.is_running():
@@ -293,7 +252,7 @@ class EngineServer:
             response = connection.getresponse()
             status, answer = response.status, orjson.loads(response.read())
         except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-            if not self._is_alive_after_failure():
+            if self._program.has_ended(1.0):  # a connection breaks a moment before the end of the process is seen
                 raise self._gone() from error
             raise EngineError(f"The engine's process does not answer '{path}': {error!r}") from error
         finally:
@@ -302,27 +261,10 @@ class EngineServer:
             raise EngineError(str(answer.get("error", {}).get("message", answer)))
         return dict(answer)
 
-    def _is_alive_after_failure(self) -> bool:
-        """A connection breaks a moment before the process is seen to have ended."""
-        if self._process is None:
-            return False
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return True
-        return False
-
     def _gone(self) -> EngineError:
-        if self._process is None:
+        if not self._folders:
             return EngineError("The engine's server is not running.")
-        if self._listener is not None:
-            self._listener.join(1.0)
-        words = "\n".join(self._last_lines) or "It said nothing."
-        return EngineError(
-            f"The engine's process has ended with code {self._process.returncode}. Its last words:\n{words}"
-        )
-
-
-def python_path() -> str:
-    """Where this process finds its packages, so that the child finds the same ones."""
-    return os.pathsep.join(place for place in sys.path if place)
+        self._program.has_ended(1.0)
+        lines = "\n".join(self._program.last_lines(LAST_LINES)) or "It said nothing."
+        code = self._program.exit_code
+        return EngineError(f"The engine's process has ended with code {code}. Its last words:\n{lines}")

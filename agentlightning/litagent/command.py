@@ -4,7 +4,7 @@
 
 For each rollout the program is run once. It reads the task from its standard input, finds its model in the variables
 that SDKs look at (`command_environment`), and says how well it did (`command_reward`). What it prints becomes spans.
-Whatever happens, nothing of it is left when the rollout is over (`utils.program`).
+Whatever happens, nothing of it is left when the rollout is over (`utils.child_process`).
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from agentlightning.litagent.scoping import resources_for
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import AttemptedRollout, Attributes, NamedResources, Rollout, RolloutRawResult, TaskInput
+from agentlightning.utils.child_process import Program, ProgramPlan
 from agentlightning.utils.clipped_text import ClippedText, redacted
-from agentlightning.utils.program import Program, ProgramPlan
 
 __all__ = ["CommandAgent", "RunningProgram", "StdinFormat"]
 
@@ -56,7 +56,7 @@ _LONGEST_COMMAND: Final = 200
 
 
 class RunningProgram(Protocol):
-    """What a program is to its agent; see `utils.program.Program`."""
+    """What a program is to its agent; see `utils.child_process.Program`."""
 
     @property
     def stdout(self) -> ClippedText | None:

@@ -16,7 +16,7 @@ from agentlightning.litagent.command import CommandAgent, RunningProgram
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import RolloutConfig
-from agentlightning.utils.program import ProgramPlan
+from agentlightning.utils.child_process import ProgramPlan
 from tests.litagent.workbench import RESOURCES, Outcome, Workbench, is_alive
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from agentlightning.engine.serving import python_path
 from agentlightning.engine.vllm.middleware import KEY_VARIABLE, KeyMiddleware
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.child_process import python_path
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:

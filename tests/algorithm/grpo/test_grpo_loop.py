@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -422,10 +425,11 @@ def test_engine_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> No
     def judge(agent: Asking, task: Any, rollout: Any, said: str) -> float:
         if rollout.metadata["step"] == 1 and not is_over.is_set():
             is_over.set()
-            process = algorithm.policies[0].engine._process
-            assert process is not None
-            process.kill()
-            process.wait()
+            engine = algorithm.policies[0].engine
+            assert engine.process_id is not None
+            os.kill(engine.process_id, signal.SIGKILL)
+            while engine.is_running():
+                time.sleep(0.01)
         return every_second(agent, task, rollout, said)
 
     with pytest.raises(EngineError, match="The engine's process has ended with code -9"):

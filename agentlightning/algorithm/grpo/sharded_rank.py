@@ -18,10 +18,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -47,6 +46,7 @@ from agentlightning.engine.loading import load
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import AgentLightningError
 from agentlightning.logging import setup
+from agentlightning.utils.child_process import leave_with_parent
 
 __all__ = [
     "SETTINGS_FILE",
@@ -63,8 +63,6 @@ SETTINGS_FILE: Final = "settings.json"
 STATE_FILE: Final = "state"
 """Of a learner; a rank's part has its number behind it."""
 WEIGHTS_FILE: Final = "weights"
-WATCH_SECONDS: Final = 0.5
-"""Between two checks whether the training process lives."""
 _ALIGNMENT_BYTES: Final = 64
 _SEEDS_APART: Final = 1 << 16
 """Between two updates, so that no two ranks have the same seed."""
@@ -277,8 +275,8 @@ def main() -> NoReturn:
     setup("WARNING")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process says when to leave
     launcher = os.getppid()
-    watched = (launcher, settings["trainer"], folder)
-    threading.Thread(target=_leave_after, args=watched, name="agl-trainer-watch", daemon=True).start()
+    is_orphaned = partial(_is_orphaned, launcher, settings["trainer"])
+    leave_with_parent(partial(_leave, launcher, folder), is_orphaned=is_orphaned)
     with Listener(str(folder / f"rank-{rank}"), "AF_UNIX", authkey=settings["secret"].encode()) as listener:
         orders = listener.accept()
     try:
@@ -299,13 +297,12 @@ def main() -> NoReturn:
     _leave(launcher, folder)
 
 
-def _leave_after(launcher: int, trainer: int, folder: Path) -> None:
-    """End with the training process, which is the parent of torchrun."""
-    # Its id, and not the end of the connection alone, which is inherited by what else it forks, and stays open.
-    with suppress(psutil.Error):
-        while os.getppid() == launcher and psutil.Process(launcher).ppid() == trainer:
-            time.sleep(WATCH_SECONDS)
-    _leave(launcher, folder)
+def _is_orphaned(launcher: int, trainer: int) -> bool:
+    """Whether the training process, which is the parent of torchrun, or torchrun itself is gone."""
+    try:
+        return os.getppid() != launcher or psutil.Process(launcher).ppid() != trainer
+    except psutil.Error:
+        return True
 
 
 def _leave(launcher: int, folder: Path) -> NoReturn:

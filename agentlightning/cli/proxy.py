@@ -20,6 +20,7 @@ from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.utils.collector import calm_collector
 from agentlightning.utils.signals import ENDING_SIGNALS
 
 __all__ = ["main"]
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     _tell_of_store(arguments.store, token, has_rollout_budget=has_rollout_budget)
     store = store_at(arguments.store, token)
+    calm_collector()
     try:
         proxy = _proxy(arguments, models, store, api_key=api_key)
         ended_by = _serve_until_signal(proxy, arguments.store or "memory")

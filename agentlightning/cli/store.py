@@ -35,6 +35,7 @@ from agentlightning.store import (
 )
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.utils.collector import calm_collector
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
 from agentlightning.utils.signals import ending_signal
 
@@ -215,6 +216,7 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
     """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
     with ending_signal() as received:
         await server.start()
+        calm_collector()
         gc.freeze()  # what is loaded by now stays, and need not be looked through again
         Console(stderr=True).print(
             f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.",

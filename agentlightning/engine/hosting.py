@@ -14,6 +14,7 @@ from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
 from agentlightning.engine.shared_weights import gpu_of
 from agentlightning.errors import EngineError
+from agentlightning.utils.collector import calm_collector
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from agentlightning.utils.signals import ENDING_SIGNALS, ending_signal
 
@@ -64,6 +65,7 @@ def host(hosting: Hosting, *, on_ready: Callable[[Hosted], None], heeds_interrup
         on_ready: Called when requests are answered.
         heeds_interrupt: Whether Ctrl-C ends it, and not SIGTERM alone; a child leaves that to its parent.
     """
+    calm_collector()
     torch.set_num_threads(hosting.threads)
     model, codec = load(hosting.model, device=hosting.device, dtype=hosting.dtype)
     engine = InferenceEngine(model, max_sequences=hosting.max_sequences, max_length=hosting.max_length)

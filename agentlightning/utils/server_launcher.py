@@ -16,14 +16,16 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
+from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.collector import calm_collector
+from agentlightning.utils.deadline import until
 from agentlightning.utils.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -185,8 +187,7 @@ class PythonServerLauncher:
         """Serve in the current loop until `stop` is called or the caller is cancelled."""
         if self.args.launch_mode == "mp":
             await self.start()
-            while self.is_running():  # noqa: ASYNC110 # processes have no event to await
-                await asyncio.sleep(0.1)
+            await until(lambda: not self.is_running())
             return
         self._bind()
         self.server = _new_server(self.app, self.args)
@@ -227,9 +228,8 @@ class PythonServerLauncher:
             self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
 
     async def _serve(self, server: "uvicorn.Server") -> None:
-        async with self._serve_context or _no_context():
-            with calm_collector():
-                await server.serve(sockets=[self._socket] if self._socket is not None else None)
+        async with self._serve_context or contextlib.nullcontext():
+            await server.serve(sockets=[self._socket] if self._socket is not None else None)
 
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + self.args.startup_timeout
@@ -286,8 +286,7 @@ class PythonServerLauncher:
             process.join(self.args.process_join_timeout)
             if process.is_alive():
                 logger.warning("Server process %s did not stop in time; it is killed.", process.name)
-                process.kill()
-                process.join()
+                end_process(process, 0)
 
 
 def reserved_socket(host: str, port: int = 0) -> socket.socket:
@@ -354,11 +353,6 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
     return Server(config)
 
 
-@contextlib.asynccontextmanager
-async def _no_context() -> AsyncIterator[None]:
-    yield
-
-
 def _until_healthy(url: str, deadline: float) -> None:
     while True:
         try:
@@ -378,24 +372,26 @@ def _serve_process(
     leave: "ProcessEvent",
 ) -> None:
     """What a process of launch mode "mp" runs: serve until told to leave, or until the parent is gone."""
-    server = _new_server(build(), args)
-    with calm_collector():
-        asyncio.run(_serve_until(server, listening, ready, leave))
+    calm_collector()
+
+    def leave_in_time() -> None:
+        leave.set()
+        time.sleep(args.process_join_timeout)
+
+    leave_with_parent(leave_in_time)
+    asyncio.run(_serve_until(_new_server(build(), args), listening, ready, leave))
 
 
 async def _serve_until(
     server: "uvicorn.Server", listening: socket.socket, ready: "ProcessEvent", leave: "ProcessEvent"
 ) -> None:
-    parent = multiprocessing.parent_process()
     loop = asyncio.get_running_loop()
     # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: None)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not serving.done():
-        if server.started and not ready.is_set():
-            ready.set()
-        if leave.is_set() or (parent is not None and not parent.is_alive()):
-            server.should_exit = True
-        await asyncio.wait([serving], timeout=0.1)
+    if await until(lambda: server.started, beside=serving, interval_seconds=_POLL_SECONDS):
+        ready.set()
+    await until(leave.is_set, beside=serving)
+    server.should_exit = True
     await serving

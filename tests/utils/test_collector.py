@@ -1,11 +1,15 @@
-"""The collector is calmer inside the block, and as before outside."""
+"""The garbage collector runs more rarely in processes of our own, and as before in those of users."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
+from agentlightning.execution import SharedMemoryExecutionStrategy
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.utils.collector import CALM_THRESHOLDS, calm_collector
+
+USUAL = (700, 10, 10)
 
 
 @pytest.fixture(autouse=True)
@@ -15,29 +19,42 @@ def thresholds() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_thresholds_are_raised_and_put_back() -> None:
-    gc.set_threshold(700, 10, 10)
-
-    with calm_collector():
-        inside = gc.get_threshold()
-
-    assert inside == CALM_THRESHOLDS
-    assert gc.get_threshold() == (700, 10, 10)
-
-
-@pytest.mark.parametrize("chosen", [(0, 10, 10), (50_000, 5, 5)], ids=["off", "rarer"])
-def test_what_the_user_chose_is_left_alone(chosen: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [(USUAL, CALM_THRESHOLDS), ((0, 10, 10), (0, 10, 10)), ((50_000, 5, 5), (50_000, 5, 5))],
+    ids=["usual", "off", "rarer"],
+)
+def test_a_collector_that_is_rarer_or_off_is_left_alone(
+    chosen: tuple[int, int, int], expected: tuple[int, int, int]
+) -> None:
     gc.set_threshold(*chosen)
 
-    with calm_collector():
-        assert gc.get_threshold() == chosen
-    assert gc.get_threshold() == chosen
+    calm_collector()
+
+    assert gc.get_threshold() == expected
 
 
-def test_what_the_user_changes_meanwhile_stays() -> None:
-    gc.set_threshold(700, 10, 10)
+def test_a_training_in_the_users_process_leaves_its_collector_alone() -> None:
+    gc.set_threshold(*USUAL)
+    seen: list[tuple[int, int, int]] = []
 
-    with calm_collector():
-        gc.set_threshold(1, 2, 3)
+    async def algorithm(store: object, event: object) -> None:
+        seen.append(gc.get_threshold())
 
-    assert gc.get_threshold() == (1, 2, 3)
+    async def runner(store: object, worker_id: int, event: object) -> None:
+        seen.append(gc.get_threshold())
+
+    SharedMemoryExecutionStrategy().execute(algorithm, runner, InMemoryLightningStore())
+
+    assert seen == [USUAL, USUAL]
+
+
+async def test_a_server_in_the_users_process_leaves_its_collector_alone() -> None:
+    gc.set_threshold(*USUAL)
+    server = LightningStoreServer(InMemoryLightningStore(), host="127.0.0.1", port=0)
+
+    await server.start()
+    try:
+        assert gc.get_threshold() == USUAL
+    finally:
+        await server.stop()

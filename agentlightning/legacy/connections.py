@@ -5,17 +5,15 @@ so the session ends with its loop even if nobody calls `aclose`, and scripts tha
 """
 
 import asyncio
-import os
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import aiohttp
 import requests
 
 from agentlightning.errors import StoreUnavailable
+from agentlightning.utils.once import fork_handlers
 
 __all__ = ["Answer", "Connections", "Outgoing"]
 
@@ -110,8 +108,7 @@ class Connections:
             self._refuse_if_closed()
             if self._session is None:
                 self._session = requests.Session()
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
+                fork_handlers().add(self, _leave_behind)
             return self._session
 
     async def _opened_here(self) -> aiohttp.ClientSession:
@@ -163,10 +160,8 @@ def _unanswered(request: Outgoing, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"{request.method} {request.url} got no answer: {reason}")
 
 
-def _leave_behind(reference: "weakref.ref[Connections]") -> None:
+def _leave_behind(connections: Connections) -> None:
     """In a forked child: the parent goes on using its sockets, so the child opens its own."""
-    connections = reference()
-    if connections is not None:
-        connections._opening = threading.Lock()
-        connections._session = None
-        connections._sessions_by_loop = {}
+    connections._opening = threading.Lock()
+    connections._session = None
+    connections._sessions_by_loop = {}

@@ -10,7 +10,7 @@ import os
 import weakref
 from typing import Protocol
 
-from agentlightning.utils.once import once
+from agentlightning.utils.once import fork_handlers, once
 
 __all__ = ["Inheritance", "Running", "inheritance"]
 
@@ -28,8 +28,7 @@ class Inheritance:
     def __init__(self) -> None:
         self._files: set[int] = set()
         self._running: weakref.WeakSet[Running] = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._refuse)
+        fork_handlers().add(self, Inheritance._refuse)
 
     def keep_file(self, file: int) -> None:
         """Close a descriptor in every child; to be called when it was opened."""

@@ -5,7 +5,6 @@ child leaves its parent's behind. What was claimed for a caller who is gone goes
 """
 
 import asyncio
-import os
 import threading
 import weakref
 from abc import abstractmethod
@@ -23,6 +22,7 @@ from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
 from agentlightning.store.local import Call, LocalStore
 from agentlightning.store.notices import NoticeFields
 from agentlightning.types import Notice
+from agentlightning.utils.once import fork_handlers
 
 __all__ = ["NOTICES_AT_HAND", "DurableStore", "Job", "Working", "closed_store", "give_back_to", "settle"]
 
@@ -145,8 +145,7 @@ class DurableStore(LocalStore, Generic[WorkingT]):
             if self._working is None:
                 self._working = self._open()
                 self._forgotten = weakref.finalize(self, self._working.let_go)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=partial(_leave_behind, weakref.ref(self)))
+                fork_handlers().add(self, DurableStore._leave_parent_behind)
             return self._working
 
     async def close(self) -> None:
@@ -209,9 +208,3 @@ def give_back_to(store_reference: "weakref.ref[DurableStore[Any]]", job: Job) ->
     store = store_reference()
     if store is not None:
         store._give_back(job)
-
-
-def _leave_behind(store_reference: "weakref.ref[DurableStore[Any]]") -> None:
-    store = store_reference()
-    if store is not None:
-        store._leave_parent_behind()

@@ -7,7 +7,6 @@ the one rollout that is running in the process, and if several are, to none, bec
 worse than one that is missing.
 """
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.once import once
+from agentlightning.utils.once import fork_handlers, once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -113,8 +112,7 @@ class Observations:
         self._changing = threading.Lock()  # protects the step from one tuple to the next; readers take none
         self._bindings: tuple[Binding, ...] = ()
         self._tracers: tuple[Tracer, ...] = ()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start_afresh)
+        fork_handlers().add(self, Observations._start_afresh)
 
     def _start_afresh(self) -> None:
         """The threads that were observed are the parent's; the one that forked still has its context."""

@@ -14,11 +14,8 @@ spans are lost at once instead of making the agent wait again.
 
 import asyncio
 import contextvars
-import functools
 import logging
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -39,7 +36,7 @@ from agentlightning.tracer.parcels import Parcel, in_order, store_parcels
 from agentlightning.types import Span
 from agentlightning.utils.deadline import within
 from agentlightning.utils.loop_thread import LoopThread
-from agentlightning.utils.once import once
+from agentlightning.utils.once import fork_handlers, once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -89,8 +86,7 @@ class Delivery:
         self._limits = limits or DeliveryLimits()
         self._is_closed = False
         self._start_afresh()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=functools.partial(_start_afresh_in_child, weakref.ref(self)))
+        fork_handlers().add(self, Delivery._start_afresh)
 
     def _start_afresh(self) -> None:
         """As new; also in a forked child, where the thread and what it had to deliver are the parent's."""
@@ -437,12 +433,6 @@ def _tell_of_end(draining: "Future[None]") -> None:
     """The loop ends when it is cancelled; anything else is a fault of ours, and traces will report their losses."""
     if not draining.cancelled() and (error := draining.exception()) is not None:
         logger.error("The delivery of spans has broken down.", exc_info=error)
-
-
-def _start_afresh_in_child(reference: "weakref.ref[Delivery]") -> None:
-    delivery = reference()
-    if delivery is not None:
-        delivery._start_afresh()
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -6,13 +6,10 @@ over the live channel, and goes on by itself after an outage.
 """
 
 import asyncio
-import functools
 import logging
 import math
-import os
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +33,7 @@ from agentlightning.store.http.retries import (
 )
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
+from agentlightning.utils.once import fork_handlers
 
 __all__ = ["LightningStoreClient"]
 
@@ -120,8 +118,7 @@ class LightningStoreClient(LightningStore):
         self._background: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self._left_behind: list[Link] = []  # a parent process's, which this one must not touch
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=functools.partial(_leave_behind, weakref.ref(self)))
+        fork_handlers().add(self, _leave_behind)
 
     def __repr__(self) -> str:
         return f"LightningStoreClient('{self.server_address}')"
@@ -391,10 +388,8 @@ class _Polls:
         self._count += 1
 
 
-def _leave_behind(client_reference: "weakref.ref[LightningStoreClient]") -> None:
+def _leave_behind(client: LightningStoreClient) -> None:
     """In a forked child: the connections are the parent's, whose loops do not run here."""
-    client = client_reference()
-    if client is not None:
-        client._guard = threading.Lock()
-        client._left_behind += client._links.values()
-        client._links, client._background = {}, set()
+    client._guard = threading.Lock()
+    client._left_behind += client._links.values()
+    client._links, client._background = {}, set()

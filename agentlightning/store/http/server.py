@@ -7,8 +7,6 @@ runners.
 
 import functools
 import logging
-import os
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from agentlightning.store.operations import Operation, forward_operations
 from agentlightning.types import Notice, NoticeKind, Span
 from agentlightning.types.lifecycle import ComponentProperty
 from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.server_launcher import (
     LaunchMode,
     PythonServerLauncher,
@@ -114,7 +113,7 @@ class LightningStoreServer(LightningStore):
         self._launcher: PythonServerLauncher | None = PythonServerLauncher(served_app, self.launcher_args)
         self._target: LightningStore = served
         self._address = ""
-        os.register_at_fork(after_in_child=functools.partial(_become_client, weakref.ref(self)))
+        fork_handlers().add(self, _become_client)
 
     # ------------------------------------------------------------------ addresses
 
@@ -239,10 +238,9 @@ def warn_if_open(server: str, host: str, token: str | None) -> None:
         )
 
 
-def _become_client(server_reference: "weakref.ref[LightningStoreServer]") -> None:
+def _become_client(server: LightningStoreServer) -> None:
     """In a forked child: the server is the parent's, and is spoken to like any other."""
-    server = server_reference()
-    if server is not None and server._launcher is not None:
+    if server._launcher is not None:
         server._address = server.endpoint
         server._launcher = None
         server.store = server._target = LightningStoreClient(server._address, token=server._token)

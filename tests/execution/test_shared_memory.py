@@ -62,19 +62,18 @@ def test_options_are_attributes() -> None:
     assert strategy.alias == "shm"
 
 
-def test_a_main_thread_of_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="main_thread must be 'algorithm' or 'runner'"):
-        SharedMemoryExecutionStrategy(main_thread="both")  # type: ignore[arg-type] # on purpose
-
-
-def test_no_runners_are_too_few() -> None:
-    with pytest.raises(ValueError, match="n_runners must be at least 1"):
-        SharedMemoryExecutionStrategy(n_runners=0, main_thread="algorithm")
-
-
-def test_a_runner_in_the_main_thread_must_be_alone() -> None:
-    with pytest.raises(ValueError, match="requires n_runners to be 1"):
-        SharedMemoryExecutionStrategy(n_runners=2, main_thread="runner")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"main_thread": "both"}, "main_thread must be 'algorithm' or 'runner'"),
+        ({"n_runners": 0, "main_thread": "algorithm"}, "n_runners must be at least 1"),
+        ({"n_runners": 2, "main_thread": "runner"}, "requires n_runners to be 1"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SharedMemoryExecutionStrategy(**options)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +87,6 @@ def test_the_environment_says_whether_the_store_is_ours_to_manage(
 
     assert resolve_managed_store_flag(None) is flag
     assert resolve_managed_store_flag(not flag) is not flag
-
-
-def test_an_environment_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "perhaps")
-
-    with pytest.raises(ValueError, match="AGL_MANAGED_STORE must be one of"):
-        resolve_managed_store_flag(None)
 
 
 def test_a_strategy_must_say_how_it_executes() -> None:
@@ -188,15 +180,16 @@ def test_what_the_algorithm_raises_is_raised_and_ends_the_runners(make: Any) -> 
     assert ended == [0]
 
 
+@pytest.mark.parametrize("error", [KeyError("runner"), SystemExit(3)], ids=["error", "exit"])
 @pytest.mark.parametrize("make", [of_algorithm, of_runner], ids=["main algorithm", "main runner"])
-def test_what_a_runner_raises_is_raised_and_ends_the_algorithm(make: Any) -> None:
+def test_what_a_runner_raises_is_raised_and_ends_the_algorithm(make: Any, error: BaseException) -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
         await asyncio.sleep(1000)
 
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        raise KeyError("runner")
+        raise error
 
-    with pytest.raises(KeyError, match="runner"):
+    with pytest.raises(type(error)):
         make().execute(algorithm, runner, InMemoryLightningStore())
 
 
@@ -244,17 +237,6 @@ def test_threads_that_do_not_end_are_left_behind_and_named(caplog: pytest.LogCap
     leave.set()
 
     assert "left behind: runner-0" in caplog.text
-
-
-def test_a_system_exit_of_a_runner_thread_is_raised() -> None:
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        await until_stopped(event)
-
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        of_algorithm().execute(algorithm, runner, InMemoryLightningStore())
 
 
 # ---------------------------------------------------------------------- the steps of ending

@@ -176,22 +176,7 @@ async def test_a_coroutine_that_hangs_is_timed_out_and_the_next_one_runs() -> No
     assert ended == ["bad", "good"]
 
 
-async def test_a_plain_agent_that_hangs_is_timed_out_and_the_next_one_runs() -> None:
-    leave = threading.Event()
-
-    def answer(task: Any) -> float:
-        if task == "bad":
-            leave.wait()
-        return 1.0
-
-    worked = await work_off(Answering(answer), "bad", "good", config=RolloutConfig(timeout_seconds=0.2))
-    leave.set()
-
-    assert [(await worked.attempt(n)).status for n in (0, 1)] == ["timeout", "succeeded"]
-    assert "0.2 s" in (await worked.error())["message"]
-
-
-async def test_a_hanging_agent_does_not_lend_its_thread_to_the_next() -> None:
+async def test_a_plain_agent_that_hangs_is_timed_out_and_lends_its_thread_to_no_other() -> None:
     leave = threading.Event()
     threads: dict[str, str] = {}
 
@@ -201,9 +186,11 @@ async def test_a_hanging_agent_does_not_lend_its_thread_to_the_next() -> None:
             leave.wait()
         return 1.0
 
-    await work_off(Answering(answer), "bad", "good", config=RolloutConfig(timeout_seconds=0.2))
+    worked = await work_off(Answering(answer), "bad", "good", config=RolloutConfig(timeout_seconds=0.2))
     leave.set()
 
+    assert [(await worked.attempt(n)).status for n in (0, 1)] == ["timeout", "succeeded"]
+    assert "0.2 s" in (await worked.error())["message"]
     assert threads["bad"] != threads["good"]
     await until(lambda: threads["bad"] not in {thread.name for thread in threading.enumerate()})
 

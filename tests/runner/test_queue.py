@@ -26,15 +26,6 @@ def quick_runner(**options: Any) -> LitAgentRunner[Any]:
     return LitAgentRunner(DummyTracer(), **{**QUIET, **options})
 
 
-async def test_a_runner_ends_after_its_last_rollout() -> None:
-    store = await stocked_store()
-    await store.enqueue_rollout("left over")
-
-    worked = await work_off(Answering(lambda _: 1.0), "one", "two", store=store, max_rollouts=2)
-
-    assert Counter(r.status for r in await worked.store.query_rollouts()) == {"succeeded": 2, "queuing": 1}
-
-
 @pytest.mark.parametrize("concurrency", [1, 3, 8])
 async def test_no_more_rollouts_are_claimed_than_asked_for(concurrency: int) -> None:
     store = await stocked_store()
@@ -314,30 +305,8 @@ async def test_no_rollout_is_lost_when_a_runner_stops_as_it_claims(concurrency: 
     assert set(left) <= {"queuing", "succeeded"}, left
 
 
-async def test_a_runner_that_is_cancelled_gives_up_its_attempt() -> None:
-    store = await stocked_store()
-    started = asyncio.Event()
-
-    async def answer(_: Any) -> float:
-        started.set()
-        await asyncio.sleep(1000)
-        return 1.0
-
-    rollout = await store.enqueue_rollout("task")
-    runner = quick_runner()
-    with runner.run_context(agent=Awaiting(answer), store=store):
-        work = asyncio.create_task(runner.iter())
-        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
-        work.cancel()
-        await asyncio.wait([work], timeout=PATIENCE_SECONDS)
-
-    attempt = await store.get_latest_attempt(rollout.rollout_id)
-    assert attempt is not None
-    assert attempt.status == "unresponsive"
-    assert work.cancelled()
-
-
-async def test_rollouts_that_run_together_are_all_given_up_by_a_runner_that_is_cancelled() -> None:
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_runner_that_is_cancelled_gives_up_its_attempts(concurrency: int) -> None:
     store = await stocked_store()
     started: list[Any] = []
 
@@ -346,17 +315,18 @@ async def test_rollouts_that_run_together_are_all_given_up_by_a_runner_that_is_c
         await asyncio.sleep(1000)
         return 1.0
 
-    for number in range(4):
+    for number in range(concurrency):
         await store.enqueue_rollout(number)
-    runner = quick_runner(max_concurrency=4)
+    runner = quick_runner(max_concurrency=concurrency)
     with runner.run_context(agent=Awaiting(answer), store=store):
         work = asyncio.create_task(runner.iter())
-        await until(lambda: len(started) == 4)
+        await until(lambda: len(started) == concurrency)
         work.cancel()
         await asyncio.wait([work], timeout=PATIENCE_SECONDS)
 
     attempts = [await store.get_latest_attempt(r.rollout_id) for r in await store.query_rollouts()]
-    assert [attempt and attempt.status for attempt in attempts] == ["unresponsive"] * 4
+    assert [attempt and attempt.status for attempt in attempts] == ["unresponsive"] * concurrency
+    assert work.cancelled()
 
 
 async def test_idle_threads_end_with_the_runner() -> None:

@@ -57,15 +57,33 @@ def core_span(name: str) -> SpanCoreFields:
     return SpanCoreFields(name=name, status=TraceStatus(status_code="OK"), attributes={}, start_time=1.0, end_time=2.0)
 
 
+class ArrayOfNoDimensions:
+    """As numpy and torch give a single number."""
+
+    ndim = 0
+
+    def item(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "array"
+
+
 @pytest.mark.parametrize(
     ("result", "reward"),
-    [(0.5, 0.5), (0.0, 0.0), (-1.25, -1.25), (1, 1.0), (True, 1.0), (False, 0.0)],
+    [
+        *((0.5, 0.5), (0.0, 0.0), (-1.25, -1.25), (1, 1.0), (True, 1.0), (False, 0.0)),
+        *((Fraction(1, 4), 0.25), (Decimal("0.5"), 0.5), (ArrayOfNoDimensions(), 1.0)),
+    ],
     ids=repr,
 )
-async def test_a_number_is_stored_once_as_the_reward(any_tracer: Tracer, result: float, reward: float) -> None:
+async def test_a_number_is_stored_once_as_the_reward(
+    any_tracer: Tracer, result: Any, reward: float, caplog: pytest.LogCaptureFixture
+) -> None:
     worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
 
     assert await worked.statuses() == ["succeeded"]
+    assert caplog.text == ""
     assert await worked.rewards() == [reward]
     assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == reward
 
@@ -79,47 +97,12 @@ async def test_a_coroutine_s_number_is_stored_once_as_the_reward(any_tracer: Tra
     assert await worked.rewards() == [0.25]
 
 
-async def test_a_reward_of_another_number_type_is_a_reward() -> None:
-    worked = await work_off(Answering(lambda _: Fraction(1, 4)))
-
-    assert await worked.rewards() == [0.25]
-
-
-async def test_a_decimal_is_a_reward() -> None:
-    worked = await work_off(Answering(lambda _: Decimal("0.5")))
-
-    assert await worked.rewards() == [0.5]
-
-
-class ArrayOfNoDimensions:
-    """As numpy and torch give a single number."""
-
-    ndim = 0
-
-    def item(self) -> bool:
-        return True
-
-
-async def test_an_array_of_no_dimensions_is_a_reward() -> None:
-    worked = await work_off(Answering(lambda _: ArrayOfNoDimensions()))
-
-    assert await worked.rewards() == [1.0]
-
-
 @pytest.mark.parametrize("result", [math.nan, math.inf])
 async def test_a_reward_that_is_not_finite_is_refused_in_words(any_tracer: Tracer, result: float) -> None:
     worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
 
     assert await worked.statuses() == ["failed"]
     assert "finite" in (await worked.error())["message"]
-
-
-@pytest.mark.parametrize("result", [1, True])
-async def test_a_whole_number_is_a_reward_without_a_warning(caplog: pytest.LogCaptureFixture, result: float) -> None:
-    worked = await work_off(Answering(lambda _: result))
-
-    assert await worked.rewards() == [1.0]
-    assert caplog.text == ""
 
 
 async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:

@@ -35,7 +35,7 @@ from agentlightning.store import (
 )
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.utils.collector import calm_collector
+from agentlightning.utils.child_process import calm_collector
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
 from agentlightning.utils.signals import ending_signal
 

@@ -14,7 +14,7 @@ from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
 from agentlightning.engine.shared_weights import gpu_of
 from agentlightning.errors import EngineError
-from agentlightning.utils.collector import calm_collector
+from agentlightning.utils.child_process import calm_collector
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from agentlightning.utils.signals import ENDING_SIGNALS, ending_signal
 

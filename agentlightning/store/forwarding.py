@@ -13,8 +13,7 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import Notice, NoticeKind, Span
 from agentlightning.types.lifecycle import ComponentProperty
-from agentlightning.utils.cross_loop_lock import CrossLoopLock
-from agentlightning.utils.loop_thread import LoopThread, LoopThreadEnded
+from agentlightning.utils.loop_thread import CrossLoopLock, LoopThread, LoopThreadEnded
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

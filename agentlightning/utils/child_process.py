@@ -10,6 +10,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -35,6 +36,7 @@ __all__ = [
     "OutputCapture",
     "Program",
     "ProgramPlan",
+    "calm_collector",
     "end_process",
     "leave_with_parent",
     "python_path",
@@ -43,6 +45,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+CALM_THRESHOLDS: Final = (10_000, 20, 50)
+"""Of the garbage collector."""
 STDOUT: Final = 1
 STDERR: Final = 2
 GRACE_SECONDS: Final = 5.0
@@ -74,6 +78,16 @@ _PROCESSES: Final = Path("/proc")
 def python_path() -> str:
     """Where this process finds its packages, so that a child finds the same ones."""
     return os.pathsep.join(place for place in sys.path if place)
+
+
+def calm_collector() -> None:
+    """In a process of our own that serves: let the garbage collector run more rarely, unless it is rarer or off.
+
+    Decoding requests makes many small objects at once, most of which stay or go without any help. With Python's usual
+    thresholds the collector looks through them every few requests, which costs a busy server a fifth of its time.
+    """
+    if 0 < gc.get_threshold()[0] < CALM_THRESHOLDS[0]:
+        gc.set_threshold(*CALM_THRESHOLDS)
 
 
 # ---------------------------------------------------------------------- processes of multiprocessing

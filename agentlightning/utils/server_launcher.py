@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.child_process import end_process, leave_with_parent
-from agentlightning.utils.collector import calm_collector
+from agentlightning.utils.child_process import calm_collector, end_process, leave_with_parent
 from agentlightning.utils.deadline import until
 from agentlightning.utils.loop_thread import LoopThread
 

@@ -1,6 +1,8 @@
 """Trainer: its parts in every form, and what it says of wrong use."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,27 +337,18 @@ def test_a_data_set_that_the_algorithm_does_not_declare_is_told() -> None:
         a_trainer(algorithm=endless).fit(Halving(), val_dataset=[1])
 
 
-@pytest.mark.slow
-def test_an_agent_that_can_be_pickled_is_trained_under_spawn() -> None:
-    strategy = ClientServerExecutionStrategy(server_port=free_port(), start_method="spawn", graceful_timeout=20)
-    trainer = a_trainer(strategy=strategy)
-
-    trainer.fit(Halving(), [1, 2])
-
-    assert sorted(map(float, rewards_of(trainer.store))) == [0.5, 1.0]  # type: ignore[arg-type] # none is None
-
-
 @rollout
 def prompted(task: Any, prompt_template: PromptTemplate) -> float:
     return task / 2
 
 
 @pytest.mark.slow
-def test_a_function_as_agent_is_trained_under_spawn() -> None:
+@pytest.mark.parametrize("agent", [Halving(), prompted], ids=["class", "function"])
+def test_an_agent_that_can_be_imported_is_trained_under_spawn(agent: Any) -> None:
     strategy = ClientServerExecutionStrategy(server_port=free_port(), start_method="spawn", graceful_timeout=20)
     trainer = a_trainer(strategy=strategy, tracer=OtelTracer())
 
-    trainer.fit(prompted, [1])
+    trainer.fit(agent, [1])
 
     assert rewards_of(trainer.store) == [0.5]
 
@@ -383,3 +376,21 @@ def test_a_custom_strategy_gets_both_sides() -> None:
     trainer.fit(Halving(), [1])
 
     assert rewards_of(trainer.store) == [0.5]
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_of_its_main_module_is_told_under_spawn(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import agentlightning as agl\n"
+        "@agl.rollout\n"
+        "def agent(task, resources):\n"
+        "    return 1.0\n"
+        "strategy = {'type': 'cs', 'start_method': 'spawn', 'server_port': 0}\n"
+        "agl.Trainer(algorithm=agl.Baseline(), strategy=strategy, progress='off').fit(agent, [1])\n"
+    )
+
+    ended = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
+
+    assert ended.returncode == 1
+    assert b"put what starts the training under `if __name__ == '__main__':`" in ended.stderr

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from agentlightning.utils.cross_loop_lock import CrossLoopLock
-from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.loop_thread import CrossLoopLock, LoopThread
 
 
 async def name_of_thread() -> str:

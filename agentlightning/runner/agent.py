@@ -36,7 +36,7 @@ T_task = TypeVar("T_task")
 
 TOKEN_DIGITS: Final = 8
 SHORTEST_POLL_SECONDS: Final = 0.01
-"""Whoever asks more often keeps a processor busy."""
+"""Polling more often keeps a processor busy."""
 
 
 class LitAgentRunner(Runner[T_task]):
@@ -57,16 +57,16 @@ class LitAgentRunner(Runner[T_task]):
         worker_name: str = "Worker",
         allow_poml: bool = False,
     ) -> None:
-        """Nothing is claimed yet.
+        """Take the options; `iter` claims rollouts.
 
         Args:
             tracer: Records what the agent does.
             max_rollouts: End after so many; None goes on until stopped.
-            poll_interval: Seconds for which the store is asked to wait for work, or until it is asked again.
+            poll_interval: Seconds that the store waits for work in one request, or between two requests.
             heartbeat_interval: Seconds between signs of life of the worker; zero or less gives none.
             interval_jitter: Seconds by which these vary.
             heartbeat_launch_mode: `thread`, or `asyncio` for a store that may only be used in its own loop.
-            heartbeat_include_gpu: Tell of the GPUs too.
+            heartbeat_include_gpu: Report the GPUs too.
             max_concurrency: How many rollouts run at once: coroutines together, plain functions in threads.
             agent: Instead of the argument of `init`.
             worker_name: How the ids of workers begin, with their number behind it.
@@ -95,7 +95,7 @@ class LitAgentRunner(Runner[T_task]):
         self._hooks: list[Hook] = []
         self._context: RunnerContext | None = None
         self._is_new = True
-        self._is_told_of_outage = False
+        self._has_logged_outage = False
         self._threads: DaemonThreads = DaemonThreads("agent")
 
     # ------------------------------------------------------------------ life cycle
@@ -114,7 +114,7 @@ class LitAgentRunner(Runner[T_task]):
         """Take the store, in the worker that will use it."""
         self._store = store
         self._is_new = True
-        self._is_told_of_outage = False
+        self._has_logged_outage = False
         self._context = None
         self._abilities = Abilities.of(store)
         self.worker_id = worker_id
@@ -279,9 +279,9 @@ class LitAgentRunner(Runner[T_task]):
                 if loop.time() - asked > self._poll_interval / 2:
                     return claims
         except StoreUnavailable as error:
-            if not self._is_told_of_outage:
+            if not self._has_logged_outage:
                 logger.warning("The store cannot be reached (%s); asking again.", error)
-            self._is_told_of_outage = True
+            self._has_logged_outage = True
             return None
         return claims or None
 
@@ -300,7 +300,7 @@ class LitAgentRunner(Runner[T_task]):
                 return []
         else:
             claims = [Claim(rollout) for rollout in await self._dequeue(limit, **options)]
-        self._is_told_of_outage = False
+        self._has_logged_outage = False
         return claims
 
     async def _dequeue(self, limit: int, **options: Any) -> Sequence[AttemptedRollout]:

@@ -283,10 +283,12 @@ class AttemptRun:
 
     async def _work(self, resources: NamedResources, is_over: "asyncio.Future[None]") -> RolloutRawResult:
         rollout, context = self.rollout, self.context
+        # A rollout that was enqueued as a `Task` reaches the agent as one.
+        is_task = type(rollout.input) is Task or isinstance((rollout.metadata or {}).get(TASK_ROW), dict)
         try:
             return await call_agent(
                 context.training_method if rollout.mode == "train" else context.validation_method,
-                task=Task.of_rollout(rollout) if _is_task(rollout) else rollout.input,
+                task=Task.of_rollout(rollout) if is_task else rollout.input,
                 resources=resources,
                 rollout=rollout,
                 threads=context.threads,
@@ -398,12 +400,6 @@ class AttemptRun:
         if self._lost_calls:
             notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
         return notes
-
-
-def _is_task(rollout: AttemptedRollout) -> bool:
-    """Whether the rollout was enqueued as a `Task`, as which the agent expects it."""
-    metadata = rollout.metadata
-    return bool(metadata and isinstance(metadata.get(TASK_ROW), dict)) or type(rollout.input) is Task
 
 
 def _settle(is_over: "asyncio.Future[None]") -> None:

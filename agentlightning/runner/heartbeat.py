@@ -1,10 +1,10 @@
-"""Heartbeats: a worker tells the store that it lives, and how its machine is doing."""
+"""Heartbeats: a worker reports to the store that it lives, and how its machine is doing."""
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,19 +26,19 @@ RunningAttempts = Callable[[], Sequence[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """How often a worker tells of itself, and from where."""
+    """How often a worker reports, and from where."""
 
     interval_seconds: float = 10.0
     """Zero or less: never."""
     jitter_seconds: float = 0.5
-    """Each pause is longer or shorter by up to this, so that many workers do not speak at once."""
+    """Each pause is longer or shorter by up to this, so that many workers do not report at once."""
     launch_mode: LaunchMode = "thread"
     """`thread` goes on while an agent keeps the event loop busy."""
     includes_gpu: bool = False
 
     @contextmanager
     def beating(self, store: LightningStore, worker_id: str, running: RunningAttempts = tuple) -> Iterator[None]:
-        """Beat while the context lasts; each beat says what is `running` then, which is asked in any thread."""
+        """Beat while the context lasts; each beat says what is `running` then, which is called in any thread."""
         if self.interval_seconds <= 0:
             yield
         elif self.launch_mode == "asyncio":
@@ -58,25 +58,18 @@ class Heartbeat:
 
     async def _beat(self, store: LightningStore, worker_id: str, running: RunningAttempts) -> None:
         await asyncio.sleep(random.uniform(0, self.jitter_seconds))
-        threads = DaemonThreads("snapshot")  # which do not keep us from ending, should a driver or a disk hang
-        try:
-            await self._beat_with(threads, store, worker_id, running)
-        finally:
-            threads.close()
-
-    async def _beat_with(
-        self, threads: DaemonThreads, store: LightningStore, worker_id: str, running: RunningAttempts
-    ) -> None:
         has_failed = False
-        while True:
-            try:
-                snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
-                named = [list(ids) for ids in running()]
-                stats = {**snapshot, HEARTBEAT_INTERVAL: self.interval_seconds}
-                await store.update_worker(worker_id, {**stats, RUNNING_ATTEMPTS: named} if named else stats)
-                has_failed = False
-            except Exception as error:  # noqa: BLE001 # the next beat may succeed
-                if not has_failed:
-                    logger.warning("The heartbeat of %s did not reach the store: %s", worker_id, error)
-                has_failed = True
-            await asyncio.sleep(max(0.01, self.interval_seconds + random.uniform(-1, 1) * self.jitter_seconds))
+        # In threads that do not keep us from ending, should a driver or a disk hang.
+        with closing(DaemonThreads("snapshot")) as threads:
+            while True:
+                try:
+                    snapshot = await threads.run(lambda: system_snapshot(self.includes_gpu))
+                    named = [list(ids) for ids in running()]
+                    stats = {**snapshot, HEARTBEAT_INTERVAL: self.interval_seconds}
+                    await store.update_worker(worker_id, {**stats, RUNNING_ATTEMPTS: named} if named else stats)
+                    has_failed = False
+                except Exception as error:  # noqa: BLE001 # the next beat may succeed
+                    if not has_failed:
+                        logger.warning("The heartbeat of %s did not reach the store: %s", worker_id, error)
+                    has_failed = True
+                await asyncio.sleep(max(0.01, self.interval_seconds + random.uniform(-1, 1) * self.jitter_seconds))

@@ -37,7 +37,11 @@ async def record_result(result: object, rollout: AttemptedRollout, store: Lightn
         return UNSET
     rewards = rewards_of_result(result)
     if rewards is None:
-        _refuse_unfinished(result)
+        if isinstance(result, (Awaitable, Generator, AsyncGenerator)):  # none of the agent's code has run yet
+            raise TypeError(
+                f"The agent returned a {type(result).__name__} that has not run; make the agent an `async def` that "
+                "awaits it, or have it return what its generator yields."
+            )
         return output_of(result)
     for name, reward in rewards.items():
         if not math.isfinite(reward):
@@ -56,15 +60,6 @@ def _chosen_agent() -> dict[str, str]:
     """Whose reward it is, where a router chose one of several agents: the trace of its work has ended by now."""
     work = current_work()
     return {} if work is None or work.agent_name is None else {"gen_ai.agent.name": work.agent_name}
-
-
-def _refuse_unfinished(result: object) -> None:
-    """Refuse what only promises a result: none of the agent's code has run yet."""
-    if isinstance(result, (Awaitable, Generator, AsyncGenerator)):
-        raise TypeError(
-            f"The agent returned a {type(result).__name__} that has not run; make the agent an `async def` that awaits "
-            "it, or have it return what its generator yields."
-        )
 
 
 def rewards_of_result(result: object) -> dict[str, float] | None:
@@ -133,7 +128,12 @@ async def store_returned_spans(
     if not items:
         logger.warning("The agent returned an empty list; return None if there is nothing to say.")
         return traced
-    _refuse_others(items)
+    for item in items:
+        if not _is_span(item):  # before any of it is stored
+            raise ValueError(
+                f"The agent returned a list with spans and a {type(item).__name__} in it; such a list may hold spans "
+                "only: Span, SpanCoreFields, or ReadableSpan of OpenTelemetry."
+            )
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     known = {_span_id(span) for span in traced}
     for item in items:
@@ -146,16 +146,6 @@ async def store_returned_spans(
         elif _span_id(item) not in known:
             await store.add_otel_span(rollout_id, attempt_id, item)
     return items
-
-
-def _refuse_others(items: list[Any]) -> None:
-    """Refuse a list with anything but spans in it, before any of it is stored."""
-    for item in items:
-        if not _is_span(item):
-            raise ValueError(
-                f"The agent returned a list with spans and a {type(item).__name__} in it; such a list may hold spans "
-                "only: Span, SpanCoreFields, or ReadableSpan of OpenTelemetry."
-            )
 
 
 def holds_spans(result: object) -> bool:

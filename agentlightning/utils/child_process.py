@@ -319,7 +319,11 @@ class Program(CapturedProcess):
         """What signals must be sent to: the group, as a negative number, and what left it; zombies do not count."""
         group = -self.process_id
         if not _PROCESSES.is_dir():
-            return {group} if _exists(group) else set()
+            with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(PermissionError):
+                    os.kill(group, 0)
+                return {group}
+            return set()
         found = (self._receiver_for(int(name)) for name in os.listdir(_PROCESSES) if name.isdigit())
         return {receiver for receiver in found if receiver is not None}
 
@@ -397,16 +401,6 @@ class _Guard(asyncio.SubprocessProtocol):
         if self._transport is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._transport.kill()
-
-
-def _exists(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class BackgroundProgram:

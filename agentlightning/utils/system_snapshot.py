@@ -31,30 +31,39 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, Any]:
     `cpu_usage_pct` is the average since the previous snapshot, and 0.0 in the first one. With `include_gpu`, `gpus`
     lists the NVIDIA GPUs: empty without `nvidia-smi`, None when it did not answer.
     """
-    snapshot: dict[str, Any] = {
-        "timestamp": time.time(),
-        **_figures(("host",), lambda: (socket.gethostname(),)),
-        **_figures(("os",), lambda: (f"{platform.system()} {platform.release()}",)),
-        **_figures(("cpu_name",), lambda: (_cpu_name(),)),
-        **_figures(("cpu_cores", "cpu_threads"), _cpu_counts),
-        **_figures(("cpu_usage_pct",), _cpu_usage),
-        **_figures(("mem_used_gb", "mem_total_gb", "mem_pct"), _memory),
-        **_figures(("disk_used_gb", "disk_total_gb", "disk_pct"), _disk),
-        **_figures(("bytes_sent_mb", "bytes_recv_mb"), _traffic),
-    }
-    if include_gpu:
-        snapshot |= _figures(("gpus",), lambda: (_gpus(),))
-    return snapshot
-
-
-def _figures(keys: Sequence[str], read: Callable[[], Sequence[object]]) -> dict[str, object]:
-    """The figures under their keys, or None under each when they cannot be read."""
     import psutil
 
-    try:
-        return dict(zip(keys, read(), strict=True))
-    except (*_UNAVAILABLE, psutil.Error):
-        return dict.fromkeys(keys)
+    def figures(keys: Sequence[str], read: Callable[[], Sequence[object]]) -> dict[str, object]:
+        """The figures under their keys, or None under each when they cannot be read."""
+        try:
+            return dict(zip(keys, read(), strict=True))
+        except (*_UNAVAILABLE, psutil.Error):
+            return dict.fromkeys(keys)
+
+    def space(found: Any) -> tuple[float, float, float]:
+        return round(found.used / _GIB, 2), round(found.total / _GIB, 2), found.percent
+
+    def traffic() -> tuple[float, float]:
+        # None on a machine without network cards, whatever the stubs say; the AttributeError then means "unavailable".
+        counters = psutil.net_io_counters()
+        return round(counters.bytes_sent / _MIB, 2), round(counters.bytes_recv / _MIB, 2)
+
+    root = os.path.abspath(os.sep)
+    counts = lambda: (psutil.cpu_count(logical=False), psutil.cpu_count(logical=True))  # noqa: E731
+    snapshot: dict[str, Any] = {
+        "timestamp": time.time(),
+        **figures(("host",), lambda: (socket.gethostname(),)),
+        **figures(("os",), lambda: (f"{platform.system()} {platform.release()}",)),
+        **figures(("cpu_name",), lambda: (_cpu_name(),)),
+        **figures(("cpu_cores", "cpu_threads"), counts),
+        **figures(("cpu_usage_pct",), lambda: (psutil.cpu_percent(interval=None),)),
+        **figures(("mem_used_gb", "mem_total_gb", "mem_pct"), lambda: space(psutil.virtual_memory())),
+        **figures(("disk_used_gb", "disk_total_gb", "disk_pct"), lambda: space(psutil.disk_usage(root))),
+        **figures(("bytes_sent_mb", "bytes_recv_mb"), traffic),
+    }
+    if include_gpu:
+        snapshot |= figures(("gpus",), lambda: (_gpus(),))
+    return snapshot
 
 
 def _cpu_name() -> str | None:
@@ -65,40 +74,6 @@ def _cpu_name() -> str | None:
                     return line.partition(":")[2].strip()
         return platform.machine() or None
     return platform.processor() or platform.machine() or None
-
-
-def _cpu_counts() -> tuple[int | None, int | None]:
-    import psutil
-
-    return psutil.cpu_count(logical=False), psutil.cpu_count(logical=True)
-
-
-def _cpu_usage() -> tuple[float]:
-    import psutil
-
-    return (psutil.cpu_percent(interval=None),)
-
-
-def _memory() -> tuple[float, float, float]:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return round(memory.used / _GIB, 2), round(memory.total / _GIB, 2), memory.percent
-
-
-def _disk() -> tuple[float, float, float]:
-    import psutil
-
-    disk = psutil.disk_usage(os.path.abspath(os.sep))
-    return round(disk.used / _GIB, 2), round(disk.total / _GIB, 2), disk.percent
-
-
-def _traffic() -> tuple[float, float]:
-    import psutil
-
-    # None on a machine without network cards, whatever the stubs say; the AttributeError then means "unavailable".
-    counters = psutil.net_io_counters()
-    return round(counters.bytes_sent / _MIB, 2), round(counters.bytes_recv / _MIB, 2)
 
 
 def _gpus() -> list[dict[str, Any]]:

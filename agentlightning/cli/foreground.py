@@ -14,6 +14,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from agentlightning.utils.child_process import (
+    DRAIN_SECONDS,
+    KILL_SECONDS,
     STDERR,
     STDOUT,
     CapturedProcess,
@@ -24,9 +26,6 @@ from agentlightning.utils.child_process import (
 
 __all__ = ["ForegroundProgram", "has_terminal_signals", "streams_to_capture"]
 
-DRAIN_SECONDS: Final = 1.0
-"""How long the last output is waited for; what a program left in the background may keep its streams open for ever."""
-KILL_SECONDS: Final = 5.0
 _TERMINAL: Final = "/dev/tty"
 
 
@@ -86,6 +85,7 @@ class ForegroundProgram(CapturedProcess):
             if not self._protocol.exited.is_set():
                 self.send_signal(signal.SIGKILL)
                 await wait_for_event(self._protocol.exited, KILL_SECONDS)
+            # What a program left in the background may keep its streams open for ever.
             await wait_for_event(self._protocol.streams_closed, DRAIN_SECONDS)
         finally:
             self._transport.close()

@@ -8,6 +8,7 @@ is good for this attempt alone. The real keys stay in the proxy, which passes ca
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -35,15 +36,13 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.settling import SettledCalls, settle_calls
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.abilities import Abilities
-from agentlightning.runner.attempt import AttemptRun, RunnerContext
+from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
-from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["main"]
 
@@ -294,26 +293,13 @@ class _Session:
 
     async def _attempted(self, rollout: AttemptedRollout) -> BaseException | None:
         """Run the program as the attempt of its rollout; what went wrong, if anything did."""
-        tracer = OtelTracer(instrument=False)
-        runner: LitAgentRunner[Any] = LitAgentRunner(tracer)
-        threads = DaemonThreads(WORKER_ID)
-        try:
-            with runner.run_context(agent=self._agent, store=self._store):
-                context = RunnerContext(
-                    agent=self._agent,
-                    store=self._store,
-                    tracer=tracer,
-                    runner=runner,
-                    threads=threads,
-                    abilities=Abilities.of(self._store),
-                    worker_id=WORKER_ID,
-                )
-                # Not published: in a store that others use, the proxy of one program is not for all.
-                attempt = AttemptRun(context, rollout, resources={"main_llm": self._llm})
-                await attempt.run()
-                return attempt.error
-        finally:
-            threads.close()
+        runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(instrument=False))
+        with runner.run_context(agent=self._agent, store=self._store):
+            context = dataclasses.replace(runner.context, worker_id=WORKER_ID)
+            # Not published: in a store that others use, the proxy of one program is not for all.
+            attempt = AttemptRun(context, rollout, resources={"main_llm": self._llm})
+            await attempt.run()
+            return attempt.error
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:

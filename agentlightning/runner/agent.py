@@ -192,7 +192,7 @@ class LitAgentRunner(Runner[T_task]):
     async def _iter_started(self, event: "ExecutionEvent | None" = None) -> None:
         life = lifecycle_of(self)
         try:
-            context = self._runner_context()
+            context = self.context
             with self._heartbeat.beating(context.store, context.worker_id, context.running_attempts):
                 await self._work_off(event)
         except BaseException as error:
@@ -243,7 +243,7 @@ class LitAgentRunner(Runner[T_task]):
             await pool.change(POLL_SECONDS)
 
     async def _run_attempt(self, claim: Claim, slot: Slot) -> Claim | None:
-        context, rollout = self._runner_context(), claim.rollout
+        context, rollout = self.context, claim.rollout
         number = rollout.attempt.sequence_id
         logger.debug("Rollout %s, attempt %d, is claimed by %s.", rollout.rollout_id, number, context.worker_id)
         attempt = AttemptRun(context, rollout, context.known_resources.of(claim), slot, claim)
@@ -288,7 +288,7 @@ class LitAgentRunner(Runner[T_task]):
     async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
         """Ask the store for work, with the resources it takes where the store can tell them."""
         if self._abilities.tells_resources:
-            known = self._runner_context().known_resources.versions
+            known = self.context.known_resources.versions
             options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
             try:
                 claims = await self.get_store().claim_rollouts(**options)
@@ -368,7 +368,9 @@ class LitAgentRunner(Runner[T_task]):
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {started.rollout_id}")
         return rollout
 
-    def _runner_context(self) -> RunnerContext:
+    @property
+    def context(self) -> RunnerContext:
+        """What its attempts share."""
         if self._context is None:
             self._context = RunnerContext(
                 agent=self.get_agent(),
@@ -385,7 +387,7 @@ class LitAgentRunner(Runner[T_task]):
         return self._context
 
     async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        attempt = AttemptRun(self._runner_context(), next_rollout)
+        attempt = AttemptRun(self.context, next_rollout)
         await attempt.run()
         if raise_on_exception and attempt.error is not None:
             raise attempt.error

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from agentlightning.errors import SpansEvicted
 from agentlightning.store import LightningStore
-from agentlightning.store.capabilities import is_unable
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
 from agentlightning.types import Notice, Rollout, Span
 
@@ -87,7 +86,6 @@ class SpanFollower:
         """Rollouts whose status has changed, so that open spans of theirs may be left unfinished."""
         self._told: dict[str, dict[str, Span | None]] = {}
         """By rollout and span id, the open spans that were told of; None for those that were left unfinished."""
-        self._knows_open_spans = True
         self._is_told = asyncio.Event()
         self._failure: BaseException | None = None
         self._stack = AsyncExitStack()
@@ -154,17 +152,11 @@ class SpanFollower:
     async def _open_spans(self, rollout_id: str) -> Sequence[Span] | None:
         """What is open now; None if nothing has changed there."""
         is_changed = rollout_id in self._changed and bool(self._told.get(rollout_id))
-        if not self._knows_open_spans or not (is_changed or rollout_id in self._to_ask):
+        if not (is_changed or rollout_id in self._to_ask):
             return None
         self._to_ask.discard(rollout_id)
         self._changed.discard(rollout_id)
-        try:
-            return await self._store.query_open_spans(rollout_id)
-        except Exception as error:
-            if not is_unable(error):
-                raise
-            self._knows_open_spans = False  # a server, or a store, of an earlier release
-            return None
+        return await self._store.query_open_spans(rollout_id)
 
     def _begun(self, rollout_id: str, open_spans: Sequence[Span]) -> Iterator[Arrival]:
         position = self._positions.get(rollout_id, 0)

@@ -15,6 +15,7 @@ from agentlightning.errors import TrainingError
 from agentlightning.execution.base import AlgorithmBundle, OwnsWorker
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
+from agentlightning.types import RolloutStatus
 
 __all__ = ["OrphanedQueueGuard", "until_workers_silent"]
 
@@ -81,8 +82,6 @@ class OrphanedQueueGuard:
         is_ours = self.owns_worker or (lambda worker_id: False)
         try:
             workers = [worker for worker in await store.query_workers() if not is_ours(worker.worker_id)]
-        except NotImplementedError:  # a store of the 0.2 release knows no workers
-            return False
         except Exception as error:  # noqa: BLE001 # the next look may succeed
             logger.warning("Workers could not be read: %s", error)
             return True
@@ -123,19 +122,17 @@ async def _last_sign(store: LightningStore) -> float | None:
         for field_name in ("last_heartbeat_time", "last_dequeue_time"):
             (latest,) = await store.query_workers(sort_by=field_name, sort_order="desc", limit=1) or (None,)
             signs.append((getattr(latest, field_name, None)) or 0.0)
-    except NotImplementedError:  # a store of the 0.2 release knows no workers
-        return None
     except Exception as error:  # noqa: BLE001 # the next look may succeed
         logger.warning("Workers could not be read: %s", error)
         return None
     return max(signs) or None
 
 
-async def _count(store: LightningStore, *statuses: str, if_unreadable: int = 0) -> int:
+async def _count(store: LightningStore, *statuses: RolloutStatus, if_unreadable: int = 0) -> int:
     """How many rollouts have one of these statuses."""
     try:
-        page = await store.perform("query_rollouts", {"status": list(statuses), "limit": 1})
+        page = await store.query_rollouts(status_in=list(statuses), limit=1)
     except Exception as error:  # noqa: BLE001 # the next look may succeed
         logger.warning("The queue could not be read: %s", error)
         return if_unreadable
-    return int(getattr(page, "total", len(page)))
+    return page.total

@@ -23,8 +23,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.execution.base import OwnsWorker, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
-from agentlightning.store.capabilities import is_unable
-from agentlightning.store.compound import mark_workers_lost
 from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.deadline import POLL_SECONDS, until
 
@@ -261,15 +259,9 @@ async def recover_attempts(store: LightningStore, token: str, is_lost: Callable[
         is_lost: Says of an id whether that worker is.
     """
     recovered: list[str] = []
-    try:
-        for worker in await store.query_workers(worker_id_contains=token):
-            if is_lost(worker.worker_id):
-                recovered += await store.mark_worker_lost(worker.worker_id, reason)
-    except Exception as error:
-        if not is_unable(error):
-            raise
-        # A store of an earlier release, or a token that only lets us end attempts one by one.
-        recovered += await mark_workers_lost(store, is_lost, reason)
+    for worker in await store.query_workers(worker_id_contains=token):
+        if is_lost(worker.worker_id):
+            recovered += await store.mark_worker_lost(worker.worker_id, reason)
     if recovered:
         logger.warning("Given back, because %s: %s.", reason, ", ".join(recovered))
     return recovered

@@ -20,9 +20,9 @@ from pydantic_core import to_jsonable_python
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
 from agentlightning.legacy.task_queue import LEGACY_PREFIX, TaskQueue
-from agentlightning.runner.abilities import innermost
 from agentlightning.runner.output import output_of
 from agentlightning.store.base import LightningStore, is_finished, is_running
+from agentlightning.store.forwarding import innermost
 from agentlightning.store.local import LocalStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (

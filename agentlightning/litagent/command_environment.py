@@ -22,7 +22,6 @@ from agentlightning.errors import RolloutFailed
 from agentlightning.litagent.litagent import current_claim
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.store.base import LightningStore
-from agentlightning.store.forwarding import capabilities_of
 from agentlightning.store.http.tokens import is_signed, sign_for_attempt
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, TaskInput
 from agentlightning.utils.secret_names import is_secret_name
@@ -127,7 +126,7 @@ def telemetry_variables(
     return {
         "OTEL_RESOURCE_ATTRIBUTES": _resource_attributes(rollout, given.get("OTEL_RESOURCE_ATTRIBUTES", "")),
         **_current_span(),
-        **(_exporter(rollout, store) if store is not None and capabilities_of(store).get("otlp_traces") else {}),
+        **(_exporter(rollout, store) if store is not None and store.capabilities.get("otlp_traces") else {}),
     }
 
 

@@ -16,6 +16,7 @@ from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays
 from agentlightning.store.base import LightningStore
+from agentlightning.store.foreign import adapted
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 __all__ = ["Service"]
@@ -48,6 +49,7 @@ class Service:
         middlewares: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self.fleet = Fleet(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
+        store = adapted(store)
         self.recorder = Recorder(store, None if journal is None else Journal(journal))
         self.gateway = Gateway(
             self.fleet,

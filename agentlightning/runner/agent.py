@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.attempt import AttemptRun, RunnerContext
 from agentlightning.runner.base import Runner
 from agentlightning.runner.failures import FailureLog
@@ -16,6 +15,8 @@ from agentlightning.runner.heartbeat import Heartbeat, LaunchMode
 from agentlightning.runner.pool import Slot, WorkerPool
 from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import Claim
+from agentlightning.store.foreign import adapted
+from agentlightning.store.forwarding import innermost
 from agentlightning.tracer import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
@@ -91,10 +92,8 @@ class LitAgentRunner(Runner[T_task]):
         self._store_worker_id: str | None = None
         self._agent: LitAgent[T_task] | None = agent
         self._store: LightningStore | None = None
-        self._abilities = Abilities()
         self._hooks: list[Hook] = []
         self._context: RunnerContext | None = None
-        self._is_new = True
         self._has_logged_outage = False
         self._threads: DaemonThreads = DaemonThreads("agent")
 
@@ -112,14 +111,12 @@ class LitAgentRunner(Runner[T_task]):
 
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
         """Take the store, in the worker that will use it."""
-        self._store = store
-        self._is_new = True
+        self._store = adapted(store)
         self._has_logged_outage = False
         self._context = None
-        self._abilities = Abilities.of(store)
         self.worker_id = worker_id
         self._store_worker_id = unique_worker_id(self.get_worker_id(), self._worker_token or generate_id(TOKEN_DIGITS))
-        self._tracer.init_worker(worker_id, store)
+        self._tracer.init_worker(worker_id, self._store)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         self._agent = None
@@ -204,7 +201,8 @@ class LitAgentRunner(Runner[T_task]):
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
         pool = WorkerPool(
-            *(self._max_concurrency, self._max_rollouts, self._abilities),
+            *(self._max_concurrency, self._max_rollouts),
+            claims_ahead=_takes_claims_back(self.get_store()),
             is_claiming=lambda: self._is_claiming(event),
             run_attempt=self._run_attempt,
             return_claims=self._return_claims,
@@ -230,7 +228,7 @@ class LitAgentRunner(Runner[T_task]):
 
     async def _claim_for(self, pool: WorkerPool, event: "ExecutionEvent | None") -> None:
         """Claim what the pool has room for; wait for a while if there is nothing."""
-        waits, is_idle = pool.free > 0 and self._abilities.waits, not pool.is_busy
+        waits, is_idle = pool.free > 0, not pool.is_busy
         reserved = pool.reserve(pool.room)
         claims: Sequence[Claim] | None = None
         try:
@@ -257,8 +255,6 @@ class LitAgentRunner(Runner[T_task]):
             await self.get_store().return_claims(ids)
         except Exception as error:  # noqa: BLE001 # whatever a store raises: the claims are still ours
             logger.warning("%d claims could not be given back: %s", len(claims), error)
-            if is_unable(error):
-                self._abilities.takes_back = False
             return False
         return True
 
@@ -266,65 +262,22 @@ class LitAgentRunner(Runner[T_task]):
 
     async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim] | None:
         """Rollouts from the head of the queue; None if there are none, and nothing has waited for them."""
-        loop = asyncio.get_running_loop()
         try:
-            # The first claim may wait at once: that opens the store's live channel, which the next ones then use. So
-            # may all claims of a runner that claims as it finishes, and knows that there was nothing a moment ago.
-            claims = [] if waits and (self._is_new or self._abilities.claims_next) else await self._ask(limit)
-            self._is_new = False
-            if not claims and waits:
-                asked = loop.time()
-                claims = await self._wait_for_work(limit, event)
-                # A store that did not wait, though it was asked to, is one of the 0.2 release behind another.
-                if loop.time() - asked > self._poll_interval / 2:
-                    return claims
+            claims = await (self._wait_for_work(limit, event) if waits else self._ask(limit))
         except StoreUnavailable as error:
             if not self._has_logged_outage:
                 logger.warning("The store cannot be reached (%s); asking again.", error)
             self._has_logged_outage = True
             return None
-        return claims or None
+        return claims if waits else claims or None
 
     async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
-        """Ask the store for work, with the resources it takes where the store can tell them."""
-        if self._abilities.tells_resources:
-            known = self.context.known_resources.versions
-            options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
-            try:
-                claims = await self.get_store().claim_rollouts(**options)
-            except Exception as error:
-                if not is_unable(error):
-                    raise
-                logger.info("The store gives out rollouts without their resources: %s", error)
-                self._abilities.tells_resources = self._abilities.claims_next = False
-                return []
-        else:
-            claims = [Claim(rollout) for rollout in await self._dequeue(limit, **options)]
+        """Ask the store for work, with the resources it takes."""
+        known = self.context.known_resources.versions
+        options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
+        claims = await self.get_store().claim_rollouts(**options)
         self._has_logged_outage = False
         return claims
-
-    async def _dequeue(self, limit: int, **options: Any) -> Sequence[AttemptedRollout]:
-        store = self.get_store()
-        if limit > 1 and self._abilities.has_batches:
-            return await store.dequeue_many_rollouts(limit=limit, worker_id=self.get_store_worker_id(), **options)
-        if self._abilities.names_claimers:
-            claimed = await store.dequeue_rollout(worker_id=self.get_store_worker_id(), **options)
-        else:
-            claimed = await store.dequeue_rollout()
-        if claimed is None:
-            return []
-        return [claimed] if claimed.attempt.worker_id is not None else await self._named_on(claimed)
-
-    async def _named_on(self, rollout: AttemptedRollout) -> Sequence[AttemptedRollout]:
-        """Put our name on a claim, in a store of the 0.2 release, which does not do so itself."""
-        try:
-            await self.get_store().update_attempt(
-                rollout.rollout_id, rollout.attempt.attempt_id, worker_id=self.get_store_worker_id()
-            )
-        except Exception:  # somebody else will have to run it
-            logger.exception("Rollout %s could not be claimed and is skipped.", rollout.rollout_id)
-            return []
-        return [rollout]
 
     async def _wait_for_work(self, limit: int, event: "ExecutionEvent | None") -> Sequence[Claim]:
         """As `_ask`, but the store answers when there is work, and we give up when we are stopped."""
@@ -358,10 +311,9 @@ class LitAgentRunner(Runner[T_task]):
         store = self.get_store()
         self.templates.add(resources)
         resources_id = None if resources is None else (await store.add_resources(resources)).resources_id
-        options: dict[str, Any] = {}
-        if self._abilities.names_starters:
-            options["worker_id"] = self.get_store_worker_id()
-        started = await store.start_rollout(input=input, mode=mode, resources_id=resources_id, **options)
+        started = await store.start_rollout(
+            input=input, mode=mode, resources_id=resources_id, worker_id=self.get_store_worker_id()
+        )
         await self._step_impl(started, raise_on_exception=True)
         rollout = await store.get_rollout_by_id(started.rollout_id)
         if rollout is None:
@@ -378,7 +330,6 @@ class LitAgentRunner(Runner[T_task]):
                 tracer=self._tracer,
                 runner=self,
                 threads=self._threads,
-                abilities=self._abilities,
                 worker_id=self.get_store_worker_id(),
                 hooks=self._hooks,
                 templates=self.templates,
@@ -392,3 +343,9 @@ class LitAgentRunner(Runner[T_task]):
         if raise_on_exception and attempt.error is not None:
             raise attempt.error
         return next_rollout.rollout_id
+
+
+def _takes_claims_back(store: LightningStore) -> bool:
+    """Whether claims can be undone without a trace, so that they may be made ahead."""
+    inner = innermost(store)
+    return adapted(inner) is inner

@@ -21,7 +21,6 @@ from agentlightning.litagent.calling import AgentMethod, call_agent, call_callba
 from agentlightning.litagent.litagent import working_for
 from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.settling import settle_calls
-from agentlightning.runner.abilities import Abilities, is_unable
 from agentlightning.runner.failures import FailureLog, FailureNote
 from agentlightning.runner.pool import LEAVING_SECONDS, Slot
 from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
@@ -89,7 +88,6 @@ class RunnerContext:
     tracer: Tracer
     runner: Any
     threads: DaemonThreads
-    abilities: Abilities
     worker_id: str
     hooks: Sequence[Hook] = ()
     known_resources: KnownResources = field(default_factory=KnownResources)
@@ -118,11 +116,6 @@ class RunnerContext:
             and not self.agent.has_callback("on_rollout_end")
             and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
         )
-
-    @property
-    def ends_at_once(self) -> bool:
-        """Whether an attempt's last spans and its status may be written as one step."""
-        return self.abilities.finishes_at_once and self.can_finish_in_one_step
 
 
 @dataclass
@@ -216,7 +209,7 @@ class AttemptRun:
         """A trace whose last spans are stored with the status, where nobody reads the store in between."""
         tracer, store, rollout = self.context.tracer, self.context.store, self.rollout
         target: Any = {"store": store, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        if self.context.ends_at_once and isinstance(tracer, RecordingTracer):
+        if self.context.can_finish_in_one_step and isinstance(tracer, RecordingTracer):
             return tracer.attempt_context(**target)
         return tracer.trace_context(name=rollout.rollout_id, **target)
 
@@ -245,7 +238,7 @@ class AttemptRun:
         """The resources that the rollout names or, if it names none, the latest; empty if there are none."""
         resources_id, store = self.rollout.resources_id, self.context.store
         if resources_id is None:
-            if self.context.abilities.tells_resources and self.claim is not None and self.claim.version is None:
+            if self.claim is not None and self.claim.version is None:
                 return {}  # the claim would have brought some
             latest = await store.get_latest_resources()
             return {} if latest is None else latest.resources
@@ -326,52 +319,33 @@ class AttemptRun:
             logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
 
     async def _finish(self, status: AttemptStatus, *, is_claiming: bool) -> None:
-        if await self._finish_at_once(status, is_claiming=is_claiming):
-            return
-        await self._store_last_spans()
-        if await self._finish_at_once(status, is_claiming=False):  # which may have failed because of the spans
-            return
-        rollout_id, attempt_id = self.rollout.rollout_id, self.rollout.attempt.attempt_id
-        changes = self._changes(keeps_outputs=False)
-        await self.context.store.update_attempt(rollout_id, attempt_id, status=status, **changes)
-
-    async def _finish_at_once(self, status: AttemptStatus, *, is_claiming: bool) -> bool:
-        """Write the status in one step with the last spans, the output and the next claim; False if there are none of
-        these, or that did not work."""
-        context, abilities, spans = self.context, self.context.abilities, self._last.spans
+        """Write the status in one step with the last spans, the output and the next claim; if the store refuses that,
+        store the spans one by one first."""
+        store, context = self.context.store, self.context
         key = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
-        is_claiming = is_claiming and self.slot is not None and abilities.claims_next and self.slot.claims_next
-        if not spans and not is_claiming and not (abilities.keeps_outputs and self._has_output):
-            return False
-        options = {"spans": spans, **self._changes(keeps_outputs=abilities.keeps_outputs)}
         try:
-            if is_claiming:
+            options: dict[str, Any] = {"spans": self._last.spans, **self._changes()}
+            if is_claiming and self.slot is not None and self.slot.claims_next:
                 options |= {"worker_id": context.worker_id, "known_resources": context.known_resources.versions}
-                self.following = await context.store.finish_and_claim(*key, **options)
+                self.following = await store.finish_and_claim(*key, **options)
             else:
-                await context.store.finish_attempt(*key, **options)
+                await store.finish_attempt(*key, **options)
         except Exception as error:  # noqa: BLE001 # the longer way may still be open
             logger.warning("Rollout %s could not be finished in one step: %s", self.rollout.rollout_id, error)
-            if is_unable(error):
-                abilities.finishes_at_once = abilities.claims_next = abilities.keeps_outputs = False
-            return False
-        return True
+            await self._store_last_spans()
+            await store.finish_attempt(*key, **self._changes())
 
     async def _settle_calls(self) -> None:
         """Let the proxy store the agent's calls first: whoever waits for the rollout will read them at once."""
         settled = await settle_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
         self._lost_calls = settled.lost
 
-    @property
-    def _has_output(self) -> bool:
-        return self.error is None and not isinstance(self._output, Unset)
-
-    def _changes(self, *, keeps_outputs: bool) -> dict[str, Any]:
-        """What is written with the status; a store without a field for the output keeps it in the metadata."""
+    def _changes(self) -> dict[str, Any]:
+        """What is written with the status."""
         changes: dict[str, Any] = {}
+        if self.error is None and not isinstance(self._output, Unset):
+            changes["output"] = self._output
         notes = self._notes()
-        if self._has_output:
-            (changes if keeps_outputs else notes)["output"] = self._output
         if notes:
             changes["metadata"] = {**(self.rollout.attempt.metadata or {}), **notes}
         return changes

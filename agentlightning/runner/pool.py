@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from agentlightning.runner.abilities import Abilities
 from agentlightning.store.claims import Claim
 
 __all__ = ["LEAVING_SECONDS", "LONGEST_AHEAD_SECONDS", "ClaimAhead", "Slot", "WorkerPool"]
@@ -59,6 +58,7 @@ class WorkerPool:
     Args:
         size: How many agents run at once.
         quota: How many rollouts may be claimed in all; None sets no limit.
+        claims_ahead: Whether to claim more than can start at once; the store must take claims back.
         is_claiming: Whether more may be claimed now: not while the runner pauses, or once it stops.
         run_attempt: Runs a claimed rollout; returns what was claimed in the step that finished it.
         return_claims: Puts claims back into the queue; returns whether that worked, and raises nothing.
@@ -68,8 +68,8 @@ class WorkerPool:
         self,
         size: int,
         quota: int | None,
-        abilities: Abilities,
         *,
+        claims_ahead: bool,
         is_claiming: Callable[[], bool],
         run_attempt: "Callable[[Claim, Slot], Awaitable[Claim | None]]",
         return_claims: Callable[[Sequence[Claim]], Awaitable[bool]],
@@ -79,7 +79,7 @@ class WorkerPool:
         self._quota = quota
         """What is left. Below zero when more came than were claimed: the answer to an earlier request, which was lost,
         came with them."""
-        self._abilities = abilities
+        self._claims_ahead = claims_ahead
         self._run_attempt = run_attempt
         self._return_to_queue = return_claims
         self.loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class WorkerPool:
     @property
     def _ahead_count(self) -> int:
         # A single agent runs strictly after the one before: its user may rely on that.
-        if self._size == 1 or not (self._abilities.claims_next and self._abilities.takes_back):
+        if self._size == 1 or not self._claims_ahead:
             return 0
         return self._ahead.count(self._size)
 
@@ -197,7 +197,7 @@ class WorkerPool:
         """What to start now, in a slot that is then taken."""
         if not self._waiting or self._working >= self._size or self._is_cancelled:
             return None
-        if self._abilities.takes_back and not self.is_claiming():
+        if not self.is_claiming():
             return None  # it is going to be returned
         self._working += 1
         return self._waiting.popleft()[0]
@@ -220,7 +220,7 @@ class WorkerPool:
             self._fill()
         ahead = self._ahead_count
         room = self.free + ahead
-        is_claiming = room > 0 and self._abilities.claims_next and self.reserve(1) == 1
+        is_claiming = room > 0 and self.reserve(1) == 1
         if room - is_claiming > ahead // 2:
             self._has_changed.set()
         return is_claiming
@@ -261,7 +261,7 @@ class WorkerPool:
 
     async def return_claims(self) -> None:
         """Return what waits to the queue; what cannot be returned starts here when there is a slot."""
-        if not (self._waiting and self._abilities.takes_back):
+        if not self._waiting:
             return
         claims = [claim for claim, _ in self._waiting]
         self._waiting.clear()

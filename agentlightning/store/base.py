@@ -9,14 +9,13 @@ How an operation behaves is written in `store/behaviour`; how it travels is deri
 `store/operations.py`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.store import compound
 from agentlightning.store.capabilities import LightningStoreCapabilities, LightningStoreStatistics, store_state
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
-from agentlightning.store.operations import UNSET, Unset, operation, operations_of, understood
+from agentlightning.store.operations import UNSET, Unset, operation
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -50,7 +49,9 @@ __all__ += ["is_finished", "is_queuing", "is_running"]
 
 
 class LightningStore:
-    """The one place where state lives. A back end answers every operation; this class only declares them."""
+    """The one place where state lives. A back end answers every operation; this class only declares them.
+
+    Trainer, runners and servers also take a store that answers some (`store/foreign.py`)."""
 
     state = store_state
 
@@ -74,11 +75,8 @@ class LightningStore:
         With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes
         twice within ten minutes, so that a retry over a network cannot act twice.
         """
-        parameters = operations_of(LightningStore)[name].signature.parameters
-        # What is as by default is left out: a store that was written for an earlier release may not know it.
-        given = {key: value for key, value in arguments.items() if value is not parameters[key].default}
-        method = getattr(self, name)
-        return await method(**understood(method, given))
+        operation: Callable[..., Awaitable[Any]] = getattr(self, name)
+        return await operation(**arguments)
 
     @operation("POST", "/requests/{request_id}/abandon")
     async def abandon_request(self, request_id: str) -> bool:
@@ -133,9 +131,9 @@ class LightningStore:
     @operation("POST", "/queues/rollouts/enqueue", status=201)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all or none, in the given order."""
-        return await compound.enqueue_rollouts(self, rollouts)
+        raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/dequeue-one", by_keyword=True)
+    @operation("POST", "/queues/rollouts/dequeue-one")
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, wait: float | None = None
     ) -> AttemptedRollout | None:
@@ -150,7 +148,7 @@ class LightningStore:
         self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
-        return await compound.dequeue_rollouts(self, limit, worker_id=worker_id, wait=wait)
+        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/claim")
     async def claim_rollouts(
@@ -162,7 +160,7 @@ class LightningStore:
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
-        return await compound.claim_rollouts(self, limit, known_resources, worker_id=worker_id, wait=wait)
+        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/return")
     async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
@@ -176,7 +174,7 @@ class LightningStore:
         """The rollout with its latest attempt, if any; None if there is none. Overdue attempts are marked first."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/search", mutates=False, by_keyword=True)
+    @operation("POST", "/rollouts/search", mutates=False)
     async def query_rollouts(
         self,
         status: Sequence[RolloutStatus] | None = None,
@@ -199,7 +197,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}", by_keyword=True)
+    @operation("POST", "/rollouts/{rollout_id}")
     async def update_rollout(
         self,
         rollout_id: str,
@@ -218,7 +216,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST", "/waits/rollouts", mutates=False, by_keyword=True)
+    @operation("POST", "/waits/rollouts", mutates=False)
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout | Rollout]:
@@ -252,7 +250,7 @@ class LightningStore:
         """The attempt with the highest number; None if there is none."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", by_keyword=True)
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}")
     async def update_attempt(
         self,
         rollout_id: str,
@@ -282,7 +280,7 @@ class LightningStore:
         """Add the last spans of an attempt and write its status, as one step; its `output` becomes the rollout's.
 
         Spans are numbered here in their order, unless they have a number that this store has given out."""
-        return await compound.finish(self, rollout_id, attempt_id, status, spans, metadata=metadata, output=output)
+        raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim")
     async def finish_and_claim(
@@ -298,9 +296,7 @@ class LightningStore:
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
         """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
-        finished = {"rollout_id": rollout_id, "attempt_id": attempt_id, "status": status, "spans": spans}
-        await self.perform("finish_attempt", {**finished, "metadata": metadata, "output": output})
-        return next(iter(await self.claim_rollouts(worker_id=worker_id, known_resources=known_resources)), None)
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ spans
 
@@ -312,13 +308,15 @@ class LightningStore:
     @operation("POST", "/spans/batch", echoes="spans", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
         """Append all or none; of spans with one id in one attempt the first is kept, the others answer None."""
-        return await compound.add_spans(self, spans)
+        raise NotImplementedError
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         """Convert a span of the OpenTelemetry SDK and append it, under the next sequence id unless one is given."""
-        return await compound.add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id)
+        number = await self.get_next_span_sequence_id(rollout_id, attempt_id) if sequence_id is None else sequence_id
+        ids: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": number}
+        return await self.add_span(Span.from_opentelemetry(readable_span, **ids))
 
     @operation("POST", "/spans/next")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
@@ -328,7 +326,7 @@ class LightningStore:
     @operation("POST", "/spans/next/batch")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), in the given order."""
-        return await compound.sequence_ids(self, rollout_attempt_ids)
+        raise NotImplementedError
 
     @operation("POST", "/spans/search", mutates=False)
     async def query_spans(
@@ -359,11 +357,12 @@ class LightningStore:
     @operation("POST", "/spans/open", status=201)
     async def add_open_spans(self, spans: Sequence[Span]) -> None:
         """Tell of spans that have begun: outlines, kept apart from all others until they end or their attempt does."""
+        raise NotImplementedError
 
     @operation("POST", "/spans/open/search", mutates=False)
     async def query_open_spans(self, rollout_id: str) -> Sequence[Span]:
         """Spans of a rollout's latest attempt that have begun and not ended, without `end_time`, as they began."""
-        return []
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ resources
 
@@ -435,7 +434,7 @@ class LightningStore:
     @operation("POST", "/workers/{worker_id}/lost")
     async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:
         """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts."""
-        return await compound.mark_workers_lost(self, worker_id.__eq__, reason)
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ runs and metrics
 

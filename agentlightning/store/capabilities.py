@@ -1,15 +1,10 @@
 """What a store says of itself: whether it is open, what it is capable of, and how much it holds."""
 
-from typing import Final
-
 from typing_extensions import TypedDict
 
-from agentlightning.errors import InvalidQuery, NotAllowed
 from agentlightning.types.lifecycle import ComponentProperty
 
-__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics", "is_unable", "store_state"]
-
-_UNKNOWN_ROUTE: Final = (404, 405)
+__all__ = ["LightningStoreCapabilities", "LightningStoreStatistics", "store_state"]
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
@@ -51,9 +46,3 @@ def store_state(store: object) -> str:
     if damage is not None:
         return f"failed: {damage}"
     return "closed" if getattr(store, "_is_closed", False) else "open"
-
-
-def is_unable(error: Exception) -> bool:
-    """Whether a store said that it cannot do what it was asked, now or later; an outage says nothing of the kind."""
-    is_unknown = getattr(error, "status", None) in _UNKNOWN_ROUTE
-    return is_unknown or isinstance(error, (InvalidQuery, NotAllowed, NotImplementedError, TypeError))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.foreign import adapted
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import Notice, NoticeKind, Span
 from agentlightning.types.lifecycle import ComponentProperty
@@ -18,17 +19,12 @@ from agentlightning.utils.loop_thread import CrossLoopLock, LoopThread, LoopThre
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["BlockingStore", "LightningStoreThreaded", "capabilities_of", "innermost"]
+__all__ = ["BlockingStore", "LightningStoreThreaded", "innermost"]
 
 ResultT = TypeVar("ResultT")
 
 UNLOCKED = frozenset(["wait_for_rollouts"])
 """Operations that wait, during which others must be able to act."""
-
-
-def capabilities_of(store: LightningStore) -> LightningStoreCapabilities:
-    """What a store says it is capable of; one that was written for an earlier release may not say."""
-    return store.capabilities if hasattr(store, "capabilities") else LightningStoreCapabilities()
 
 
 def innermost(store: LightningStore) -> LightningStore:
@@ -40,10 +36,11 @@ def innermost(store: LightningStore) -> LightningStore:
 
 def _locked_method(op: Operation) -> Callable[..., Any]:
     async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
-        if op.name in UNLOCKED or kwargs.get("wait") is not None or self._needs_no_lock:
-            return await op.call(self.store, args, kwargs)
+        forwarded: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._target, op.name)
+        if self._needs_no_lock or op.name in UNLOCKED or kwargs.get("wait") is not None:
+            return await forwarded(*args, **kwargs)
         async with self._lock:
-            return await op.call(self.store, args, kwargs)
+            return await forwarded(*args, **kwargs)
 
     return method
 
@@ -54,42 +51,43 @@ class LightningStoreThreaded(LightningStore):
 
     def __init__(self, store: LightningStore) -> None:
         self.store = store
+        self._target = adapted(store)
         self._lock = CrossLoopLock()
-        self._needs_no_lock = bool(capabilities_of(store).get("thread_safe"))
+        self._needs_no_lock = bool(self._target.capabilities.get("thread_safe"))
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        return {**capabilities_of(self.store), "thread_safe": True, "async_safe": True}
+        return {**self._target.capabilities, "thread_safe": True, "async_safe": True}
 
     def otlp_traces_endpoint(self) -> str:
-        return self.store.otlp_traces_endpoint()
+        return self._target.otlp_traces_endpoint()
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         if self._needs_no_lock:
-            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+            return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
         async with self._lock:
-            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+            return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
     async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
         if self._needs_no_lock or name in UNLOCKED or arguments.get("wait") is not None:
-            return await self.store.perform(name, arguments, request_id=request_id)
+            return await self._target.perform(name, arguments, request_id=request_id)
         async with self._lock:
-            return await self.store.perform(name, arguments, request_id=request_id)
+            return await self._target.perform(name, arguments, request_id=request_id)
 
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
     ) -> AsyncIterator[Notice]:
-        return self.store.subscribe(kinds, after=after)
+        return self._target.subscribe(kinds, after=after)
 
     @ComponentProperty
     def state(self) -> str:
         """That of the store behind it."""
-        return self.store.state
+        return self._target.state
 
     async def close(self) -> None:
-        await self.store.close()
+        await self._target.close()
 
 
 class BlockingStore:

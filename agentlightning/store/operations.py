@@ -68,8 +68,6 @@ class Operation:
     mutates: bool
     echoes: str | None
     """The argument that is also the result, or of which None takes the place where it was not kept."""
-    by_keyword: bool
-    """Wrappers pass every argument by name: in the 0.2 release these methods took keywords only."""
     signature: inspect.Signature
     declared: Callable[..., Any]
 
@@ -115,22 +113,6 @@ class Operation:
         """Whether a call may name these, and all it must; looking is several times cheaper than binding."""
         return self._required <= names <= self._names
 
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call this operation on another store, in the argument shape that a store of any release understands."""
-        method = getattr(target, self.name)
-        known = _parameters_of(getattr(method, "__func__", method))
-        if known is not None and known >= self._names and not (args and self.by_keyword):
-            return method(*args, **kwargs)
-        named = understood(method, self.name_arguments(args, kwargs))
-        if self.by_keyword:
-            return method(**named)
-        positional = [
-            named.pop(name, parameter.default)
-            for name, parameter in self.signature.parameters.items()
-            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-        ]
-        return method(*positional, **named)
-
     def encode_result(self, value: Any) -> bytes:
         return self.result.dump_json(value, serialize_as_any=True)
 
@@ -149,29 +131,11 @@ class Operation:
         return given if brief else None
 
 
-def understood(method: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments a method knows: one of a store that was written for an earlier release may know fewer."""
-    known = _parameters_of(getattr(method, "__func__", method))
-    return arguments if known is None else {name: value for name, value in arguments.items() if name in known}
-
-
-@functools.cache
-def _parameters_of(function: Any) -> frozenset[str] | None:
-    """Names of the parameters; None if it takes any."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
-    is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return None if is_open else frozenset(parameters)
-
-
 @dataclass(frozen=True)
 class _Mark:
     route: Route
     mutates: bool
     echoes: str | None
-    by_keyword: bool
 
 
 def operation(
@@ -182,12 +146,11 @@ def operation(
     status: int = 200,
     mutates: bool = True,
     echoes: str | None = None,
-    by_keyword: bool = False,
 ) -> Callable[[MethodT], MethodT]:
     """Declare a store method as an operation with its route."""
 
     def mark(method: MethodT) -> MethodT:
-        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, echoes, by_keyword))  # noqa: B010
+        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, echoes))  # noqa: B010
         return method
 
     return mark
@@ -204,7 +167,7 @@ def operations_of(store_type: type) -> Mapping[str, Operation]:
                 signature = inspect.signature(method)
                 parameters = [p for p in signature.parameters.values() if p.name != "self"]
                 signature = signature.replace(parameters=parameters)
-                found[name] = Operation(name, mark.route, mark.mutates, mark.echoes, mark.by_keyword, signature, method)
+                found[name] = Operation(name, mark.route, mark.mutates, mark.echoes, signature, method)
     return types.MappingProxyType(found)
 
 

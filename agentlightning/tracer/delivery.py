@@ -28,6 +28,7 @@ from opentelemetry import context as otel_context
 
 from agentlightning.errors import NotAllowed, NotFound, StoreError, StoreUnavailable
 from agentlightning.store.base import LightningStore
+from agentlightning.store.foreign import adapted
 from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding, unobserved
 from agentlightning.tracer.conversion import SpanConverter
@@ -83,6 +84,7 @@ class Delivery:
 
     def __init__(self, store: LightningStore, limits: DeliveryLimits | None = None) -> None:
         self.store = store
+        self._adapted = adapted(store)
         self._limits = limits or DeliveryLimits()
         self._is_closed = False
         self._start_afresh()
@@ -171,7 +173,7 @@ class Delivery:
         attached = otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
         try:
             with unobserved():
-                await within(timeout, store_parcels(self.store, parcels, self._converter()))
+                await within(timeout, store_parcels(self._adapted, parcels, self._converter()))
         except Exception as error:  # noqa: BLE001 # the loop knows what to do about it
             logger.debug("The end of a trace is left to the delivery loop: %s: %s", type(error).__name__, error)
             return False
@@ -331,7 +333,7 @@ class Delivery:
                 for marker in markers:
                     marker.set_result(None)
                 if self._open_spans.has_some:
-                    await self._open_spans.look(self.store, self._loop.time(), self._linger_seconds())
+                    await self._open_spans.look(self._adapted, self._loop.time(), self._linger_seconds())
 
     async def _gather(self) -> None:
         """Wait for spans, a little longer than for the first of them, unless somebody cannot wait.
@@ -392,7 +394,7 @@ class Delivery:
         pause = FIRST_PAUSE_SECONDS
         while parcels := [parcel for parcel in parcels if not parcel.is_settled]:
             try:
-                await store_parcels(self.store, parcels, self._converter())
+                await store_parcels(self._adapted, parcels, self._converter())
             except Exception as error:  # noqa: BLE001 # whatever a store raises must not end the delivery
                 if _is_refusal(error):
                     await self._sort_out(parcels, error)

@@ -14,7 +14,6 @@ from opentelemetry import trace
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.open_spans import outline_of
-from agentlightning.store.capabilities import is_unable
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import attributes_behind
 from agentlightning.types import Span, TraceStatus
@@ -41,7 +40,6 @@ class OpenSpans:
         """Appended to by the agents' threads."""
         self._seen: list[_Begun] = []
         self._next_look = 0.0
-        self._is_refused = False
 
     @property
     def has_some(self) -> bool:
@@ -55,14 +53,13 @@ class OpenSpans:
         self._next_look = now + linger_seconds
         still_open = [_outline(*begun) for begun in self._seen if _is_open(*begun)]
         self._seen = [self.begun.popleft() for _ in range(len(self.begun))]
-        if still_open and not self._is_refused:
+        if still_open:
             await self._show(store, still_open)
 
     async def _show(self, store: LightningStore, spans: Sequence[Span]) -> None:
         try:
             await store.add_open_spans(spans)
         except Exception as error:  # noqa: BLE001 # the boundary: whatever a store raises, the finished spans will come
-            self._is_refused = is_unable(error)  # a store of an earlier release
             logger.debug("%d open spans were not shown: %s: %s", len(spans), type(error).__name__, error)
 
 

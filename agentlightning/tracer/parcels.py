@@ -4,9 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from agentlightning.errors import InvalidValue
 from agentlightning.store.base import LightningStore
-from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import SpanConverter, attributes_behind, events_behind
 from agentlightning.types import Span
@@ -77,9 +75,6 @@ async def store_parcels(store: LightningStore, parcels: Sequence[Parcel], conver
 
     A second call stores the same spans under the same numbers, and the store keeps one of each.
     """
-    if not _has_batches(store):
-        await _store_singly(store, parcels)
-        return
     fresh = in_order(parcel for parcel in parcels if parcel.sequence_id is None)
     if fresh:
         attempts = [(parcel.binding.rollout_id, parcel.binding.attempt_id) for parcel in fresh]
@@ -106,21 +101,3 @@ def _convert(parcel: Parcel, converter: SpanConverter) -> None:
         parcel.stored_as = converter.convert(parcel.span, binding.rollout_id, binding.attempt_id, parcel.sequence_id)
     except (ValueError, TypeError) as error:
         parcel.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
-
-
-def _has_batches(store: LightningStore) -> bool:
-    """Stores that were written for the 0.2 release take spans one by one."""
-    while isinstance(store, LightningStoreThreaded):
-        store = store.store
-    declared = LightningStore.add_many_spans
-    return getattr(type(store), "add_many_spans", declared) is not declared
-
-
-async def _store_singly(store: LightningStore, parcels: Sequence[Parcel]) -> None:
-    for parcel in in_order(parcels):
-        try:
-            await store.add_otel_span(parcel.binding.rollout_id, parcel.binding.attempt_id, parcel.span)
-        except InvalidValue as error:
-            parcel.lose(f"the store refused it: {error}")
-        else:
-            parcel.is_settled = True

@@ -206,7 +206,7 @@ class AlgorithmRole:
         """Record what happens within as a run in the store, and show it."""
         trainer, dev = self.trainer, self.dev
         run = await self._open_run(store)
-        run_id = None if run is None else run.run_id
+        run_id = run.run_id
         if self.algorithm is not None:
             self.algorithm.set_run_id(run_id)
         console = Console(
@@ -236,27 +236,26 @@ class AlgorithmRole:
                 logger.error("The algorithm failed: %s: %s", type(error).__name__, error)  # it is raised
             raise
         finally:
-            if run_id is not None:
-                summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
-                await asyncio.shield(store.finish_run(run_id, status, summary=summary))
+            summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
+            await asyncio.shield(store.finish_run(run_id, status, summary=summary))
 
     @asynccontextmanager
-    async def _explained(self, store: LightningStore, run: Run | None) -> AsyncIterator[None]:
+    async def _explained(self, store: LightningStore, run: Run) -> AsyncIterator[None]:
         """Look whether every rollout failed: that is the cause of an error without another, or the run's failure."""
         try:
             yield
         except Exception as error:
-            failure = None if run is None else await _read_failure(store, run.start_time)
+            failure = await _read_failure(store, run.start_time)
             if failure is not None and error.__cause__ is None and error.__context__ is None:
                 raise error from failure
             raise
         finally:
-            if self.dev is not None and run is not None:
+            if self.dev is not None:
                 await self.dev.read(store, run.start_time)
-        if self.is_done and self.algorithm is not None and run is not None:
+        if self.is_done and self.algorithm is not None:
             self.rollout_failure = await failure_of_all(store, run.start_time)
 
-    async def _open_run(self, store: LightningStore) -> Run | None:
+    async def _open_run(self, store: LightningStore) -> Run:
         trainer = self.trainer
         strategy = trainer.strategy if self.dev is None else self.dev.strategy
         names = ("adapter", "tracer", "runner", "llm_proxy")
@@ -268,10 +267,7 @@ class AlgorithmRole:
             "n_val": None if self.val_dataset is None else len(self.val_dataset),
         }
         config = run_config(parts, counts, await asyncio.to_thread(git_revision))
-        try:
-            return await store.start_run(trainer.name, config=config, metadata=PROMISE)
-        except NotImplementedError:  # a store of the 0.2 release keeps no runs
-            return None
+        return await store.start_run(trainer.name, config=config, metadata=PROMISE)
 
     def _measured(self) -> dict[str, Any]:
         """What the algorithm reports of its run, for the summary."""

@@ -16,6 +16,7 @@ from agentlightning.execution.events import ControlFlags, MultiprocessingEvent
 from agentlightning.execution.processes import start_context
 from agentlightning.litagent import LitAgent, Route
 from agentlightning.litagent.router import Predicate
+from agentlightning.store.foreign import adapted
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import check_dataset, checked_agent, checked_route, combined, renamed
 from agentlightning.trainer.console import ProgressMode, resolved_mode
@@ -297,7 +298,7 @@ class Trainer(TrainingControl):
         self.tracer.init()
         self._began(flags)
         with stopped_by_sigterm(flags.stopped.set, lambda: not role.is_over), self._ending(role):
-            strategy.execute(role, worker, self.store)
+            strategy.execute(role, worker, adapted(self.store))
         # Without the frames in which it was made: those of the agent are in its message.
         return None if role.rollout_failure is None else role.rollout_failure.with_traceback(None)
 

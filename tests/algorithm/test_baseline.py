@@ -14,8 +14,8 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import PromptTemplate
-from tests.runner.test_stores import OldStore
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, stocked_store
+from tests.store.test_foreign import OldStore
 
 LOGGER = "agentlightning.algorithm.fast"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, InvalidQuery
+from agentlightning.errors import ConfigurationError
 from agentlightning.events import (
     AgentReply,
     Batch,
@@ -32,7 +32,6 @@ from agentlightning.store import (
     LightningStoreServer,
     SqliteLightningStore,
 )
-from agentlightning.store.http.failures import _remote_error
 from agentlightning.store.notices import NoticeBoard
 from agentlightning.types import AttemptedRollout, Notice, RolloutConfig, Span
 from tests.events.conftest import finish, message_span, say
@@ -120,27 +119,6 @@ async def test_a_stream_that_begins_late_is_told_what_is_open(store: LightningSt
         (begun,) = await soon(stream)
 
     assert isinstance(begun, StartEvent)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidQuery("There is no store operation 'query_open_spans'."),
-        _remote_error(404, "UnknownRoute", "There is no route /v1/agl/spans/open/search.", "POST", "http://localhost/"),
-    ],
-    ids=["live", "http"],
-)
-async def test_a_store_that_knows_no_open_spans_is_followed_all_the_same(error: Exception) -> None:
-    class EarlierRelease(InMemoryLightningStore):
-        async def query_open_spans(self, rollout_id: str) -> list[Span]:
-            raise error
-
-    store = EarlierRelease()
-    rollout = await store.start_rollout("task")
-    await say(store, rollout, "hello")
-
-    async with stream_events(store) as stream:
-        assert texts_of(await soon(stream)) == ["hello"]
 
 
 async def test_stream_follows_rollouts_that_are_yet_to_come(store: LightningStore) -> None:

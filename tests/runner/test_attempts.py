@@ -392,8 +392,10 @@ class Refusing(InMemoryLightningStore):
     async def add_otel_span(self, *args: Any, **kwargs: Any) -> Any:
         raise self.error
 
-    async def finish_attempt(self, *args: Any, **kwargs: Any) -> Any:
-        raise self.error
+    async def finish_attempt(self, *args: Any, **options: Any) -> Any:
+        if options.get("spans"):
+            raise self.error
+        return await super().finish_attempt(*args, **options)
 
 
 async def test_lost_spans_are_noted_on_the_attempt() -> None:

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery, InvalidValue, StoreUnavailable
+from agentlightning.errors import InvalidValue, StoreUnavailable
 from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.abilities import Abilities
 from agentlightning.runner.attempt import MOST_KNOWN_RESOURCES, KnownResources
-from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreThreaded
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, PromptTemplate, Rollout, RolloutConfig
 from agentlightning.utils.metrics import MetricsBackend
-from tests.runner.test_stores import OldStore
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, until, work_off
 
 
@@ -134,50 +132,6 @@ async def test_an_outage_or_a_refused_span_does_not_make_later_attempts_go_the_l
     assert [await worked.rewards(number) for number in range(4)] == [[1.0]] * 4
     assert len(tracker.of("finish_and_claim")) == 2
     assert len(tracker.of("add_many_spans")) == 1
-
-
-async def test_a_store_that_cannot_is_asked_once() -> None:
-    store, tracker = await counted_store(Away)
-    store.error, store.times = NotImplementedError("never heard of"), 100
-
-    worked = await work_off(Answering(lambda _: 1.0), *range(4), store=store)
-
-    assert await worked.statuses() == ["succeeded"] * 4
-    assert store.asked == 1
-    assert len(tracker.of("update_attempt")) == 4
-
-
-async def test_a_store_without_claims_is_asked_in_parts() -> None:
-    class Earlier(InMemoryLightningStore):
-        async def claim_rollouts(self, **_: Any) -> Any:
-            raise InvalidQuery("There is no store operation 'claim_rollouts'.")
-
-    store, tracker = await counted_store(Earlier)
-
-    worked = await work_off(Answering(lambda _: 1.0), *range(3), store=store)
-
-    assert await worked.statuses() == ["succeeded"] * 3
-    assert len(tracker.of("get_resources_by_id")) == 3
-    assert tracker.of("finish_and_claim") == []
-
-
-async def test_a_store_is_asked_in_parts_where_a_subclass_has_changed_one() -> None:
-    class Choosy(InMemoryLightningStore):
-        async def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
-            return await super().dequeue_rollout(*args, **kwargs)
-
-    class Whole(Choosy):
-        async def claim_rollouts(self, **options: Any) -> Any:
-            return await super().claim_rollouts(**options)
-
-    assert Abilities.of(InMemoryLightningStore()).claims_next
-    assert Abilities.of(LightningStoreThreaded(InMemoryLightningStore())).claims_next
-    assert Abilities.of(LightningStoreClient("http://127.0.0.1:1")).claims_next
-    for changed in (Choosy(), LightningStoreThreaded(Choosy()), OldStore()):
-        assert not Abilities.of(changed).tells_resources
-        assert not Abilities.of(changed).claims_next
-    assert Abilities.of(Whole()).tells_resources
-    assert not Abilities.of(Whole()).claims_next
 
 
 async def test_a_hook_that_exits_does_not_keep_an_attempt_from_its_status() -> None:

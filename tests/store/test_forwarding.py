@@ -10,54 +10,7 @@ import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore, LightningStoreThreaded
-from agentlightning.store.base import UNSET
-from agentlightning.types import Attempt, RolloutConfig
-
-
-class Recorder(LightningStore):
-    """A store of the caller's own: not thread-safe, and it writes down how it was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("calls", "capabilities") or name.startswith("_"):
-            return super().__getattribute__(name)
-
-        async def record(*args: Any, **kwargs: Any) -> str:
-            self.calls.append((name, args, kwargs))
-            return name
-
-        return record
-
-
-async def test_calls_keep_the_shape_of_the_earlier_release() -> None:
-    inner = Recorder()
-    store = LightningStoreThreaded(inner)
-    config = RolloutConfig()
-    span: Any = object()
-
-    await store.start_rollout("in", mode="train", config=config)
-    await store.enqueue_rollout(input="in", metadata={"k": 1})
-    await store.dequeue_rollout()
-    await store.query_rollouts(["queuing"])
-    await store.update_rollout("r", status="failed")
-    await store.update_attempt("r", "a", worker_id=UNSET, status="failed")
-    await store.query_spans("r")
-    await store.add_otel_span("r", "a", span)
-    await store.wait_for_rollouts(["r"], 0.1)
-
-    assert inner.calls == [
-        ("start_rollout", ("in", "train", None, config, None), {}),
-        ("enqueue_rollout", ("in", None, None, None, {"k": 1}), {}),
-        ("dequeue_rollout", (), {}),
-        ("query_rollouts", (), {"status": ["queuing"]}),
-        ("update_rollout", (), {"rollout_id": "r", "status": "failed"}),
-        ("update_attempt", (), {"rollout_id": "r", "attempt_id": "a", "status": "failed"}),
-        ("query_spans", ("r", None), {}),
-        ("add_otel_span", ("r", "a", span, None), {}),
-        ("wait_for_rollouts", (), {"rollout_ids": ["r"], "timeout": 0.1}),
-    ]
+from agentlightning.types import Attempt
 
 
 class Slow(LightningStore):
@@ -121,17 +74,6 @@ def test_a_store_that_is_safe_already_needs_no_lock() -> None:
     assert store._needs_no_lock
     assert store.capabilities["thread_safe"]
     assert LightningStoreThreaded(Slow()).capabilities["thread_safe"]
-
-
-async def test_a_store_of_an_earlier_release_may_be_wrapped() -> None:
-    class Old:
-        async def dequeue_rollout(self) -> str:
-            return "claimed"
-
-    store = LightningStoreThreaded(Old())  # type: ignore[arg-type]
-
-    assert await store.dequeue_rollout() == "claimed"  # type: ignore[comparison-overlap]
-    assert store.capabilities == {"thread_safe": True, "async_safe": True}
 
 
 def test_base_store_declares_and_does_nothing() -> None:

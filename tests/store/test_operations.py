@@ -34,20 +34,6 @@ OPERATIONS = operations_of(LightningStore)
 every_operation = pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
 
 
-class Recorder:
-    """A store of any release: takes every call and keeps its arguments."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., str]:
-        def method(*args: Any, **kwargs: Any) -> str:
-            self.calls.append((name, args, kwargs))
-            return "answer"
-
-        return method
-
-
 # ---------------------------------------------------------------------- UNSET
 
 
@@ -165,64 +151,6 @@ def test_arguments_are_named(
 def test_call_with_the_wrong_arguments_is_a_type_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         OPERATIONS["start_attempt"].name_arguments(args, kwargs)
-
-
-CONFIG = RolloutConfig()
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "kwargs", "expected"),
-    [
-        pytest.param("start_rollout", ("in",), {}, (("in", None, None, None, None), {}), id="start-fills-up"),
-        pytest.param(
-            "start_rollout",
-            (),
-            {"input": "in", "mode": "val", "resources_id": "rs-1", "config": CONFIG, "metadata": {}},
-            (("in", "val", "rs-1", CONFIG, {}), {}),
-            id="start-positional",
-        ),
-        pytest.param(
-            "start_rollout",
-            ("in",),
-            {"worker_id": "w"},
-            (("in", None, None, None, None), {"worker_id": "w"}),
-            id="worker",
-        ),
-        pytest.param("enqueue_rollout", ("in", "train"), {}, (("in", "train", None, None, None), {}), id="enqueue"),
-        pytest.param("start_attempt", ("ro-1",), {}, (("ro-1",), {}), id="start-attempt"),
-        pytest.param("query_spans", ("ro-1",), {}, (("ro-1", None), {}), id="query-spans-fills-up"),
-        pytest.param("query_spans", ("ro-1",), {"attempt_id": "latest"}, (("ro-1", "latest"), {}), id="query-spans"),
-        pytest.param("query_spans", ("ro-1",), {"name": "n"}, (("ro-1", None), {"name": "n"}), id="query-spans-filter"),
-        pytest.param("query_rollouts", (["failed"],), {}, ((), {"status": ["failed"]}), id="query-rollouts"),
-        pytest.param("query_rollouts", (), {}, ((), {}), id="query-all-rollouts"),
-        pytest.param(
-            "wait_for_rollouts", (["ro-1"], 0.5), {}, ((), {"rollout_ids": ["ro-1"], "timeout": 0.5}), id="wait"
-        ),
-        pytest.param(
-            "update_rollout",
-            ("ro-1",),
-            {"status": "cancelled", "mode": UNSET, "metadata": None},
-            ((), {"rollout_id": "ro-1", "status": "cancelled", "metadata": None}),
-            id="update-rollout",
-        ),
-        pytest.param(
-            "update_attempt",
-            ("ro-1", "latest", "failed"),
-            {},
-            ((), {"rollout_id": "ro-1", "attempt_id": "latest", "status": "failed"}),
-            id="update-attempt",
-        ),
-    ],
-)
-def test_call_takes_the_shape_every_release_understands(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[tuple[Any, ...], dict[str, Any]]
-) -> None:
-    recorder = Recorder()
-
-    answer = OPERATIONS[name].call(recorder, args, kwargs)
-
-    assert recorder.calls == [(name, *expected)]
-    assert answer == "answer"
 
 
 # ---------------------------------------------------------------------- results

@@ -15,6 +15,7 @@ from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.delivery import Deliveries, Delivery, DeliveryLimits
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import AttemptedRollout, Span
+from tests.store.test_foreign import OldStore
 from tests.tracer.conftest import Outage, TroubledStore, refuse_the_bad
 
 SOON = DeliveryLimits(linger_seconds=0.01, patience_seconds=0.05)
@@ -315,26 +316,18 @@ async def test_a_failed_batch_is_sent_again_under_the_same_numbers(lines: list[L
     assert numbers == [[1, 2], [1, 2]]
 
 
-async def test_a_store_of_the_0_2_release_gets_spans_one_by_one(lines: list[Line]) -> None:
-    class OldStore(LightningStore):
-        def __init__(self) -> None:
-            self.taken: list[tuple[str, str, str]] = []
-
-        async def add_otel_span(
-            self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-        ) -> None:
-            self.taken.append((rollout_id, attempt_id, readable_span.name))
-
+async def test_a_store_without_batches_gets_spans_one_by_one(lines: list[Line]) -> None:
     store = OldStore()
     delivery = Delivery(store, SOON)
-    binding = Binding(DummyTracer(), Recorder(), delivery, "ro-1", "at-1")
+    rollout = await store.start_rollout("task")
+    binding = Binding(DummyTracer(), Recorder(), delivery, rollout.rollout_id, rollout.attempt.attempt_id)
 
     delivery.put(binding, finished("one"))
     delivery.put(binding, finished("two"))
     await delivery.flush(binding)
     delivery.close()
 
-    assert store.taken == [("ro-1", "at-1", "one"), ("ro-1", "at-1", "two")]
+    assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["one", "two"]
 
 
 async def test_closing_delivers_what_is_left_and_ends_the_thread(

@@ -27,8 +27,8 @@ from agentlightning.trainer import Trainer
 from agentlightning.types import Hook, NamedResources, RolloutRawResult, Run
 from agentlightning.types.lifecycle import LifecycleState
 from tests.e2e.server_process import ServerProcess, free_port
-from tests.runner.test_stores import OldStore
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering
+from tests.store.test_foreign import OldStore
 from tests.trainer.trainings import Halving, a_trainer, over_processes, rewards_of, runs_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

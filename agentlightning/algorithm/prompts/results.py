@@ -210,11 +210,8 @@ class RunRecord:
     ) -> AsyncIterator[None]:
         """Begin the run, or go on with the one of this id; an error in the block ends it as failed or stopped."""
         metadata = {} if self._trainer_run_id is None else {"trainer_run_id": self._trainer_run_id}
-        try:
-            run = await self._store.start_run(self._name, config=config, metadata=metadata, run_id=run_id)
-            self.run_id = run.run_id
-        except NotImplementedError:  # a store of the 0.2 release
-            pass
+        run = await self._store.start_run(self._name, config=config, metadata=metadata, run_id=run_id)
+        self.run_id = run.run_id
         try:
             yield
         except BaseException as error:

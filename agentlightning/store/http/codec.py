@@ -12,7 +12,7 @@ import json
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -129,11 +129,6 @@ class OperationCodec:
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
         return TypeAdapter(shape)
 
-    @functools.cached_property
-    def _answers_pages(self) -> bool:
-        declared = get_type_hints(self.op.declared)["return"]
-        return isinstance(declared, type) and issubclass(declared, PaginatedResult)
-
     def encode_argument(self, name: str, value: Any) -> bytes:
         if type(value) is str and value.isascii():  # as most; nothing in it could be refused
             return orjson.dumps(value)
@@ -160,8 +155,6 @@ class OperationCodec:
     def encode_result(self, result: Any) -> bytes:
         if isinstance(result, Span):
             return span_as_json(result)
-        if isinstance(result, list) and self._answers_pages:  # as stores of earlier releases do
-            result = PaginatedResult.model_construct(items=result, limit=-1, offset=0, total=len(result))
         if isinstance(result, PaginatedResult) and result.items and isinstance(result.items[0], Span):
             spans = b",".join([span_as_json(span) for span in result.items])
             page = b'"limit":%d,"offset":%d,"total":%d' % (result.limit, result.offset, result.total)

@@ -7,14 +7,15 @@ runners.
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.forwarding import LightningStoreThreaded, capabilities_of
+from agentlightning.store.foreign import adapted
+from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.exchange import MOST_FRAME_BYTES
@@ -46,7 +47,8 @@ STARTUP_SECONDS = 10.0
 
 def _forwarded_method(op: Operation) -> Callable[..., Any]:
     async def method(self: "LightningStoreServer", *args: Any, **kwargs: Any) -> Any:
-        return await op.call(self._target, args, kwargs)
+        forwarded: Callable[..., Awaitable[Any]] = getattr(self._target, op.name)
+        return await forwarded(*args, **kwargs)
 
     return method
 
@@ -92,9 +94,11 @@ class LightningStoreServer(LightningStore):
             startup_timeout=STARTUP_SECONDS,
         )
         self._token = checked_token(resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token))
-        _check_processes(store, self.launcher_args)
+        served = adapted(store)
+        _check_processes(served, self.launcher_args)
         warn_if_open("store server", self.launcher_args.host or "127.0.0.1", self._token)
-        served = store if capabilities_of(store).get("thread_safe") else LightningStoreThreaded(store)
+        if not served.capabilities.get("thread_safe"):
+            served = LightningStoreThreaded(served)
         build = functools.partial(
             build_app,
             served,
@@ -217,7 +221,7 @@ def checked_token(token: str | None) -> str | None:
 
 
 def _check_processes(store: LightningStore, args: PythonServerLauncherArgs) -> None:
-    if args.launch_mode == "mp" and not capabilities_of(store).get("zero_copy"):
+    if args.launch_mode == "mp" and not store.capabilities.get("zero_copy"):
         raise ConfigurationError(
             f"launch_mode is 'mp', and processes cannot share this store ({type(store).__name__}); "
             "use a SqliteLightningStore with a file, or launch_mode='thread'."

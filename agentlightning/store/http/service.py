@@ -173,8 +173,6 @@ class StoreService:
         """What the store holds; None if it cannot be asked."""
         try:
             return await self.store.statistics()
-        except NotImplementedError:
-            return {}  # a store that does not count
         except Exception as error:  # noqa: BLE001 # whatever a broken store raises, the server goes on
             logger.warning("The store cannot be asked: %s: %s", type(error).__name__, error)
             return None

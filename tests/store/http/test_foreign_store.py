@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from agentlightning.errors import RequestConflict
 from agentlightning.store import LightningStore
-from agentlightning.store.http import idempotency
 from agentlightning.types import Attempt, AttemptedRollout, Rollout
 
 both_transports = pytest.mark.parametrize("transport", ["http", "ws"])
@@ -93,41 +91,6 @@ async def test_lost_claim_of_a_foreign_store_comes_with_the_next_call(
     wire.loses = False
 
     assert (await client.dequeue_rollout()).input == "a"
-
-
-async def test_request_repeated_while_the_first_is_cancelled_is_answered() -> None:
-    store = Foreign()
-    perform = idempotency.remembering(store)
-    first, again = [asyncio.ensure_future(perform("dequeue_rollout", {"wait": 60.0}, request_id="k")) for _ in range(2)]
-    await asyncio.sleep(0)
-
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    await store.enqueue_rollout("a")
-
-    assert (await asyncio.wait_for(again, 30)).input == "a"
-
-
-async def test_one_id_for_two_operations_is_refused() -> None:
-    perform = idempotency.remembering(Foreign())
-    await perform("enqueue_rollout", {"input": 1}, request_id="k")
-
-    with pytest.raises(RequestConflict):
-        await perform("dequeue_rollout", {}, request_id="k")
-
-
-async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
-    monkeypatch.setattr(idempotency, "MOST_ANSWERS", 5)
-    store = Foreign()
-    memory = idempotency._Memory(store, clock)
-
-    for n in range(20):
-        await memory.perform("enqueue_rollout", {"input": n}, request_id=f"k-{n}")
-    clock.advance(601)
-    await memory.perform("enqueue_rollout", {"input": 19}, request_id="k-19")
-
-    assert store.calls == 21
-    assert len(memory._answers) <= 6
 
 
 async def test_store_that_counts_nothing_is_ready_all_the_same(serve: Any) -> None:

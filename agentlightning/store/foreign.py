@@ -1,0 +1,430 @@
+"""Foreign stores: one that knows a part of the contract, such as a store written for release 0.2 or 0.3, made whole.
+
+`adapted(store)` returns a store that answers every operation of `LightningStore`. A store that has them all is returned
+as it is. Any other is wrapped: operations that it lacks are made of those that it has, arguments that it does not know
+are applied here, and workers, runs and metrics that it cannot keep are kept in this process. An operation made of
+several is not one step, as it is in a store of this package.
+
+Trainer, runner, servers and tracers adapt a store where they receive it; nothing else asks what a store can do.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel
+
+from agentlightning.errors import StoreError
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
+from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
+from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
+from agentlightning.store.selection import Condition, Selection, choose
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Notice,
+    NoticeKind,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Run,
+    Span,
+    Worker,
+)
+from agentlightning.types.lifecycle import ComponentProperty
+from agentlightning.utils.cross_loop_lock import CrossLoopLock
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["ForeignStore", "adapted"]
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.1
+"""How often a queue is asked for work by a caller who waits, of a store that does not wait itself."""
+MOST_ANSWERS: Final = 10_000
+_BY_KEYWORD: Final = frozenset(
+    ["dequeue_rollout", "query_rollouts", "update_attempt", "update_rollout", "wait_for_rollouts"]
+)
+"""Operations whose arguments were keyword-only in release 0.2; it took those of the others by position."""
+_CLAIMING: Final = ("dequeue_rollout", "dequeue_many_rollouts", "get_latest_resources", "get_resources_by_id")
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "dequeue_many_rollouts": ("dequeue_rollout",),
+    "claim_rollouts": _CLAIMING,
+    "finish_attempt": ("update_attempt",),
+    "finish_and_claim": (*_CLAIMING, "claim_rollouts", "finish_attempt", "update_attempt", "add_many_spans"),
+}
+"""What an operation does the work of: a subclass that changes a part, and not the whole, wants the part called."""
+_KEPT_HERE: Final = (
+    *("query_workers", "get_worker_by_id", "update_worker", "start_run", "finish_run", "get_run_by_id", "query_runs"),
+    *("add_metrics", "query_metrics"),
+)
+_OLDER_NAMES: Final = {"status": "status_in", "rollout_ids": "rollout_id_in"}
+_RECORDS: Final[Mapping[str, type[BaseModel]]] = {
+    "query_attempts": Attempt,
+    "query_resources": ResourcesUpdate,
+    "query_rollouts": Rollout,
+    "query_runs": Run,
+    "query_spans": Span,
+    "query_workers": Worker,
+}
+_PAGING: Final = frozenset(["filter_logic", "sort_by", "sort_order", "limit", "offset"])
+
+
+def adapted(store: LightningStore) -> LightningStore:
+    """The store with the whole contract: itself if it has it, else in a `ForeignStore`."""
+    kind: Any = type(store)  # mypy: type[T] is not known to be hashable
+    return store if _is_whole(kind) else ForeignStore(store)
+
+
+@functools.cache
+def _is_whole(kind: type) -> bool:
+    """Whether a store class has every operation with all its arguments, and keeps answers for requests repeated."""
+    return _has(kind, "perform") and all(
+        _has(kind, name) and _knows(getattr(kind, name), op.signature.parameters)
+        for name, op in operations_of(LightningStore).items()
+    )
+
+
+def _has(kind: type, name: str) -> bool:
+    """Whether a store class implements an operation, and changes no part of it alone."""
+    owners = [_owner(kind, part) for part in (name, *_PARTS.get(name, ()))]
+    is_declared_only = getattr(kind, name, None) in (None, getattr(LightningStore, name))
+    return not is_declared_only and all(issubclass(owners[0], owner) for owner in owners)
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that a method comes from; the contract itself for one that is missing."""
+    return next((owner for owner in kind.__mro__ if name in vars(owner)), LightningStore)
+
+
+def _knows(method: Any, names: Iterable[str]) -> bool:
+    known = _parameters_of(getattr(method, "__func__", method))
+    return known is None or known.issuperset(names)
+
+
+@functools.cache
+def _parameters_of(function: Any) -> frozenset[str] | None:
+    """Names of the parameters; None if it takes any."""
+    parameters = inspect.signature(function).parameters
+    is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if is_open else frozenset(parameters)
+
+
+@dataclass
+class _Answer:
+    request: str
+    future: "asyncio.Future[Any]"
+    waiters: int = 0
+
+
+def _derived_method(op: Operation) -> Callable[..., Any]:
+    async def method(self: "ForeignStore", *args: Any, **kwargs: Any) -> Any:
+        return await self._answer(op, op.name_arguments(args, kwargs))
+
+    return method
+
+
+@forward_operations(_derived_method)
+class ForeignStore(LightningStore):
+    """A store with the parts of the contract that it lacks; safe for threads, whether it is or not."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+        self._kept = InMemoryLightningStore()
+        is_safe = bool(self._declared_capabilities.get("thread_safe"))
+        self._lock: AbstractAsyncContextManager[None] = nullcontext() if is_safe else CrossLoopLock()
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        """By request id, the oldest first."""
+
+    @property
+    def _declared_capabilities(self) -> LightningStoreCapabilities:
+        return getattr(self.store, "capabilities", None) or LightningStoreCapabilities()
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {**self._declared_capabilities, "thread_safe": True, "async_safe": True}
+
+    @ComponentProperty
+    def state(self) -> str:
+        """That of the store behind it."""
+        return getattr(self.store, "state", "open")
+
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        return self.store.subscribe(kinds, after=after)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    # ------------------------------------------------------------------ calling the store
+
+    async def _answer(self, op: Operation, given: dict[str, Any]) -> Any:
+        """Have the store do it, as far as it can."""
+        defaults = op.signature.parameters
+        given = {name: value for name, value in given.items() if value is not defaults[name].default}
+        if not self.can(op.name, *given):
+            if op.name in _KEPT_HERE and not _has(type(self.store), op.name):
+                return await self._kept.perform(op.name, given)
+            if op.name in _COMPOSED:
+                return await _COMPOSED[op.name](self, **given)
+        return await (self._query(op, given) if op.name in _RECORDS else self.call(op.name, given))
+
+    async def call(self, name: str, given: Mapping[str, Any]) -> Any:
+        """Call the store's own method with the arguments that it knows."""
+        method = getattr(self.store, name, None)
+        if method is None:
+            raise NotImplementedError(f"{type(self.store).__name__} has no operation '{name}'.")
+        known = _parameters_of(getattr(method, "__func__", method))
+        named = {key: value for key, value in given.items() if known is None or key in known}
+        positional: list[Any] = []
+        for parameter in operations_of(LightningStore)[name].signature.parameters.values():
+            is_unknown = known is not None and parameter.name not in known
+            if is_unknown or parameter.kind is parameter.KEYWORD_ONLY or name in _BY_KEYWORD:
+                break
+            positional.append(named.pop(parameter.name, parameter.default))
+        is_waiting = name == "wait_for_rollouts" or named.get("wait") is not None
+        async with nullcontext() if is_waiting else self._lock:
+            return await method(*positional, **named)
+
+    def can(self, name: str, *arguments: str) -> bool:
+        """Whether the store has the operation, with these arguments."""
+        return _has(type(self.store), name) and _knows(getattr(self.store, name), arguments)
+
+    async def _query(self, op: Operation, given: dict[str, Any]) -> PaginatedResult[Any]:
+        """Select here what the store does not select itself; a list that it answers becomes a page."""
+        if _knows(getattr(self.store, op.name), given):
+            found = await self.call(op.name, given)
+            return found if isinstance(found, PaginatedResult) else choose(found, Selection())
+        ids = [name for name in ("rollout_id", "attempt_id") if name in given]
+        found = await self.call(op.name, {name: given.pop(name) for name in ids})
+        parameters = op.signature.parameters
+        paging = {name: given.pop(name, parameters[name].default) for name in _PAGING & parameters.keys()}
+        logic = paging.pop("filter_logic", "and")
+        selection = Selection(tuple(_condition(*item) for item in given.items()), logic, **paging)
+        return choose(found, selection.checked(_RECORDS[op.name].model_fields))
+
+    async def perform(
+        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
+    ) -> Any:
+        """Run an operation; one that comes again under its request id, from this caller, gets the first answer."""
+        operation: Callable[..., Awaitable[Any]] = getattr(self, name)
+        if request_id is None:
+            return await operation(**arguments)
+        check_request_id(request_id)
+        request = described_request(name, arguments, caller)
+        answer = self._answers.get(request_id)
+        if answer is None:
+            answer = self._answers[request_id] = _Answer(request, asyncio.ensure_future(operation(**arguments)))
+            if len(self._answers) > MOST_ANSWERS:
+                self._answers.popitem(last=False)
+        check_same_request(request_id, answer.request, request)
+        answer.waiters += 1
+        result: Any = None
+        try:
+            result = await asyncio.shield(answer.future)
+        finally:
+            answer.waiters -= 1
+            if answer.waiters == 0 and not answer.future.done():
+                answer.future.cancel()
+            if answer.waiters == 0 and (result is None or result == []):  # nothing was done that a repeat would undo
+                self._answers.pop(request_id, None)
+        return result
+
+    async def abandon_request(self, request_id: str) -> bool:
+        return False
+
+    async def forget_requests(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._answers.pop(request_id, None)
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
+    ) -> Span | None:
+        async with self._lock:
+            return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+
+def _condition(name: str, value: Any) -> Condition:
+    """The filter that an argument of a query stands for."""
+    name = _OLDER_NAMES.get(name, name)
+    for suffix, kind in (("_in", "within"), ("_contains", "contains")):
+        if name.endswith(suffix):
+            return Condition(name.removesuffix(suffix), kind, value)
+    return Condition(name, "exact", value)
+
+
+# ---------------------------------------------------------------------- operations made of others
+
+
+async def _statistics(store: ForeignStore) -> LightningStoreStatistics:
+    return {}
+
+
+async def _enqueue_many(store: ForeignStore, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    requests = [{name: getattr(rollout, name) for name in rollout.model_fields_set} for rollout in rollouts]
+    return [await store.enqueue_rollout(**request) for request in requests]
+
+
+async def _dequeue(store: ForeignStore, worker_id: str | None = None, wait: float = 0.0) -> AttemptedRollout | None:
+    """Name the worker on the attempt, and wait, where the store does not; a claim that it refuses is left out."""
+    deadline = time.monotonic() + wait
+    given = {} if worker_id is None else {"worker_id": worker_id}
+    while (rollout := await store.call("dequeue_rollout", given)) is None:
+        if time.monotonic() >= deadline:
+            return None
+        await asyncio.sleep(POLL_SECONDS)
+    try:
+        return await _named(store, rollout, worker_id)
+    except Exception:  # whatever the store raises, the rollout is not ours
+        logger.exception("Rollout %s could not be claimed and is skipped.", rollout.rollout_id)
+        return None
+
+
+async def _start_rollout(store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
+    return await _named(store, await store.call("start_rollout", given), worker_id)
+
+
+async def _start_attempt(store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
+    return await _named(store, await store.call("start_attempt", given), worker_id)
+
+
+async def _named(store: ForeignStore, rollout: AttemptedRollout, worker_id: str | None) -> AttemptedRollout:
+    """The rollout, with the worker's name on its attempt."""
+    if worker_id is None or rollout.attempt.worker_id is not None:
+        return rollout
+    await store.update_worker(worker_id)
+    attempt = await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, worker_id=worker_id)
+    return rollout.model_copy(update={"attempt": attempt})
+
+
+async def _dequeue_many(store: ForeignStore, limit: int = 1, **options: Any) -> Sequence[AttemptedRollout]:
+    """Wait, if that is asked for, for the first only."""
+    claimed: list[AttemptedRollout] = []
+    while len(claimed) < limit:
+        rollout = await store.dequeue_rollout(**options)
+        if rollout is None:
+            break
+        claimed.append(rollout)
+        options.pop("wait", None)
+    return claimed
+
+
+async def _claim(
+    store: ForeignStore, known_resources: Sequence[ResourcesVersion] = (), **options: Any
+) -> Sequence[Claim]:
+    claims = []
+    for rollout in await store.dequeue_many_rollouts(**options):
+        named = rollout.resources_id
+        found = store.get_latest_resources() if named is None else store.get_resources_by_id(named)
+        claims.append(claim_with(rollout, await found, known_resources))
+    return claims
+
+
+async def _return_claims(store: ForeignStore, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
+    """Put the rollouts back at the tail of the queue; the next claim is another attempt."""
+    for rollout_id, _ in rollout_attempt_ids:
+        await store.update_rollout(rollout_id, status="queuing")
+    return [True] * len(rollout_attempt_ids)
+
+
+async def _finish(
+    store: ForeignStore,
+    rollout_id: str,
+    attempt_id: str,
+    status: AttemptStatus,
+    spans: Sequence[Span] = (),
+    **changes: Any,
+) -> Attempt:
+    """Keep the output in the attempt's metadata, where rollouts have no place for it."""
+    if spans:
+        numbers = await store.get_many_span_sequence_ids([(rollout_id, attempt_id)] * len(spans))
+        numbered = zip(spans, numbers, strict=True)
+        await store.add_many_spans([span.model_copy(update={"sequence_id": number}) for span, number in numbered])
+    if "output" in changes and store.can("update_rollout", "output"):
+        await store.update_rollout(rollout_id, output=changes.pop("output"))
+    elif "output" in changes:
+        latest = await store.get_latest_attempt(rollout_id)
+        before = latest.metadata if latest is not None and latest.attempt_id == attempt_id else None
+        changes["metadata"] = {**(changes.get("metadata", before) or {}), "output": changes.pop("output")}
+    return await store.update_attempt(rollout_id, attempt_id, status=status, **changes)
+
+
+async def _finish_and_claim(
+    store: ForeignStore,
+    worker_id: str | None = None,
+    known_resources: Sequence[ResourcesVersion] = (),
+    **finished: Any,
+) -> Claim | None:
+    await store.finish_attempt(**finished)
+    return next(iter(await store.claim_rollouts(worker_id=worker_id, known_resources=known_resources)), None)
+
+
+async def _add_spans(store: ForeignStore, spans: Sequence[Span]) -> Sequence[Span | None]:
+    return [await store.add_span(span) for span in spans]
+
+
+async def _sequence_ids(store: ForeignStore, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+    return [await store.get_next_span_sequence_id(*ids) for ids in rollout_attempt_ids]
+
+
+async def _no_open_spans(store: ForeignStore, **_: Any) -> Sequence[Span]:
+    return []
+
+
+async def _merge_resources(
+    store: ForeignStore, resources_id: str, resources: NamedResources, merge: bool = False
+) -> ResourcesUpdate:
+    before = await store.get_resources_by_id(resources_id) if merge else None
+    return await store.update_resources(resources_id, {**({} if before is None else before.resources), **resources})
+
+
+async def _mark_lost(store: ForeignStore, worker_id: str, reason: str) -> Sequence[str]:
+    lost = []
+    for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
+        attempt = await store.get_latest_attempt(rollout.rollout_id)
+        if attempt is None or attempt.worker_id != worker_id or attempt.status not in WORKING_STATUSES:
+            continue
+        metadata = {**(attempt.metadata or {}), "error": loss_of(reason, time.time())}
+        with suppress(StoreError):  # it has ended meanwhile
+            await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="unresponsive", metadata=metadata)
+            lost.append(rollout.rollout_id)
+    return lost
+
+
+_COMPOSED: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
+    "statistics": _statistics,
+    "start_rollout": _start_rollout,
+    "start_attempt": _start_attempt,
+    "enqueue_many_rollouts": _enqueue_many,
+    "dequeue_rollout": _dequeue,
+    "dequeue_many_rollouts": _dequeue_many,
+    "claim_rollouts": _claim,
+    "return_claims": _return_claims,
+    "finish_attempt": _finish,
+    "finish_and_claim": _finish_and_claim,
+    "add_many_spans": _add_spans,
+    "get_many_span_sequence_ids": _sequence_ids,
+    "add_open_spans": _no_open_spans,
+    "query_open_spans": _no_open_spans,
+    "update_resources": _merge_resources,
+    "mark_worker_lost": _mark_lost,
+}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agentlightning.cli.arguments import CommandParser, port_number
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.agentops_service import HOST, listen, serve
+from agentlightning.legacy.agentops_service import HOST, listen, serve
 from agentlightning.logging import setup
 
 if TYPE_CHECKING:

@@ -6,14 +6,15 @@ takes the path and the body, makes all retries, and returns an object, a stream 
 
 import importlib
 import logging
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal
 
+from opentelemetry import trace
 from pydantic import BaseModel
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.agentops_adoption import is_recorded_by_agentops
 from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.dialects import (
     ANTHROPIC_DIALECTS,
@@ -120,7 +121,7 @@ class _BaseClientPatch(Patch):
             body = _body_of(options)
         if not self._records or is_suppressed():
             return options, None
-        if is_recorded_by_agentops(dialect.span_name):
+        if _is_recorded_by_agentops(dialect.span_name):
             CallWatch.notice()
             return options, None
         options = self._without_own_span(options)
@@ -288,3 +289,17 @@ def _follow(call: ModelCall, answer: Any) -> None:
     except Exception as error:  # the caller gets its answer all the same
         logger.exception("The answer of a model could not be followed.")
         call.finish(error=f"not recorded: {error}")
+
+
+def _is_recorded_by_agentops(span_name: str) -> bool:
+    """Whether a model call that is being made here is one that AgentOps has begun a span for.
+
+    Args:
+        span_name: How we would call the span; theirs begins alike.
+    """
+    if "agentops.instrumentation.providers" not in sys.modules:
+        return False
+    span: Any = trace.get_current_span()
+    scope = getattr(span, "instrumentation_scope", None)
+    is_theirs = scope is not None and scope.name in ("openai", "anthropic") and span.is_recording()
+    return is_theirs and str(span.name).startswith(span_name)

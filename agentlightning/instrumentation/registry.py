@@ -4,7 +4,7 @@
 first applies the patches, the last undoes them.
 """
 
-import importlib
+import pkgutil
 import threading
 
 from agentlightning.instrumentation.patch import Patch
@@ -25,10 +25,9 @@ _PATCHES = (
     "crewai:CrewAIPatch",
     "langchain:LangChainPatch",
     "weave:WeavePatch",
-    "agentops:AgentOpsPatch",
-    "agentops_langchain:AgentOpsLangchainPatch",
 )
-"""Module in this room, and class; model SDKs first, because frameworks rely on them."""
+"""Module in this package, and class; model SDKs first, because frameworks rely on them."""
+_LEGACY_PATCHES = ("agentops_patches:AgentOpsPatch", "agentops_patches:AgentOpsLangchainPatch")
 
 
 class Instrumentation:
@@ -69,13 +68,10 @@ class Instrumentation:
 @once
 def instrumentation() -> Instrumentation:
     """One per process, as the libraries it changes are."""
-    return Instrumentation(tuple(_made(address) for address in _PATCHES))
-
-
-def _made(address: str) -> Patch:
-    module, _, name = address.partition(":")
-    patch: Patch = getattr(importlib.import_module(f"agentlightning.instrumentation.{module}"), name)()
-    return patch
+    addresses = [f"agentlightning.instrumentation.{name}" for name in _PATCHES]
+    addresses += [f"agentlightning.legacy.{name}" for name in _LEGACY_PATCHES]
+    kinds: list[type[Patch]] = [pkgutil.resolve_name(address) for address in addresses]
+    return Instrumentation(tuple(kind() for kind in kinds))
 
 
 def instrument_all() -> None:

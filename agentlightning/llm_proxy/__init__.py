@@ -8,9 +8,9 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentlightning.legacy.litellm_exporter import LightningSpanExporter
     from agentlightning.llm_proxy.active import get_active_llm_proxy, set_active_llm_proxy
     from agentlightning.llm_proxy.budgets import Budget
-    from agentlightning.llm_proxy.exporter import LightningSpanExporter
     from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig
 
 __all__ = [
@@ -24,16 +24,16 @@ __all__ = [
 
 # Opened on first touch: a runner asks a proxy whether its calls are stored, and needs no gateway for that.
 _HOME_OF = {
-    "Budget": "budgets",
-    "LLMProxy": "proxy",
-    "LightningSpanExporter": "exporter",
-    "ModelConfig": "proxy",
-    "get_active_llm_proxy": "active",
-    "set_active_llm_proxy": "active",
+    "Budget": "llm_proxy.budgets",
+    "LLMProxy": "llm_proxy.proxy",
+    "LightningSpanExporter": "legacy.litellm_exporter",
+    "ModelConfig": "llm_proxy.proxy",
+    "get_active_llm_proxy": "llm_proxy.active",
+    "set_active_llm_proxy": "llm_proxy.active",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME_OF:
-        return pkgutil.resolve_name(f"{__name__}.{_HOME_OF[name]}:{name}")
+        return pkgutil.resolve_name(f"agentlightning.{_HOME_OF[name]}:{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -276,7 +276,7 @@ assert made(*sys.argv[1:]) == 1
 MADE_ONCE = {
     "patches": ("instrumentation.registry", "Instrumentation", "instrumentation"),
     "thread context": ("tracer.otel", "Instrumentation", "_thread_context"),
-    "HTTP clients": ("tracer.http", "Instrumentation", "_clients"),
+    "HTTP clients": ("legacy.http_tracer", "Instrumentation", "_clients"),
     "observations": ("tracer.binding", "Observations", "observations"),
     "deliveries": ("tracer.delivery", "Deliveries", "deliveries"),
 }

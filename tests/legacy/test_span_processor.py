@@ -16,6 +16,11 @@ from agentlightning.tracer.agentops import LightningSpanProcessor
 
 
 @pytest.fixture
+def store() -> InMemoryLightningStore:
+    return InMemoryLightningStore()
+
+
+@pytest.fixture
 def processor() -> Iterator[LightningSpanProcessor]:
     processor = LightningSpanProcessor()
     yield processor

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from agentlightning.llm_proxy.exporter import HEADERS_ATTRIBUTE, LightningSpanExporter
+from agentlightning.legacy.litellm_exporter import HEADERS_ATTRIBUTE, LightningSpanExporter
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
 

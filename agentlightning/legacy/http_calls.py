@@ -61,13 +61,12 @@ class HttpCall:
 
 
 class HttpLog(Protocol):
-    """Where calls are written down."""
+    """Where calls are written down, each when it begins."""
 
     @property
     def keeps_bodies(self) -> bool: ...
 
-    def record_call(self, call: HttpCall) -> None:
-        """Called once for each call, when it begins."""
+    def record_call(self, call: HttpCall) -> None: ...
 
 
 FindLog = Callable[[], "HttpLog | None"]
@@ -234,9 +233,7 @@ class HttpxPatch(_HttpPatch):
     module = "httpx"
 
     def change(self, module: ModuleType) -> None:
-        if (
-            module.__name__ != self.module
-        ):  # httpx2 can be told to stand in for httpx: then it is seen under its own name
+        if module.__name__ != self.module:  # httpx2 can stand in for httpx: then it is seen under its own name
             return
         self._read_stream, self._read_stream_async = _stream_kinds(module)
         self._not_read = module.RequestNotRead
@@ -244,13 +241,13 @@ class HttpxPatch(_HttpPatch):
         self.replace(module.AsyncHTTPTransport, "handle_async_request", self._handle_async)
 
     def _handle(self, original: Any, transport: Any, request: Any) -> Any:
-        call = self._begun(request, self._read_stream_async if _is_async(request) else self._read_stream)
+        call = self._begun(request)
         response = _failing(call, original, transport, request)
         self._follow(call, response, self._read_stream)
         return response
 
     async def _handle_async(self, original: Any, transport: Any, request: Any) -> Any:
-        call = self._begun(request, self._read_stream_async)
+        call = self._begun(request)
         try:
             response = await original(transport, request)
         except BaseException as error:
@@ -260,15 +257,11 @@ class HttpxPatch(_HttpPatch):
         self._follow(call, response, self._read_stream_async)
         return response
 
-    def _begun(self, request: Any, stream_kind: Any) -> HttpCall | None:
+    def _begun(self, request: Any) -> HttpCall | None:
         call = self.begin(request.method, str(request.url), request.headers.multi_items())
-        if call is None or not call.keeps_bodies:
-            return call
-        with guarded(self.name):
-            try:
+        if call is not None:
+            with suppress(self._not_read):  # a body that is made while it is sent is not kept
                 call.send(request.content)
-            except self._not_read:
-                request.stream = stream_kind(request.stream, call.send)
         return call
 
     def _follow(self, call: HttpCall | None, response: Any, stream_kind: Any) -> None:
@@ -286,17 +279,12 @@ class Httpx2Patch(HttpxPatch):
     module = "httpx2"
 
 
-def _is_async(request: Any) -> bool:
-    return not hasattr(request.stream, "__iter__")
-
-
 def _stream_kinds(module: Any) -> tuple[type, type]:
     """Kinds of streams that tell what is read from another one."""
 
     class ReadStream(module.SyncByteStream):  # type: ignore[misc] # the base is known at run time only
         def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
-            self._stream = stream
-            self._tell = tell
+            self._stream, self._tell = stream, tell
 
         def __iter__(self) -> Iterator[bytes]:
             for part in self._stream:
@@ -308,8 +296,7 @@ def _stream_kinds(module: Any) -> tuple[type, type]:
 
     class ReadStreamAsync(module.AsyncByteStream):  # type: ignore[misc] # as above
         def __init__(self, stream: Any, tell: Callable[[bytes], None]) -> None:
-            self._stream = stream
-            self._tell = tell
+            self._stream, self._tell = stream, tell
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             async for part in self._stream:
@@ -356,6 +343,7 @@ class AiohttpPatch(_HttpPatch):
         config.on_request_chunk_sent.append(self._on_chunk)
         config.on_request_redirect.append(self._on_redirect)
         config.on_request_end.append(self._on_end)
+        config.on_response_chunk_received.append(self._on_body)
         config.on_request_exception.append(self._on_exception)
         config.freeze()
         return config
@@ -384,6 +372,10 @@ class AiohttpPatch(_HttpPatch):
     async def _on_end(self, _session: Any, context: Any, params: Any) -> None:
         self._answered(context.call, params.response)
 
+    async def _on_body(self, _session: Any, context: Any, params: Any) -> None:
+        if context.call is not None:
+            context.call.read(params.chunk)
+
     async def _on_exception(self, _session: Any, context: Any, params: Any) -> None:
         if context.call is not None:
             context.call.fail(params.exception)
@@ -392,63 +384,3 @@ class AiohttpPatch(_HttpPatch):
         if call is not None:
             with guarded(self.name):
                 call.answer(response.status, response.headers)
-                response.content = _ReadContent(response.content, call)
-
-
-class _ReadContent:
-    """The content of a response; what is read from it is told to the call."""
-
-    def __init__(self, content: Any, call: HttpCall) -> None:
-        self._content = content
-        self._call = call
-
-    async def read(self, *args: Any) -> Any:
-        return await self._told(self._content.read(*args))
-
-    async def readany(self) -> Any:
-        return await self._told(self._content.readany())
-
-    async def readline(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._told(self._content.readline(*args, **kwargs))
-
-    async def readuntil(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._told(self._content.readuntil(*args, **kwargs))
-
-    async def readexactly(self, *args: Any) -> Any:
-        return await self._told(self._content.readexactly(*args))
-
-    async def readchunk(self) -> Any:
-        return await self._told(self._content.readchunk())
-
-    def read_nowait(self, *args: Any) -> Any:
-        data = _failing(self._call, self._content.read_nowait, *args)
-        self._call.read(data)
-        return data
-
-    async def _told(self, reading: Any) -> Any:
-        try:
-            data = await reading
-        except BaseException as error:
-            self._call.fail(error)
-            raise
-        self._call.read(data[0] if isinstance(data, tuple) else data)
-        return data
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while line := await self.readline():
-            yield line
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        while data := await self.readany():
-            yield data
-
-    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
-        while data := await self.read(n):
-            yield data
-
-    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
-        while (chunk := await self.readchunk()) != (b"", False):
-            yield chunk
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)

@@ -1,4 +1,4 @@
-"""Door to the v0.1 client, which lives in `agentlightning.legacy`; new code uses `LightningStoreClient`.
+"""Public path of the legacy client, which lives in `agentlightning.legacy`; new code uses `LightningStoreClient`.
 
 Importing is silent: each class says that it is deprecated when it is constructed.
 """

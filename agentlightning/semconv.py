@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 AGL_ANNOTATION: Final = "agentlightning.annotation"
-"""Span that carries attributes and nothing else; rewards in the 0.3.0 format are annotations."""
+"""Span that carries attributes and nothing else; a reward of several dimensions is one."""
 
 AGL_MESSAGE: Final = "agentlightning.message"
 """Span of `emit_message`."""
@@ -43,7 +43,7 @@ AGL_OPERATION: Final = "agentlightning.operation"
 """Span of a decorated function or `operation` block."""
 
 AGL_REWARD: Final = "agentlightning.reward"
-"""Span of a reward in the 0.2.2 format."""
+"""Span of `emit_reward`."""
 
 AGL_VIRTUAL: Final = "agentlightning.virtual"
 """Span that nobody recorded, made up to hold others together."""

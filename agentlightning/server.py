@@ -1,4 +1,4 @@
-"""Door to the v0.1 server, which lives in `agentlightning.legacy`; new code uses `LightningStoreServer`.
+"""Public path of the legacy server, which lives in `agentlightning.legacy`; new code uses `LightningStoreServer`.
 
 Importing is silent: the server says that it is deprecated when it is constructed.
 """

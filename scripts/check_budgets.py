@@ -5,6 +5,7 @@ if there is one. A change that needs more room raises the ceiling here and says 
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
 LOOP_MAKER = Path("agentlightning/utils/loop_thread.py")
 TOP_LEVEL = "(top level)"
+KNOW_THE_PAST = (Path("agentlightning/legacy"), Path("agentlightning/store/foreign.py"))
+OLD_RELEASE = re.compile(
+    r"\bv0\.1\b|\b0\.[123](\.\d+)? release|releases? 0\.[123]\b|\b(earlier|older|old|previous) releases?\b",
+    re.IGNORECASE,
+)
+"""A word about the releases that the package is compatible with; all that knows of them stands in two places."""
 
 CEILINGS = {
     TOP_LEVEL: (1_120, 580),
@@ -86,6 +93,10 @@ def breaches_of(path: Path) -> Iterator[str]:
     lines = text.count("\n")
     if lines > LONGEST_FILE:
         yield f"{place}: {lines} lines, {LONGEST_FILE} is the ceiling"
+    if PACKAGE in path.parents and not any(place.is_relative_to(known) for known in KNOW_THE_PAST):
+        for number, line in enumerate(text.splitlines(), start=1):
+            if mention := OLD_RELEASE.search(line):
+                yield f"{place}:{number}: '{mention.group()}'; only legacy/ and store/foreign.py know earlier releases"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1

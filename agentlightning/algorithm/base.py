@@ -221,8 +221,8 @@ class Algorithm(Component):
         return trainer if lifecycle_of(trainer).state in (LifecycleState.RUNNING, LifecycleState.PAUSED) else None
 
     def get_client(self) -> "AgentLightningClient":
-        """A client of the v0.1 protocol, for algorithms that serve it themselves. Deprecated."""
-        raise NotImplementedError(f"{type(self).__name__} serves no v0.1 clients.")
+        """A client of the legacy protocol, for algorithms that serve it themselves. Deprecated."""
+        raise NotImplementedError(f"{type(self).__name__} serves no legacy clients.")
 
 
 def _is_in_event_loop() -> bool:

@@ -50,7 +50,7 @@ class Baseline(FastAlgorithm):
 
         Args:
             n_epochs: How often each task is sent.
-            train_split: Between 0 and 1; kept for scripts of earlier releases.
+            train_split: Between 0 and 1; accepted and ignored.
             polling_interval: Seconds after which the store is asked again where it has no news of its own.
             max_queue_length: How many rollouts may wait for a runner before the next task is sent.
             span_verbosity: What is logged of a span's attributes.

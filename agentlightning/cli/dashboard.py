@@ -100,7 +100,7 @@ async def _page_of(address: str) -> str:
     if (answer.status, answer.media_type) != (200, "text/html"):
         raise IncompatibleStore(
             f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {answer.status}); it is no store "
-            "server, or one of an earlier release."
+            "server, or an older one."
         )
     return f"{url}#{fragment}" if fragment else url
 

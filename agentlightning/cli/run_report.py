@@ -120,7 +120,7 @@ def _row(span: Span) -> tuple[str, ...]:
     tokens = f"{attributes[_READ]}+{attributes.get(_WRITTEN, 0)}" if _READ in attributes else ""
     model = str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or "")
     seconds = "" if span.start_time is None or span.end_time is None else f"{span.end_time - span.start_time:.3f}"
-    name = "model call" if span.name == CALL_SPAN else span.name  # which is stored as earlier releases call it
+    name = "model call" if span.name == CALL_SPAN else span.name
     return str(span.sequence_id), name, model, tokens, seconds, _said(span)
 
 

@@ -140,7 +140,7 @@ def find_reward_spans(spans: Iterable[_SpanT]) -> list[_SpanT]:
 def reward(function: _FunctionT) -> _FunctionT:
     """Record what a function, plain or async, returns as a reward; its result is passed on. Deprecated: `emit_reward`.
 
-    None is not recorded. Where AgentOps is in use the call becomes one of its operations, as in the 0.2 release.
+    None is not recorded. Where AgentOps is in use the call becomes one of its operations.
     """
     deprecated("The @reward decorator is deprecated; call emit_reward with the result.")
     if inspect.iscoroutinefunction(function):

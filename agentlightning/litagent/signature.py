@@ -31,8 +31,8 @@ def check_signature(agent: LitAgent[Any]) -> None:
 def _check_method(kind: str, name: str, method: Callable[..., Any]) -> None:
     if is_v0_1_rollout_api(method):
         raise ConfigurationError(
-            f"{kind}.{name} takes rollout_id, as in the v0.1 protocol; let it take (task, resources, rollout), or call "
-            "fit_v0."
+            f"{kind}.{name} takes rollout_id, as in the legacy protocol; let it take (task, resources, rollout), or "
+            "call fit_v0."
         )
     try:
         inspect.signature(method).bind(None, resources=None, rollout=None)

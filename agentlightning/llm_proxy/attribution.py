@@ -101,7 +101,7 @@ def as_headers(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 class Doorkeeper:
-    """Looks at keys. Without an API key of its own the proxy serves everybody, as the earlier releases did."""
+    """Looks at keys. Without an API key of its own the proxy serves everybody."""
 
     def __init__(self, api_key: str | None = None) -> None:
         if api_key is not None:

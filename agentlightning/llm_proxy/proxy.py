@@ -1,7 +1,7 @@
 """LLMProxy: a gateway to models that records every call under its rollout and attempt.
 
 It runs in a thread of its own. `start`, `stop` and `restart` do their work when they are called, and return something
-that may be awaited, so that code written for either of the earlier releases runs.
+that may be awaited, so that code written for a plain or an asynchronous proxy runs.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ class LLMProxy:
         num_retries: How often a call that failed before its answer began is tried again.
         callbacks: Names of what is asked of backends besides the answer: "return_token_ids", "logprobs". Both, where
             the backend can give them, if left out.
-        middlewares: ASGI middlewares around the gateway, as functions of an application. The names of the 0.3 release
-            are accepted: what they stood for is always there.
+        middlewares: ASGI middlewares around the gateway, as functions of an application. Names of middlewares
+            are accepted and ignored: what they stand for is always there.
         api_key: If set, only those are served who show it, or the key of an attempt that runs.
         access_host: Address that agents are told; by default the bound one.
         journal: Directory in which answered calls are kept until the store has them; True: beside an SQLite store (the

@@ -1,6 +1,6 @@
 """A call becomes spans: what was asked and answered in words, and below it what went over the wire.
 
-Both have the names under which the earlier releases wrote them: `litellm_request` holds the messages, settings, token
+Both have names that scripts look for: `litellm_request` holds the messages, settings, token
 ids and usage as tracers write them, `raw_gen_ai_request` the bodies as they were sent and received. They share the
 sequence id of their call.
 """

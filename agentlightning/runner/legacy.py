@@ -1,4 +1,4 @@
-"""Door to the v0.1 runner, which lives in `agentlightning.legacy`; new code uses `LitAgentRunner`.
+"""Public path of the legacy runner, which lives in `agentlightning.legacy`; new code uses `LitAgentRunner`.
 
 Importing is silent: the runner says that it is deprecated when it is constructed.
 """

@@ -117,7 +117,7 @@ class InMemoryLightningStore(LocalStore):
         """Make an empty store.
 
         Args:
-            thread_safe: Accepted for scripts of the 0.3 release; this store is always thread-safe.
+            thread_safe: Accepted and ignored; this store is always thread-safe.
             eviction_memory_threshold: Spans above this are dropped; a share of memory (float) or bytes (int).
             safe_memory_threshold: Dropping stops at or below this; by default four fifths of the other threshold.
             span_size_estimator: Bytes of one span; by default an estimate that is right to about a fifth.

@@ -50,7 +50,7 @@ def check_same_request(request_id: str, before: str, now: str) -> None:
     (operation, _, digest), (name, _, _) = before.partition(" "), now.partition(" ")
     if operation != name:
         what = f"{operation} and now for {name}"
-    elif digest and before != now:  # answers that release 0.3 kept have no digest
+    elif digest and before != now:  # answers in files of before have no digest
         what = f"another {name}, with other arguments or another token"
     else:
         return

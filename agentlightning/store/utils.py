@@ -1,4 +1,4 @@
-"""Door: the rules live in `agentlightning.store.lifecycle`; here they are in the shape of the 0.2 and 0.3 releases.
+"""Public path of the rules in `agentlightning.store.lifecycle`, and of helpers that build on them.
 
 The two asynchronous helpers drive a store of the caller's own through its callbacks. They take no locks.
 """

@@ -1,4 +1,4 @@
-"""Door to the v0.1 trainer, which lives in `agentlightning.legacy`; new code uses `Trainer`.
+"""Public path of the legacy trainer, which lives in `agentlightning.legacy`; new code uses `Trainer`.
 
 Importing is silent: what is deprecated says so when it is used.
 """

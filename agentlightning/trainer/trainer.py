@@ -62,7 +62,7 @@ class Trainer(TrainingControl):
         llm_proxy: Through which the agent's model calls go.
         n_workers: Deprecated; `n_runners`.
         max_tasks: Deprecated; `max_rollouts`.
-        daemon: Accepted for scripts of earlier releases.
+        daemon: Accepted and ignored.
         triplet_exporter: Deprecated; `adapter`.
         hooks: Told about every rollout.
         name: What runs are called in the store.
@@ -173,10 +173,10 @@ class Trainer(TrainingControl):
         """Train an agent; returns when the algorithm is done.
 
         Args:
-            train_dataset: Tasks by number; a plain list will do. A URL is one of a v0.1 server, and deprecated.
+            train_dataset: Tasks by number; a plain list will do. A URL is one of a legacy server, and deprecated.
         """
         if isinstance(train_dataset, str):
-            logger.warning("A URL as data set is of the v0.1 protocol; fit_v0 takes over.")
+            logger.warning("A URL as data set is of the legacy protocol; fit_v0 takes over.")
             self.fit_v0(agent if agent is not None else self._agent_for(None), train_dataset, val_data=val_dataset)
             return
         if self.algorithm is None and (train_dataset is not None or val_dataset is not None):
@@ -262,7 +262,7 @@ class Trainer(TrainingControl):
             await asyncio.wait([work], timeout=POLL_SECONDS)
 
     def fit_v0(self, *args: Any, **kwargs: Any) -> Any:
-        """Train with the v0.1 protocol. Deprecated."""
+        """Train with the legacy protocol. Deprecated."""
         return pkgutil.resolve_name("agentlightning.legacy.trainer:fit_v0")(self, *args, **kwargs)
 
     def _fit(

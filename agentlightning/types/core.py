@@ -176,7 +176,7 @@ TASK_ROW: Final = "agentlightning.task"
 
 
 class Task(BaseModel):
-    """A task of the v0.1 protocol, and a row of a data set whose agent wants more than its input."""
+    """A task of the legacy protocol, and a row of a data set whose agent wants more than its input."""
 
     rollout_id: str
     input: TaskInput
@@ -221,14 +221,14 @@ class Task(BaseModel):
 
 
 class TaskIfAny(BaseModel):
-    """Answer to a poll of the v0.1 protocol."""
+    """Answer to a poll of the legacy protocol."""
 
     is_available: bool
     task: Task | None = None
 
 
 class RolloutLegacy(BaseModel):
-    """A finished rollout of the v0.1 protocol."""
+    """A finished rollout of the legacy protocol."""
 
     rollout_id: str
     task: Task | None = None
@@ -241,7 +241,7 @@ class RolloutLegacy(BaseModel):
 
 
 class GenericResponse(BaseModel):
-    """Acknowledgement of the v0.1 protocol."""
+    """Acknowledgement of the legacy protocol."""
 
     status: str = "success"
     message: str | None = None

@@ -61,7 +61,7 @@ class SpanNames(str, Enum):
 
 
 class SpanAttributeNames(str, Enum):
-    """Attribute keys of the 0.2 release."""
+    """Attribute keys of message and object spans."""
 
     MESSAGE = "message"
     OBJECT = "object"

@@ -272,7 +272,7 @@ def get_tracer_provider(inspect: bool = True) -> "TracerProvider":
     """The tracer provider of this process.
 
     Args:
-        inspect: Accepted for scripts of the 0.3 release.
+        inspect: Accepted and ignored.
     """
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):

@@ -1,4 +1,4 @@
-"""Public path of the padding helpers, and of a class of the earlier releases."""
+"""Public path of the padding helpers, and of a class that is gone."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class AgentModeDaemon:
-    """Of the earlier releases; verl's own agent loop has taken its place."""
+    """Gone; verl's own agent loop has taken its place."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Public path of a class of the earlier releases."""
+"""Public path of a class that is gone."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["AgentLightningTrainer"]
 
 
 class AgentLightningTrainer:
-    """Of the earlier releases; verl's own trainer runs in its place."""
+    """Gone; verl's own trainer runs in its place."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigurationError(

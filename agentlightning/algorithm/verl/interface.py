@@ -21,8 +21,8 @@ class VERL(Algorithm):
 
     Args:
         config: verl's settings, nested as verl has them; they win over ours and over verl's defaults.
-        trainer_cls: Of the 0.3 release; refused, since verl's own trainer runs.
-        daemon_cls: Of the 0.3 release; refused.
+        trainer_cls: Refused, since verl's own trainer runs.
+        daemon_cls: Refused.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class VERL(Algorithm):
             self._task_runner.kill()
 
     def get_client(self) -> "AgentLightningClient":
-        """A client of the v0.1 protocol, at the port of the configuration. Deprecated."""
-        # v0.1 stands above this package, so it is found by name and only here.
+        """A client of the legacy protocol, at the port of the configuration. Deprecated."""
+        # legacy/ stands above this package, so it is found by name and only here.
         client: type[AgentLightningClient] = pkgutil.resolve_name("agentlightning.client:AgentLightningClient")
         return client(f"http://localhost:{self.config['agentlightning']['port']}")

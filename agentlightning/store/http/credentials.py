@@ -3,7 +3,7 @@
 An admin reads everything. A runner reads the keys of models, which its agents need, but in the place of an LLM proxy's
 secret a reference, which opens nothing: the answer to a claim brings the attempt's own keys by these references, and a
 token for the attempt. Everybody else reads `***`. So do both in runs of stores that have kept secrets of their
-configurations, as earlier releases did.
+configurations.
 
 All this is done after the store has answered, when an answer is about to be written, so that no store keeps what is
 made here: an answer that is given again is signed again.

@@ -56,7 +56,7 @@ def _operation(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": f"{'old_' if route.is_old else ''}{route.verb.lower()}_{op.name}",
         "summary": op.name,
         "description": inspect.getdoc(op.declared) or "",
-        "tags": ["0.2 paths" if route.is_old else "store"],
+        "tags": ["older paths" if route.is_old else "store"],
         "parameters": [*_in_path(route), *_in_query(route, schemas)],
         "responses": {str(route.status): _content("The result.", _result_schema(route, schemas))} | _failures(),
     }

@@ -97,8 +97,7 @@ class LightningStoreServer(LightningStore):
         served = adapted(store)
         _check_processes(served, self.launcher_args)
         warn_if_open("store server", self.launcher_args.host or "127.0.0.1", self._token)
-        if not served.capabilities.get("thread_safe"):
-            served = LightningStoreThreaded(served)
+        served = served if served.capabilities.get("thread_safe") else LightningStoreThreaded(served)
         build = functools.partial(
             build_app,
             served,

@@ -1,7 +1,7 @@
-"""The routes: every operation under `/v1/agl`, and the paths of the 0.2 release.
+"""The routes: every operation under `/v1/agl`, and older paths beside them.
 
 The first family follows from the declarations. What does not is written here as one table: shapes that differ from the
-signature, GET twins of searches, and the whole 0.2 family.
+signature, GET twins of searches, and all older paths.
 """
 
 import functools
@@ -83,7 +83,7 @@ class WireRoute:
     read_body: Callable[["WireRoute", Body], dict[str, Any]] = _as_object
     write_result: Callable[[OperationCodec, Any], bytes] | None = None
     is_old: bool = False
-    """Whether it belongs to the 0.2 family."""
+    """Whether it is one of the older paths, outside `/v1/agl`."""
 
     @functools.cached_property
     def codec(self) -> OperationCodec:

@@ -1,9 +1,9 @@
 """AgentLightningClient: the worker's side of the v0.1 protocol, for synchronous and asynchronous code.
 
-Every operation is two halves that know nothing of each other: what to send and what an answer means (the functions with
-one name), and the sending (one call, or one `await`). A server that cannot be reached, refuses, or answers nonsense
-makes an operation return None and leaves a line in the log; nothing of that is raised. Results are sent several times
-before they are given up.
+Every operation is written once, as the steps it takes: requests to send and pauses to make. `_run` takes them in
+synchronous code, `_run_async` in asynchronous. A server that cannot be reached, refuses, or answers nonsense makes an
+operation return None and leaves a line in the log; nothing of that is raised. Results are sent several times before
+they are given up.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
+Steps = Generator[Outgoing | float, Answer | StoreUnavailable | None, ResultT]
+"""An operation: yields requests and pauses in seconds, is sent what came of each request, and returns its result."""
 
 RESOURCES_WAIT_SECONDS = 25.0
 """How long the server is asked to wait for new resources before it answers that there are none."""
@@ -99,7 +102,7 @@ class AgentLightningClient:
         self._connections = Connections()
         self._watch: ResourcesWatch | None = None
 
-    # ------------------------------------------------------------------ tasks
+    # ------------------------------------------------------------------ operations
 
     def poll_next_task(self, timeout: float | None = None) -> Task | None:
         """Wait until the server has a task, and claim it; None if the client is closed meanwhile.
@@ -108,47 +111,11 @@ class AgentLightningClient:
             timeout: Seconds after which the wait ends with None; 0 asks once, None waits for ever. A request that is
                 under way then is not cut short, for its answer may be a claimed task.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
-        while not self._closed.is_set():
-            task = self._claimed(self._request_json(self._url(self._next_task_uri)))
-            pause = self._pause_before(ends)
-            if task is not None or pause <= 0.0:
-                return task
-            self._closed.wait(pause)
-        return None
+        return self._run(self._poll(timeout))
 
     async def poll_next_task_async(self, timeout: float | None = None) -> Task | None:
         """As `poll_next_task`."""
-        ends = None if timeout is None else time.monotonic() + timeout
-        while not self._closed.is_set():
-            task = self._claimed(await self._request_json_async(self._url(self._next_task_uri)))
-            pause = self._pause_before(ends)
-            if task is not None or pause <= 0.0:
-                return task
-            await self._pause_async(pause)
-        return None
-
-    def _pause_before(self, ends: float | None) -> float:
-        """Seconds until the next poll; none are left once the wait has ended."""
-        return self.poll_interval if ends is None else min(self.poll_interval, ends - time.monotonic())
-
-    async def _pause_async(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        left = seconds
-        while True:
-            await asyncio.sleep(min(left, CLOSE_LOOK_SECONDS))
-            left = until - time.monotonic()
-            if left <= 0 or self._closed.is_set():  # by any thread
-                return
-
-    def _claimed(self, answer: Json | None) -> Task | None:
-        offer = _checked(TaskIfAny, answer)
-        if offer is None or not offer.is_available or offer.task is None:
-            return None
-        self.task_count += 1
-        self._open_tasks.add(offer.task)
-        logger.debug("Task %s polled from %s.", offer.task.rollout_id, self.endpoint)
-        return offer.task
+        return await self._run_async(self._poll(timeout))
 
     def submit_task(
         self,
@@ -158,7 +125,7 @@ class AgentLightningClient:
         metadata: dict[str, Any] | None = None,
     ) -> str | None:
         """Have the server queue a task; the id of its rollout, or None if that failed."""
-        return self._submitted(self._post_json(*self._submission(sample, mode, resources_id, metadata)))
+        return self._run(self._submit(sample, mode, resources_id, metadata))
 
     async def submit_task_async(
         self,
@@ -168,48 +135,26 @@ class AgentLightningClient:
         metadata: dict[str, Any] | None = None,
     ) -> str | None:
         """As `submit_task`."""
-        return self._submitted(await self._post_json_async(*self._submission(sample, mode, resources_id, metadata)))
-
-    def _submission(
-        self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
-    ) -> tuple[str, Json]:
-        payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
-        return self._url(self._next_task_uri), payload
-
-    def _submitted(self, answer: Json | None) -> str | None:
-        rollout_id = None if answer is None else answer.get("rollout_id")
-        if rollout_id is not None:
-            logger.debug("Task %s submitted to %s.", rollout_id, self.endpoint)
-        return rollout_id
-
-    # ------------------------------------------------------------------ resources
+        return await self._run_async(self._submit(sample, mode, resources_id, metadata))
 
     def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
         """Resources by their id, asked for once; None if they cannot be had, or if the id is None.
 
         A task that names no resources takes the latest there are: `get_latest_resources`.
         """
-        if resource_id is None:
-            return None
-        if resource_id in self._resource_cache:
-            return self._resource_cache[resource_id]
-        return self._cached(self._request_json(self._resources_url(resource_id)))
+        return self._run(self._resources(resource_id))
 
     async def get_resources_by_id_async(self, resource_id: str | None) -> ResourcesUpdate | None:
         """As `get_resources_by_id`."""
-        if resource_id is None:
-            return None
-        if resource_id in self._resource_cache:
-            return self._resource_cache[resource_id]
-        return self._cached(await self._request_json_async(self._resources_url(resource_id)))
+        return await self._run_async(self._resources(resource_id))
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last, asked for each time; None if it cannot be had."""
-        return self._cached(self._request_json(self._url(self._latest_resources_uri)))
+        return self._run(self._latest_resources())
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
         """As `get_latest_resources`."""
-        return self._cached(await self._request_json_async(self._url(self._latest_resources_uri)))
+        return await self._run_async(self._latest_resources())
 
     def on_resources_update(self, callback: Callback) -> Callback:
         """Have a function called with the latest resources: with the present ones first, then whenever they change.
@@ -221,13 +166,71 @@ class AgentLightningClient:
         self._watch.add(callback)
         return callback
 
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
+        """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
+
+        A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
+        returned for the task that was polled last, by the same thread or asyncio task: see `rollout_from_result`. Who
+        holds several tasks names the one that is meant by `rollout_from_result(task, result)`.
+
+        A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
+        """
+        return self._run(self._post(self._result(rollout)))
+
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
+        """As `post_rollout`."""
+        return await self._run_async(self._post(self._result(rollout)))
+
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        """Report several results, each with its id, in one request."""
+        return self._run(self._post_many([as_rollout(rollout) for rollout in rollouts]))
+
+    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        """As `post_rollouts`."""
+        return await self._run_async(self._post_many([as_rollout(rollout) for rollout in rollouts]))
+
+    # ------------------------------------------------------------------ their steps
+
+    def _poll(self, timeout: float | None) -> Steps[Task | None]:
+        ends = None if timeout is None else time.monotonic() + timeout
+        while not self._closed.is_set():
+            offer = _checked(
+                TaskIfAny, (yield from self._exchange(self._outgoing("GET", self._url(self._next_task_uri))))
+            )
+            if offer is not None and offer.is_available and offer.task is not None:
+                self.task_count += 1
+                self._open_tasks.add(offer.task)
+                logger.debug("Task %s polled from %s.", offer.task.rollout_id, self.endpoint)
+                return offer.task
+            pause = self.poll_interval if ends is None else min(self.poll_interval, ends - time.monotonic())
+            if pause <= 0.0:
+                return None
+            yield pause
+        return None
+
+    def _submit(
+        self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
+    ) -> Steps[str | None]:
+        payload = {"sample": sample, "mode": mode, "resources_id": resources_id, "metadata": metadata}
+        answer = yield from self._exchange(self._outgoing("POST", self._url(self._next_task_uri), payload))
+        return None if answer is None else answer.get("rollout_id")
+
+    def _resources(self, resource_id: str | None) -> Steps[ResourcesUpdate | None]:
+        if resource_id is None or resource_id in self._resource_cache:
+            return None if resource_id is None else self._resource_cache[resource_id]
+        url = self._url(f"{self._resources_uri}/{quote(resource_id, safe='')}")
+        return self._cached((yield from self._exchange(self._outgoing("GET", url))))
+
+    def _latest_resources(self) -> Steps[ResourcesUpdate | None]:
+        return self._cached((yield from self._exchange(self._outgoing("GET", self._url(self._latest_resources_uri)))))
+
     async def _next_resources(self, seen: ResourcesUpdate | None) -> ResourcesUpdate | None:
         query: dict[str, Any] = {"wait": RESOURCES_WAIT_SECONDS}
         if seen is not None:
             query |= {"after": seen.resources_id, "version": seen.version}
         request = self._outgoing("GET", f"{self._url(self._latest_resources_uri)}?{urlencode(query)}")
         patient = replace(request, timeout_seconds=self.timeout + RESOURCES_WAIT_SECONDS)
-        latest = self._cached(await self._exchange_async(patient))
+        latest = self._cached(await self._run_async(self._exchange(patient)))
         is_seen = latest is not None and seen is not None and _version_of(latest) == _version_of(seen)
         return None if is_seen else latest
 
@@ -238,56 +241,17 @@ class AgentLightningClient:
             logger.debug("Resources %s received from %s.", update.resources_id, self.endpoint)
         return update
 
-    def _resources_url(self, resources_id: str) -> str:
-        return self._url(f"{self._resources_uri}/{quote(resources_id, safe='')}")
-
-    # ------------------------------------------------------------------ results
-
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
-        """Report a result; the server's acknowledgement, or None if it was refused or could not be delivered.
-
-        A result is a `RolloutLegacy`, a mapping of its fields with the `rollout_id` among them, or what an agent
-        returned for the task that was polled last, by the same thread or asyncio task: see `rollout_from_result`. Who
-        holds several tasks names the one that is meant by `rollout_from_result(task, result)`.
-
-        A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
-        """
-        posted = self._result(rollout)
-        return self._acknowledged([posted], self._deliver(self._report(posted)))
-
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
-        """As `post_rollout`."""
-        posted = self._result(rollout)
-        return self._acknowledged([posted], await self._deliver_async(self._report(posted)))
-
-    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
-        """Report several results, each with its id, in one request."""
-        posted = [as_rollout(rollout) for rollout in rollouts]
-        return self._acknowledged(posted, self._deliver(self._reports(posted)))
-
-    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
-        """As `post_rollouts`."""
-        posted = [as_rollout(rollout) for rollout in rollouts]
-        return self._acknowledged(posted, await self._deliver_async(self._reports(posted)))
-
     def _result(self, given: object) -> RolloutLegacy:
         return as_rollout(given) if is_report(given) else rollout_from_result(self._open_tasks.only(given), given)
 
-    def _report(self, rollout: RolloutLegacy) -> Outgoing:
-        payload = rollout.model_dump(mode="json")
-        return self._outgoing("POST", self._url(self._report_rollout_uri), payload, about=rollout.rollout_id)
+    def _post(self, rollout: RolloutLegacy) -> Steps[Json | None]:
+        url, payload = self._url(self._report_rollout_uri), rollout.model_dump(mode="json")
+        return (yield from self._deliver(self._outgoing("POST", url, payload, about=[rollout.rollout_id])))
 
-    def _reports(self, rollouts: Sequence[RolloutLegacy]) -> Outgoing:
-        payload = [rollout.model_dump(mode="json") for rollout in rollouts]
-        about = ", ".join(rollout.rollout_id for rollout in rollouts)
-        return self._outgoing("POST", self._url(self._report_rollouts_uri), payload, about=about)
-
-    def _acknowledged(self, rollouts: Sequence[RolloutLegacy], answer: Json | None) -> Json | None:
-        if answer is not None:
-            for rollout in rollouts:
-                self._open_tasks.remove(rollout.rollout_id)
-                logger.debug("Result of rollout %s posted to %s.", rollout.rollout_id, self.endpoint)
-        return answer
+    def _post_many(self, rollouts: Sequence[RolloutLegacy]) -> Steps[Json | None]:
+        url, payload = self._url(self._report_rollouts_uri), [rollout.model_dump(mode="json") for rollout in rollouts]
+        about = [rollout.rollout_id for rollout in rollouts]
+        return (yield from self._deliver(self._outgoing("POST", url, payload, about=about)))
 
     # ------------------------------------------------------------------ requests
 
@@ -295,71 +259,91 @@ class AgentLightningClient:
         return urljoin(self.endpoint, uri)
 
     def _request_json(self, url: str) -> Json | None:
-        return self._exchange(self._outgoing("GET", url))
+        return self._run(self._exchange(self._outgoing("GET", url)))
 
     async def _request_json_async(self, url: str) -> Json | None:
-        return await self._exchange_async(self._outgoing("GET", url))
+        return await self._run_async(self._exchange(self._outgoing("GET", url)))
 
     def _post_json(self, url: str, payload: Json | list[Json]) -> Json | None:
-        return self._exchange(self._outgoing("POST", url, payload))
+        return self._run(self._exchange(self._outgoing("POST", url, payload)))
 
     async def _post_json_async(self, url: str, payload: Json | list[Json]) -> Json | None:
-        return await self._exchange_async(self._outgoing("POST", url, payload))
+        return await self._run_async(self._exchange(self._outgoing("POST", url, payload)))
 
-    def _exchange(self, request: Outgoing) -> Json | None:
-        try:
-            return self._understood(request, self._connections.send(request))
-        except StoreUnavailable as error:
-            self._report_failure(request, str(error))
-            return None
-
-    async def _exchange_async(self, request: Outgoing) -> Json | None:
-        try:
-            return self._understood(request, await self._connections.send_async(request))
-        except StoreUnavailable as error:
-            self._report_failure(request, str(error))
-            return None
-
-    def _deliver(self, request: Outgoing) -> Json | None:
-        """As `_exchange`, but a server that does not answer is tried again; for what may arrive twice without harm."""
-        tries = 1
+    def _run(self, steps: Steps[ResultT]) -> ResultT:
+        """Take the steps of an operation."""
+        reply: Answer | StoreUnavailable | None = None
         while True:
             try:
-                return self._understood(request, self._connections.send(request))
+                step = steps.send(reply)
+            except StopIteration as done:
+                result: ResultT = done.value
+                return result
+            if not isinstance(step, Outgoing):
+                self._closed.wait(step)
+                reply = None
+                continue
+            try:
+                reply = self._connections.send(step)
             except StoreUnavailable as error:
-                if tries == RESULT_TRIES or self._closed.wait(self.poll_interval):
-                    self._report_loss(request, tries, error)
-                    return None
-            tries += 1
+                reply = error
 
-    async def _deliver_async(self, request: Outgoing) -> Json | None:
-        """As `_deliver`."""
-        tries = 1
+    async def _run_async(self, steps: Steps[ResultT]) -> ResultT:
+        """As `_run`, on the running loop; a pause ends when the client is closed, by any thread."""
+        reply: Answer | StoreUnavailable | None = None
         while True:
             try:
-                return self._understood(request, await self._connections.send_async(request))
+                step = steps.send(reply)
+            except StopIteration as done:
+                result: ResultT = done.value
+                return result
+            reply = None
+            if isinstance(step, Outgoing):
+                try:
+                    reply = await self._connections.send_async(step)
+                except StoreUnavailable as error:
+                    reply = error
+                continue
+            until = time.monotonic() + step
+            while (left := until - time.monotonic()) > 0 and not self._closed.is_set():  # noqa: ASYNC110 # by any thread
+                await asyncio.sleep(min(left, CLOSE_LOOK_SECONDS))
+
+    def _exchange(self, request: Outgoing) -> Steps[Json | None]:
+        """Send a request once; None, and a line in the log, if that fails."""
+        try:
+            return self._understood(request, (yield request))
+        except StoreUnavailable as error:
+            self._report_failure(request, str(error))
+            return None
+
+    def _deliver(self, request: Outgoing) -> Steps[Json | None]:
+        """As `_exchange`, but a server that does not answer is tried again; for what may arrive twice without harm."""
+        for tries in range(1, RESULT_TRIES + 1):
+            try:
+                answer = self._understood(request, (yield request))
             except StoreUnavailable as error:
                 if tries < RESULT_TRIES:
-                    await self._pause_async(self.poll_interval)
+                    yield self.poll_interval
                 if tries == RESULT_TRIES or self._closed.is_set():
-                    self._report_loss(request, tries, error)
-                    return None
-            tries += 1
-
-    def _report_loss(self, request: Outgoing, tries: int, error: StoreUnavailable) -> None:
-        logger.warning(
-            "The result of %s could not be delivered after %d tries and is lost: %s", request.about, tries, error
-        )
+                    text = "The result of %s could not be delivered after %d tries and is lost: %s"
+                    logger.warning(text, ", ".join(request.about), tries, error)
+                    break
+            else:
+                for rollout_id in request.about if answer is not None else ():
+                    self._open_tasks.remove(rollout_id)
+                    logger.debug("Result of rollout %s posted to %s.", rollout_id, self.endpoint)
+                return answer
+        return None
 
     def _report_failure(self, request: Outgoing, text: str) -> None:
         """Log a failure: what was to be written each time, questions once until the server answers again."""
         is_known = request.body is None and (self._is_in_trouble or self._closed.is_set())
         self._is_in_trouble = self._is_in_trouble or request.body is None
-        lost = f"The result of {request.about} is lost: " if request.about else ""
+        lost = f"The result of {', '.join(request.about)} is lost: " if request.about else ""
         logger.log(logging.DEBUG if is_known else logging.WARNING, "%s%s", lost, text)
 
     def _outgoing(
-        self, method: str, url: str, payload: Json | list[Json] | None = None, *, about: str = ""
+        self, method: str, url: str, payload: Json | list[Json] | None = None, *, about: Sequence[str] = ()
     ) -> Outgoing:
         if payload is None:
             return Outgoing(method, url, self._default_headers, self.timeout)
@@ -370,8 +354,11 @@ class AgentLightningClient:
             body = compressed(body)
         return Outgoing(method, url, headers, self.timeout, body, about)
 
-    def _understood(self, request: Outgoing, answer: Answer) -> Json | None:
+    def _understood(self, request: Outgoing, answer: Answer | StoreUnavailable | None) -> Json | None:
         """The JSON object of a successful answer, None for any other; StoreUnavailable if it may succeed later."""
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+        assert answer is not None
         # Servers of the 0.2 release do not unpack bodies; one that does says so with every answer (RFC 7694).
         self._server_takes_gzip = self._server_takes_gzip or "gzip" in answer.headers.get("accept-encoding", "")
         what = f"{request.method} {request.url}"

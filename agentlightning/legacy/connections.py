@@ -6,7 +6,7 @@ so the session ends with its loop even if nobody calls `aclose`, and scripts tha
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -27,7 +27,7 @@ class Outgoing:
     headers: Mapping[str, str]
     timeout_seconds: float
     body: bytes | None = None
-    about: str = ""
+    about: Sequence[str] = ()
     """The ids of the rollouts whose results it carries."""
 
 

@@ -2,7 +2,8 @@
 
 The truth is in the store. What is remembered here is only who is concerned: which tasks were handed out here, and which
 rollouts were queued or reported here and have not been retrieved. A result is retrieved once; that, too, is noted in
-the store, so that it holds across a restart.
+the store, so that it holds across a restart. How long a claim may take is written into each rollout as its time limit,
+so that the store itself puts a task back whose client has vanished.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from pydantic_core import to_jsonable_python
 
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
-from agentlightning.legacy.task_queue import LEGACY_PREFIX, TaskQueue
 from agentlightning.runner.output import output_of
-from agentlightning.store.base import LightningStore, is_finished, is_running
+from agentlightning.store.base import LightningStore, is_finished, is_queuing, is_running
+from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import innermost
 from agentlightning.store.local import LocalStore
 from agentlightning.store.memory import InMemoryLightningStore
@@ -33,6 +34,7 @@ from agentlightning.types import (
     NoticeKind,
     ResourcesUpdate,
     Rollout,
+    RolloutConfig,
     RolloutLegacy,
     RolloutMode,
     Task,
@@ -47,9 +49,13 @@ REPORTED = "agentlightning.legacy.rollout"
 """Metadata key of an attempt under which a reported result is kept whole, until it is retrieved."""
 HEALTH_SECONDS = 5.0
 """How long the store may take to write a little before it counts as broken."""
+LEGACY_PREFIX = "rollout-"
+"""How ids of tasks begin that were queued through this protocol."""
 RESOURCES_PREFIX = "res-"
 RETRIEVED = "agentlightning.legacy.retrieved"
 """Metadata key that says a result was retrieved."""
+_MANY_ATTEMPTS = 1_000_000
+"""The old protocol never gives a task up."""
 
 
 class ServerDataStore:
@@ -62,9 +68,13 @@ class ServerDataStore:
             store: Where everything is kept.
             task_timeout_seconds: After this time a claimed task goes back to the queue; None waits for ever.
         """
-        self.store = store if store is not None else InMemoryLightningStore()
+        self.store = adapted(store) if store is not None else InMemoryLightningStore()
         self._task_timeout_seconds = task_timeout_seconds
-        self._task_queue = TaskQueue(self.store, task_timeout_seconds)
+        self._config = RolloutConfig()
+        if task_timeout_seconds is not None:
+            self._config = RolloutConfig(
+                timeout_seconds=task_timeout_seconds, max_attempts=_MANY_ATTEMPTS, retry_condition=["timeout"]
+            )
         self._results_lock = threading.Lock()  # protects the five fields below
         self._processing_tasks: dict[str, Task] = {}
         self._queued_rollouts: dict[str, None] = {}
@@ -86,7 +96,10 @@ class ServerDataStore:
     ) -> str:
         """Queue a task; the id of its rollout. InvalidValue if it could not be sent to a client."""
         check_sendable("A task", {"input": sample, "resources_id": resources_id, "metadata": metadata})
-        rollout = await self._task_queue.put(sample, mode, resources_id, metadata)
+        task_id = f"{LEGACY_PREFIX}{uuid.uuid4()}"
+        rollout = await self._queue(
+            Task(rollout_id=task_id, input=sample, mode=mode, resources_id=resources_id, metadata=metadata or {})
+        )
         with self._results_lock:
             self._queued_rollouts[rollout.rollout_id] = None
         logger.debug("Task %s queued.", rollout.rollout_id)
@@ -97,7 +110,8 @@ class ServerDataStore:
 
         One that no answer can carry, which others may have put into the store, is failed and the next one taken.
         """
-        while (task := await self._task_queue.get_nowait(worker_id)) is not None:
+        while (claim := await self.store.dequeue_rollout(worker_id)) is not None:
+            task = Task.of_rollout(claim)
             try:
                 check_sendable(f"Task '{task.rollout_id}'", task.model_dump())
             except InvalidValue as error:
@@ -119,7 +133,19 @@ class ServerDataStore:
     async def requeue_task(self, task: Task) -> None:
         """Put a claimed task back at the tail of the queue."""
         self._forget_processing(task.rollout_id)
-        await self._task_queue.put_back(task)
+        rollout = await self._queue(task)
+        if not is_queuing(rollout):
+            await self.store.update_rollout(task.rollout_id, status="requeuing")
+
+    async def _queue(self, task: Task) -> Rollout:
+        """Add a task at the tail of the queue; one whose id is known already stays as it is."""
+        rollout = await self.store.enqueue_rollout(
+            *(task.input, task.mode, task.resources_id, self._config, task.metadata or {}), rollout_id=task.rollout_id
+        )
+        if task.resources_id is None and rollout.resources_id is not None and is_queuing(rollout):
+            # The store binds to the resources of now; a task without an id takes those that are latest when it is run.
+            rollout = await self.store.update_rollout(rollout.rollout_id, resources_id=None)
+        return rollout
 
     async def forget_stale_tasks(self) -> None:
         """Drop tasks from the processing ones that the store has taken back, as it does when their time runs out."""
@@ -176,9 +202,7 @@ class ServerDataStore:
         if attempt is not None:
             return attempt
         task = rollout.task or Task(rollout_id=rollout.rollout_id, input=None)
-        await self._task_queue.put(
-            task.input, task.mode, task.resources_id, task.metadata, rollout_id=rollout.rollout_id
-        )
+        await self._queue(task.model_copy(update={"rollout_id": rollout.rollout_id}))
         return (await self.store.start_attempt(rollout.rollout_id)).attempt
 
     async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:

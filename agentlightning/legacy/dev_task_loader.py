@@ -1,13 +1,12 @@
 """DevTaskLoader: a client without a server, for trying an agent on a few tasks in one process."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentlightning.errors import ConfigurationError, NotFound
-from agentlightning.legacy.client import AgentLightningClient, Json
+from agentlightning.legacy.client import AgentLightningClient, Json, Steps
 from agentlightning.legacy.resources_watch import Callback
-from agentlightning.legacy.results import as_rollout
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
 from agentlightning.utils.deprecation import deprecated
 
@@ -56,8 +55,9 @@ class DevTaskLoader(AgentLightningClient):
         """What was posted, in order."""
         return self._rollouts
 
-    def poll_next_task(self, timeout: float | None = None) -> Task:
+    def _poll(self, timeout: float | None) -> Steps[Task | None]:
         """The next task, without a wait; after the last one comes the first again."""
+        yield from ()
         index = self._task_index
         self._task_index = (index + 1) % len(self._tasks)
         self.task_count += 1
@@ -66,30 +66,15 @@ class DevTaskLoader(AgentLightningClient):
         self._open_tasks.add(polled)
         return polled
 
-    async def poll_next_task_async(self, timeout: float | None = None) -> Task:
-        return self.poll_next_task(timeout)
-
-    def submit_task(
-        self,
-        sample: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> str:
+    def _submit(
+        self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
+    ) -> Steps[str | None]:
         """Append a task to the list."""
+        yield from ()
         task = self._numbered(len(self._tasks), sample)
         given = {"mode": mode, "resources_id": resources_id or task.resources_id, "metadata": metadata or {}}
         self._tasks.append(task.model_copy(update=given))
         return task.rollout_id
-
-    async def submit_task_async(
-        self,
-        sample: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> str:
-        return self.submit_task(sample, mode, resources_id, metadata)
 
     def _numbered(self, index: int, sample: TaskInput) -> Task:
         return Task(
@@ -99,8 +84,9 @@ class DevTaskLoader(AgentLightningClient):
             create_time=time.time(),
         )
 
-    def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
+    def _resources(self, resource_id: str | None) -> Steps[ResourcesUpdate | None]:
         """The bundle, if this is its id; None for a task that names none."""
+        yield from ()
         if resource_id is None:
             return None
         if resource_id != self._resources_update.resources_id:
@@ -109,14 +95,8 @@ class DevTaskLoader(AgentLightningClient):
             )
         return self._resources_update
 
-    async def get_resources_by_id_async(self, resource_id: str | None) -> ResourcesUpdate | None:
-        return self.get_resources_by_id(resource_id)
-
-    def get_latest_resources(self) -> ResourcesUpdate:
-        """The bundle."""
-        return self._resources_update
-
-    async def get_latest_resources_async(self) -> ResourcesUpdate:
+    def _latest_resources(self) -> Steps[ResourcesUpdate | None]:
+        yield from ()
         return self._resources_update
 
     def on_resources_update(self, callback: Callback) -> Callback:
@@ -124,24 +104,17 @@ class DevTaskLoader(AgentLightningClient):
         callback(self._resources_update)
         return callback
 
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json:
+    def _post(self, rollout: RolloutLegacy) -> Steps[Json | None]:
         """Keep a result."""
-        kept = self._result(rollout)
-        self._open_tasks.remove(kept.rollout_id)
-        self._rollouts.append(kept)
-        return {"status": "received", "rollout_id": kept.rollout_id}
+        yield from ()
+        self._open_tasks.remove(rollout.rollout_id)
+        self._rollouts.append(rollout)
+        return {"status": "received", "rollout_id": rollout.rollout_id}
 
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json:
-        return self.post_rollout(rollout)
-
-    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json:
-        """Keep several results."""
-        kept = [as_rollout(rollout) for rollout in rollouts]
-        self._rollouts.extend(kept)
-        return {"status": "received", "rollout_ids": [rollout.rollout_id for rollout in kept]}
-
-    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json:
-        return self.post_rollouts(rollouts)
+    def _post_many(self, rollouts: Sequence[RolloutLegacy]) -> Steps[Json | None]:
+        yield from ()
+        self._rollouts.extend(rollouts)
+        return {"status": "received", "rollout_ids": [rollout.rollout_id for rollout in rollouts]}
 
     def __repr__(self) -> str:
         return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._resources_update.resources})"

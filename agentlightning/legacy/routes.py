@@ -4,7 +4,9 @@ A malformed request is answered with 400, a server that has not started or has s
 `detail`.
 """
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +18,6 @@ from agentlightning.asgi.compression import COMPRESS_FROM_BYTES
 from agentlightning.errors import AgentLightningError
 from agentlightning.legacy.data_store import ServerDataStore, check_sendable
 from agentlightning.legacy.middleware import CheckedRequests
-from agentlightning.legacy.waiting import WaitingRoom
 from agentlightning.types import (
     GenericResponse,
     NamedResources,
@@ -28,6 +29,8 @@ from agentlightning.types import (
 )
 
 __all__ = ["MAX_WAIT_SECONDS", "add_routes"]
+
+ResultT = TypeVar("ResultT")
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time a request may wait for new resources."""
@@ -56,10 +59,45 @@ class Publication(BaseModel):
     resources: NamedResources
 
 
+class WaitingRequests:
+    """Requests that wait, let go all at once when their server stops; while it is closed, none waits."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def close(self) -> None:
+        """Send everybody away, those who come later too."""
+        self._is_open = False
+        for task in self._tasks:
+            task.cancel()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def wait(self, coming: Coroutine[Any, Any, ResultT], seconds: float) -> ResultT | None:
+        """What is coming, or None if it does not come in time or the room closes."""
+        if not self._is_open:
+            coming.close()
+            return None
+        task = asyncio.create_task(coming, name="agl-legacy-wait")
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        finally:
+            self._tasks.discard(task)
+            task.cancel()
+            await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+
 def add_routes(app: FastAPI, *, token: str | None = None) -> None:
     """Give an application all routes; `app.state.data_store` is None until the server has started."""
     app.state.data_store = None
-    app.state.waiting_room = WaitingRoom()
+    app.state.waiting = WaitingRequests()
     app.include_router(router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(AgentLightningError, _refused)
@@ -130,8 +168,8 @@ async def latest_resources(
     with 204 after that many seconds.
     """
     if wait > 0.0:
-        room: WaitingRoom = request.app.state.waiting_room
-        changed = await room.wait(data_store.wait_for_resources(after, version), min(wait, MAX_WAIT_SECONDS))
+        waiting: WaitingRequests = request.app.state.waiting
+        changed = await waiting.wait(data_store.wait_for_resources(after, version), min(wait, MAX_WAIT_SECONDS))
         if changed is not None:
             return changed
     latest = await data_store.get_latest_resources()

@@ -17,8 +17,13 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm import Algorithm
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.orphans import kill_orphaned_processes
-from agentlightning.legacy.workers import WorkerPlan, already_told, join_workers, worker_processes
+from agentlightning.legacy.workers import (
+    WorkerPlan,
+    already_told,
+    join_workers,
+    kill_orphaned_processes,
+    worker_processes,
+)
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
 from agentlightning.types import Dataset

@@ -10,28 +10,39 @@ import pkgutil
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import psutil
 
 from agentlightning.adapter.base import Adapter
 from agentlightning.errors import TrainingError
 from agentlightning.execution.processes import start_context
 from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.orphans import NAME_PREFIX
 from agentlightning.legacy.runner import LegacyAgentRunner
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import Tracer
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["WorkerPlan", "already_told", "join_workers", "worker_processes"]
+__all__ = [
+    "WorkerPlan",
+    "already_told",
+    "join_workers",
+    "kill_orphaned_processes",
+    "orphaned_among",
+    "worker_processes",
+]
 
 logger = logging.getLogger(__name__)
+
+NAME_PREFIX: Final = "AgentLightning-"
+"""How names of worker processes begin. Linux shows the first 15 letters of a name, which are these."""
 
 
 @contextmanager
@@ -145,3 +156,60 @@ def _tell_ends(processes: Sequence[BaseProcess], closing: Connection) -> None:
         for process in [known for known in left if known.sentinel in ready]:
             left.remove(process)
             logger.warning("%s has ended; %d of %d workers are left.", process.name, len(left), len(processes))
+
+
+# ---------------------------------------------------------------------- workers that were left behind
+
+# Our workers end with the process that started them; those of earlier releases may have been left. A process is killed
+# only if it bears a worker's name, belongs to the user who asks, and is a child of this process or an orphan: workers
+# of another training on the same machine are neither.
+
+
+def kill_orphaned_processes() -> None:
+    """Kill the workers that were left behind by this user's trainings, and those of this process."""
+    for process in orphaned_among(psutil.process_iter()):
+        try:
+            process.kill()  # psutil makes sure that the number does not belong to another process by now
+        except psutil.Error as error:
+            logger.warning("Process %d could not be killed: %s", process.pid, error)
+        else:
+            logger.info("Killed process %d, which was left behind.", process.pid)
+
+
+def orphaned_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that may be killed; a process that cannot be looked at, or ends meanwhile, is none of them."""
+    me = psutil.Process()
+    found = []
+    for process in processes:
+        try:
+            if _may_be_killed(process, me):
+                found.append(process)
+        except psutil.Error as error:
+            logger.debug("Process %d is left alone: %s", process.pid, error)
+    return found
+
+
+def _may_be_killed(process: psutil.Process, me: psutil.Process) -> bool:
+    if process == me or not process.name().startswith(NAME_PREFIX):
+        return False
+    if process.username() != me.username() or process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    return process.ppid() == me.pid or _is_orphan(process)
+
+
+def _is_orphan(process: psutil.Process) -> bool:
+    """Whether the one who started it is gone.
+
+    An orphan is adopted by a process of the system. A worker runs the same Python as its trainer, under the same user,
+    so a parent that does not has adopted it; this holds in a container too, where the trainer may be number 1.
+    """
+    parent = process.parent()
+    return parent is None or parent.username() != process.username() or _program_of(parent) != process.exe()
+
+
+def _program_of(parent: psutil.Process) -> str | None:
+    """None if it may not be known, as with processes that have more rights than their children."""
+    try:
+        return parent.exe()
+    except psutil.AccessDenied:
+        return None

@@ -15,9 +15,8 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.legacy.orphans import orphaned_among
 from agentlightning.legacy.trainer import TrainerLegacy
-from agentlightning.legacy.workers import WorkerPlan, join_workers, worker_processes
+from agentlightning.legacy.workers import WorkerPlan, join_workers, orphaned_among, worker_processes
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from tests.legacy.agents import Newer

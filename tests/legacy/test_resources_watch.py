@@ -137,7 +137,7 @@ def test_stopping_the_server_does_not_wait_for_those_who_wait(served: Any, clien
     served.run(served.server.update_resources(prompt("one")))
     client.on_resources_update(told.put)
     assert next_of(told) == "one"
-    room = served.server._app.state.waiting_room
+    room = served.server._app.state.waiting
     served.run(until(lambda: len(room) == 1))
 
     served.run(served.server.stop())

@@ -8,7 +8,7 @@ import pytest
 from agentlightning.errors import RolloutFailed
 from agentlightning.legacy.calling import call_on_loop, call_plainly, rollout_method
 from agentlightning.litagent import LitAgent, llm_rollout, rollout
-from agentlightning.types import LLM, PromptTemplate, RolloutLegacy, RolloutMode, Task
+from agentlightning.types import LLM, PromptTemplate, RolloutMode, Task
 
 RESOURCES = {"prompt": PromptTemplate(template="{name}", engine="f-string"), "llm": LLM(endpoint="e", model="m")}
 TASK = Task(rollout_id="rollout-1", input="hello", mode="train")
@@ -56,24 +56,6 @@ def test_the_most_fitting_method_is_chosen(
     agent = defining(*names)
 
     assert rollout_method(agent, mode, prefers_async=prefers_async) == getattr(agent, chosen)
-
-
-@both_manners
-def test_an_agent_of_the_first_release_is_given_the_id(manner: str) -> None:
-    class Agent(LitAgent[Any]):
-        def training_rollout(self, task: Any, rollout_id: str, resources: Any) -> Any:  # type: ignore[override]
-            return task, rollout_id, resources
-
-    assert call(manner, Agent()) == ("hello", "rollout-1", RESOURCES)
-
-
-@both_manners
-def test_a_newer_agent_is_given_the_rollout(manner: str) -> None:
-    class Agent(LitAgent[Any]):
-        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
-            return task, resources, rollout
-
-    assert call(manner, Agent()) == ("hello", RESOURCES, RolloutLegacy(rollout_id="rollout-1", task=TASK))
 
 
 @both_manners

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidTransition
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.types import PromptTemplate, RolloutLegacy, Task, Triplet
 
@@ -215,13 +214,6 @@ def test_a_mapping_is_posted_as_a_result(served: Any, connect: Any, ask: Any) ->
 
     assert answer["status"] == "ok"
     assert served.run(served.server.get_completed_rollout("rollout-1")).final_reward == 1.0
-
-
-def test_a_bare_number_is_refused_with_the_way_out_where_no_task_was_polled(
-    connect: Any, ask: Any, nobody: str
-) -> None:
-    with pytest.raises(InvalidTransition, match=r"a float, and no polled task .* rollout_from_result\(task, result\)"):
-        ask(connect(nobody), "post_rollout", 0.5)
 
 
 def test_a_bare_number_is_refused_among_several_results(connect: Any, ask: Any, nobody: str) -> None:

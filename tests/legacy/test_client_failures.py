@@ -67,12 +67,6 @@ def test_a_poll_with_a_timeout_ends_without_a_task(canned: Any, connect: Any, as
     assert server.requests
 
 
-def test_a_poll_with_a_timeout_gets_the_task_that_is_there(canned: Any, connect: Any, ask: Any) -> None:
-    server = canned((200, NO_TASK), (200, TASK))
-
-    assert ask(connect(server.endpoint), "poll_next_task", PATIENCE_SECONDS).rollout_id == "rollout-1"
-
-
 def test_a_timeout_shorter_than_the_pause_is_kept(canned: Any, connect: Any, ask: Any) -> None:
     server = canned((200, NO_TASK))
     began = time.monotonic()
@@ -80,10 +74,6 @@ def test_a_timeout_shorter_than_the_pause_is_kept(canned: Any, connect: Any, ask
     assert ask(connect(server.endpoint, poll_interval=3600.0), "poll_next_task", 0.05) is None
 
     assert time.monotonic() - began < PATIENCE_SECONDS
-
-
-def test_a_dev_loader_takes_a_timeout(ask: Any) -> None:
-    assert ask(DevTaskLoader(["hello"], {}), "poll_next_task", 0.0).input == "hello"
 
 
 # ---------------------------------------------------------------------- results

@@ -47,19 +47,6 @@ async def test_a_task_has_an_id_of_the_old_form_and_all_its_fields(data_store: S
     )
 
 
-async def test_an_empty_queue_answers_none_at_once(data_store: ServerDataStore) -> None:
-    assert await data_store.get_next_task() is None
-
-
-async def test_tasks_are_handed_out_once_and_in_order(data_store: ServerDataStore) -> None:
-    rollout_ids = [await data_store.add_task(number) for number in range(3)]
-
-    tasks = [await claimed(data_store) for _ in range(3)]
-
-    assert [task.rollout_id for task in tasks] == rollout_ids
-    assert await data_store.get_next_task() is None
-
-
 async def test_a_task_without_resources_takes_the_latest_when_it_is_run(data_store: ServerDataStore) -> None:
     await data_store.publish_resources({})
 
@@ -236,10 +223,6 @@ async def test_published_resources_are_found_by_id_and_as_the_latest(data_store:
     assert first.resources == prompts[0]
     assert await data_store.get_resources_by_id("res-9") is None
     assert (data_store._latest_resources_id, set(data_store._resource_versions)) == ("res-1", {"res-0", "res-1"})
-
-
-async def test_without_resources_there_are_no_latest_ones() -> None:
-    assert await ServerDataStore().get_latest_resources() is None
 
 
 async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: Any) -> None:

@@ -10,12 +10,28 @@ import pytest
 
 import agentlightning.client
 import agentlightning.server
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.client import AgentLightningClient, DevTaskLoader
+from agentlightning.runner.legacy import LegacyAgentRunner
 from agentlightning.server import AgentLightningServer, ServerDataStore
+from agentlightning.tracer import DummyTracer
+from agentlightning.tracer.http import HttpTracer
+from tests.legacy.agents import Newer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    QUIET_CLIENT = DevTaskLoader(["a"], {})
 
 IMPORTS = """
 from agentlightning.client import AgentLightningClient, DevTaskLoader, rollout_from_result
 from agentlightning.server import AgentLightningServer, ServerDataStore
+from agentlightning.runner.legacy import LegacyAgentRunner
+from agentlightning.trainer.legacy import TrainerLegacy
+from agentlightning.tracer.agentops import AgentOpsTracer, LightningSpanProcessor
+from agentlightning.tracer.http import HttpTracer
+from agentlightning.instrumentation.agentops import AgentOpsServerManager, instrument_agentops
+from agentlightning.instrumentation.agentops_langchain import instrument_agentops_langchain
+from agentlightning.llm_proxy import LightningSpanExporter
 """
 
 
@@ -41,9 +57,14 @@ def test_the_doors_name_what_they_lead_to() -> None:
         (lambda: AgentLightningClient("http://localhost"), ["AgentLightningClient .* use LightningStoreClient"]),
         (lambda: AgentLightningServer(), ["AgentLightningServer .* use LightningStoreServer"]),
         (lambda: DevTaskLoader(["a"], {}), [r"DevTaskLoader .* use Trainer\.dev", "AgentLightningClient .*"]),
+        (
+            lambda: LegacyAgentRunner(Newer(), QUIET_CLIENT, DummyTracer(), TracerTraceToTriplet()),
+            ["LegacyAgentRunner .* use LitAgentRunner with a store"],
+        ),
+        (lambda: HttpTracer(), ["HttpTracer is deprecated; OtelTracer"]),
         (lambda: ServerDataStore(), []),
     ],
-    ids=["client", "server", "loader", "data store"],
+    ids=["client", "server", "loader", "runner", "http tracer", "data store"],
 )
 def test_each_class_warns_at_the_line_that_constructs_it(construct: Callable[[], object], messages: list[str]) -> None:
     caught = warnings_of(construct)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from agentlightning.client import AgentLightningClient, DevTaskLoader, rollout_from_result
+from agentlightning.client import AgentLightningClient, rollout_from_result
 from agentlightning.errors import InvalidTransition
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import RolloutLegacy
@@ -174,15 +174,6 @@ def test_a_client_that_travels_leaves_its_tasks_behind(served: Any, connect: Any
 
     with pytest.raises(InvalidTransition):
         copy.post_rollout("text")
-
-
-def test_a_dev_loader_takes_bare_results(ask: Any) -> None:
-    loader = DevTaskLoader(["hello"], {})
-    ask(loader, "poll_next_task")
-
-    ask(loader, "post_rollout", 0.5)
-
-    assert [(result.task.input, result.final_reward) for result in loader.rollouts if result.task] == [("hello", 0.5)]
 
 
 # ---------------------------------------------------------------------- the server

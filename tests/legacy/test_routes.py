@@ -39,17 +39,6 @@ def send(server: AgentLightningServer, method: str, path: str, **options: Any) -
     return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
 
 
-def test_a_submitted_task_is_served(server: AgentLightningServer) -> None:
-    submitted = send(server, "POST", "/task", json={"sample": {"q": 1}, "mode": "test", "metadata": {"k": 1}}).json()
-
-    answer = send(server, "GET", "/task").json()
-
-    assert answer["is_available"] is True
-    assert answer["task"]["rollout_id"] == submitted["rollout_id"]
-    assert (answer["task"]["input"], answer["task"]["mode"], answer["task"]["metadata"]) == ({"q": 1}, "test", {"k": 1})
-    assert answer["task"]["num_claims"] == 1
-
-
 def test_no_task_is_an_answer_too(server: AgentLightningServer) -> None:
     assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
 
@@ -97,14 +86,6 @@ def test_without_resources_the_latest_are_not_found(serve: Any) -> None:
     for parameters in ({}, {"wait": 0.01}):
         response = send(served.server, "GET", "/resources/latest", params=parameters)
         assert (response.status_code, "No resources have been set" in response.text) == (404, True)
-
-
-def test_a_result_is_acknowledged(server: AgentLightningServer) -> None:
-    answer = send(server, "POST", "/rollout", json={"rollout_id": "rollout-a", "final_reward": 1.0}).json()
-
-    assert answer["status"] == "ok"
-    assert "rollout-a" in answer["message"]
-    assert answer["data"] is None
 
 
 @pytest.mark.parametrize(

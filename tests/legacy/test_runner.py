@@ -176,18 +176,6 @@ def test_what_the_agent_raises_is_posted(error: BaseException, manner: str, capl
     assert "Rollout local_task_001 failed" in caplog.text
 
 
-def test_after_a_failure_the_next_task_is_done() -> None:
-    class Moody(LitAgent[Any]):
-        def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
-            return 1 / task
-
-    loader = DevTaskLoader([0, 4], {})
-
-    assert running(Moody(), loader, max_tasks=2).iter() == 2
-
-    assert [rollout.final_reward for rollout in loader.rollouts] == [None, 0.25]
-
-
 @pytest.mark.parametrize(
     "result", [[Triplet(prompt=1, response=2), object()], {"final_reward": "much"}], ids=["list", "mapping"]
 )
@@ -277,15 +265,6 @@ def test_without_triplets_the_reward_is_the_last_that_was_emitted(tracer: Tracer
     assert (rollout.triplets, rollout.final_reward) == ([], 1.0)
 
 
-def test_returned_triplets_are_kept(tracer: Tracer) -> None:
-    triplets = [Triplet(prompt="p", response="r", reward=0.1), Triplet(prompt="q", response="s", reward=0.2)]
-
-    rollout = posted(Returning(triplets, calls=1), tracer)
-
-    assert (rollout.triplets, rollout.final_reward) == (triplets, 0.2)
-    assert rollout.trace
-
-
 def test_returned_spans_are_the_trace(tracer: Tracer) -> None:
     with tracer._trace_context_sync():
         Returning(None, calls=3).rollout("elsewhere", {}, None)
@@ -296,13 +275,6 @@ def test_returned_spans_are_the_trace(tracer: Tracer) -> None:
     assert rollout.trace == [json.loads(span.to_json()) for span in spans]
     assert len(rollout.triplets or []) == 3
     assert rollout.final_reward == 1.0
-
-
-def test_returned_dictionaries_are_the_trace(tracer: Tracer) -> None:
-    rollout = posted(Returning([{"name": "mine"}], calls=1), tracer)
-
-    assert rollout.trace == [{"name": "mine"}]
-    assert len(rollout.triplets or []) == 1
 
 
 def test_a_returned_rollout_is_completed(tracer: Tracer) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -233,13 +232,6 @@ async def test_operations_need_a_running_server(method: str, args: tuple[Any, ..
         await getattr(AgentLightningServer(), method)(*args)
 
 
-async def test_ids_have_the_old_forms(server: AgentLightningServer) -> None:
-    uuid4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-
-    assert re.fullmatch(f"rollout-{uuid4}", await server.queue_task("hello", mode="train"))
-    assert re.fullmatch(f"res-{uuid4}", await server.update_resources({}))
-
-
 async def test_a_result_is_taken_once(server: AgentLightningServer) -> None:
     rollout = RolloutLegacy(rollout_id=await server.queue_task("hello"), final_reward=1.0)
     await report(server, rollout)
@@ -362,19 +354,6 @@ async def test_an_input_that_pydantic_writes_as_json_travels(server: AgentLightn
 
     assert task is not None
     assert task.rollout_id == rollout_id
-
-
-async def test_several_results_are_kept_all_or_none(server: AgentLightningServer) -> None:
-    body = r'[{"rollout_id": "rollout-1"}, {"rollout_id": "rollout-2", "logs": ["\ud800"]}]'
-    headers = {"Content-Type": "application/json"}
-
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{server.endpoint}/rollouts", data=body, headers=headers) as response,
-    ):
-        assert response.status == 400
-
-    assert await server.retrieve_completed_rollouts() == []
 
 
 async def test_resources_that_cannot_travel_are_refused(server: AgentLightningServer) -> None:

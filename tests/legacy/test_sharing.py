@@ -108,20 +108,6 @@ async def test_a_result_of_a_runner_comes_back_through_the_protocol(
     assert await server.get_completed_rollout(rollout_id) is None
 
 
-async def test_results_of_both_kinds_are_taken_together(
-    store: Any, server: AgentLightningServer, client: AgentLightningClient, make_span: Any
-) -> None:
-    by_runner, by_client = [await server.queue_task(number) for number in range(2)]
-    await run_modern(store, make_span)
-    task = await client.poll_next_task_async()
-    assert task is not None
-    await client.post_rollout_async(rollout_from_result(task, 1.0))
-
-    results = await server.retrieve_completed_rollouts()
-
-    assert [(result.rollout_id, result.final_reward) for result in results] == [(by_runner, 0.75), (by_client, 1.0)]
-
-
 async def test_a_rollout_that_failed_at_a_runner_is_a_result_too(
     store: Any, server: AgentLightningServer, make_span: Any
 ) -> None:

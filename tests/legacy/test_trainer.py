@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,7 +20,6 @@ from agentlightning.legacy.dev_task_loader import DevTaskLoader
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.legacy.trainer import TrainerLegacy
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.legacy import LegacyAgentRunner
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Hook, NamedResources
 from tests.e2e.server_process import left_behind
@@ -64,26 +61,6 @@ class TellingItsProcess(LitAgent[Any]):
 
 
 # ---------------------------------------------------------------------- doors
-
-
-def test_importing_the_doors_is_silent() -> None:
-    doors = (
-        "from agentlightning.runner.legacy import LegacyAgentRunner as R; from agentlightning.trainer.legacy import *"
-    )
-    names = f"{doors}; print(R.__module__, TrainerLegacy.__module__)"
-
-    done = subprocess.run([sys.executable, "-W", "error", "-c", names], check=True, capture_output=True, text=True)
-
-    assert done.stdout.split() == ["agentlightning.legacy.runner", "agentlightning.legacy.trainer"]
-
-
-def test_a_runner_warns_at_the_line_that_constructs_it(resources: Any) -> None:
-    loader = DevTaskLoader(TASKS, resources)
-
-    with pytest.warns(DeprecationWarning, match="use LitAgentRunner with a store") as caught:
-        LegacyAgentRunner(Newer(), loader, DummyTracer(), TracerTraceToTriplet())
-
-    assert [warning.filename for warning in caught] == [__file__]
 
 
 # ---------------------------------------------------------------------- the tasks of a server
@@ -129,15 +106,6 @@ def test_several_workers_have_processes_that_end(served: ServerInThread, connect
     assert len(pids) == 2
     assert os.getpid() not in pids
     assert not any(is_running(pid) for pid in pids)
-
-
-def test_agents_that_fail_in_processes_are_posted_as_failures(served: ServerInThread, connect: Connect) -> None:
-    rollout_ids = queued(served, {})
-
-    training(max_rollouts=2, n_runners=2).fit_v0(FirstRelease(), connect(served.endpoint))
-
-    done = [served.run(served.server.poll_completed_rollout(rollout_id, timeout=30)) for rollout_id in rollout_ids]
-    assert [rollout.metadata["error"]["type"] for rollout in done] == ["KeyError"] * len(TASKS)
 
 
 def test_a_worker_that_dies_is_an_error(
@@ -372,16 +340,6 @@ def test_the_client_is_there_between_init_and_teardown() -> None:
     assert (client.endpoint, client._closed.is_set()) == ("http://127.0.0.1:1", True)
     with pytest.raises(RuntimeError, match="call init"):
         trainer.client()
-
-
-def test_a_client_of_the_user_stays_open(connect: Connect) -> None:
-    trainer, client = TrainerLegacy(tracer=DummyTracer()), connect("http://127.0.0.1:1")
-
-    trainer.init(client)
-    assert trainer.client() is client
-    trainer.teardown()
-
-    assert not client._closed.is_set()
 
 
 def test_the_trainer_of_the_first_release_fits(served: ServerInThread, resources: Any) -> None:

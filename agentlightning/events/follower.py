@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from agentlightning.errors import SpansEvicted
 from agentlightning.store import LightningStore
+from agentlightning.store.foreign import adapted
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
 from agentlightning.types import Notice, Rollout, Span
 
@@ -71,7 +72,7 @@ class SpanFollower:
     def __init__(
         self, store: LightningStore, *, rollout_ids: Iterable[str] | None = None, positions: Mapping[str, int]
     ) -> None:
-        self._store = store
+        self._store = adapted(store)
         self._wanted = None if rollout_ids is None else frozenset(rollout_ids)
         self._open = set(self._wanted or ())
         """Of the rollouts asked for, those that are not known to be finished and read to their end."""

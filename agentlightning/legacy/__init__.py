@@ -1,6 +1,6 @@
-"""The v0.1 HTTP protocol, whole, in one room; `agentlightning.client` and `agentlightning.server` are its doors.
+"""What knows earlier releases, but for `store/foreign.py`: the v0.1 protocol, old tracers, the LiteLLM exporter.
 
-A client polls for tasks and posts results, a server hands tasks out and keeps results. The server sits on a
-`LightningStore`: a task is a rollout, a claim is an attempt, a result is the spans and metadata of an attempt. Old
-clients and new runners can therefore share one queue. Nothing outside this room and its doors imports it.
+A client of the v0.1 protocol polls for tasks and posts results, a server hands tasks out and keeps results. The server
+sits on a `LightningStore`: a task is a rollout, a claim is an attempt, a result is the spans and metadata of an
+attempt. Old clients and new runners can therefore share one queue. Public paths elsewhere re-export what lives here.
 """

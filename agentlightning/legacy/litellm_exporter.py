@@ -8,7 +8,6 @@ import ast
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -26,15 +25,6 @@ logger = logging.getLogger(__name__)
 
 HEADERS_ATTRIBUTE: Final = "metadata.requester_custom_headers"
 _THREAD: Final = "agl-llm-proxy-exporter"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Under what a call is stored."""
-
-    rollout_id: str
-    attempt_id: str
-    sequence_id: int
 
 
 class LightningSpanExporter(SpanExporter):
@@ -109,31 +99,23 @@ class LightningSpanExporter(SpanExporter):
     def _store_call(self, call: Sequence[ReadableSpan]) -> None:
         place = _place_of(call)
         store = self._store or get_active_llm_proxy().get_store()
-        if place is None:
-            return
-        if store is None:
+        if place is not None and store is None:
             logger.warning("The active LLM proxy has no store, so %d spans are dropped.", len(call))
-            return
-        self._loop_thread.run(_add(store, place, call))
+        elif place is not None and store is not None:
+            self._loop_thread.run(_add(store, place, call))
 
 
-async def _add(store: LightningStore, place: _Place, call: Sequence[ReadableSpan]) -> None:
+async def _add(store: LightningStore, place: Mapping[str, Any], call: Sequence[ReadableSpan]) -> None:
     for span in call:
-        await store.add_otel_span(
-            rollout_id=place.rollout_id,
-            attempt_id=place.attempt_id,
-            sequence_id=place.sequence_id,
-            readable_span=span,
-        )
+        await store.add_otel_span(**place, readable_span=span)
 
 
-def _place_of(call: Sequence[ReadableSpan]) -> _Place | None:
-    """Where the headers on a call's spans say it belongs; None, and a word in the log, if they do not."""
+def _place_of(call: Sequence[ReadableSpan]) -> Mapping[str, Any] | None:
+    """Where the headers on a call's spans say it belongs; None, and a line in the log, if they do not."""
     headers: dict[str, Any] = {}
     for span in call:
         headers.update(_headers_on(span))
-    ids = [headers.get(name) for name in ("x-rollout-id", "x-attempt-id", "x-sequence-id")]
-    rollout_id, attempt_id, number = ids
+    rollout_id, attempt_id, number = (headers.get(f"x-{name}-id") for name in ("rollout", "attempt", "sequence"))
     if not (isinstance(rollout_id, str) and isinstance(attempt_id, str) and isinstance(number, str)):
         logger.warning(
             "%d spans of a model call name no rollout, attempt and sequence id; they are dropped.", len(call)
@@ -142,7 +124,7 @@ def _place_of(call: Sequence[ReadableSpan]) -> _Place | None:
     if not number.isascii() or not number.isdigit():
         logger.warning("A model call has the sequence id %r, which is no number; its spans are dropped.", number)
         return None
-    return _Place(rollout_id, attempt_id, int(number))
+    return {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": int(number)}
 
 
 def _headers_on(span: ReadableSpan) -> Mapping[str, Any]:

@@ -2,14 +2,20 @@
 
 A failed rollout is data: what the agent or its callbacks raise is logged, and a result is posted all the same, empty
 but for the error in its metadata. Only an interrupted rollout is not reported, so that the server hands it out again.
+
+The first release handed a rollout method the id of the rollout, later ones hand it the rollout itself; the signature
+tells which. Of the methods an agent may define, the most fitting one is called, plain or a coroutine, from code with an
+event loop and from code without one.
 """
 
 import asyncio
+import concurrent.futures
+import inspect
 import json
 import logging
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,16 +23,28 @@ from typing import Any, Final
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.adapter.base import Adapter
-from agentlightning.legacy.calling import call_on_loop, call_plainly
+from agentlightning.errors import RolloutFailed
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.results import rollout_from_result
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.decorator import FunctionalLitAgent
+from agentlightning.litagent.litagent import is_v0_1_rollout_api
 from agentlightning.tracer import Tracer
-from agentlightning.types import ParallelWorkerBase, ResourcesUpdate, RolloutLegacy, Span, Task, Triplet
+from agentlightning.types import (
+    NamedResources,
+    ParallelWorkerBase,
+    ResourcesUpdate,
+    RolloutLegacy,
+    RolloutMode,
+    Span,
+    Task,
+    Triplet,
+)
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.deprecation import deprecated
+from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["LegacyAgentRunner"]
+__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +52,9 @@ ERROR: Final = "error"
 """Metadata key of a result that says why there is none."""
 _LONGEST_TEXT: Final = 20_000
 """Characters of a traceback that are kept."""
+_TRAINING: Final = ("training_rollout", "rollout")
+_OTHERS: Final = ("validation_rollout", "rollout", "training_rollout")
+"""In the first release, an agent that only said how to train validated in the same way."""
 
 
 class LegacyAgentRunner(ParallelWorkerBase):
@@ -258,3 +279,74 @@ def _returned_spans(result: object) -> Sequence[ReadableSpan | Span]:
 def _entries(spans: Sequence[ReadableSpan | Span]) -> list[dict[str, Any]] | None:
     """Spans as the protocol writes them; those of ours have been written by then."""
     return [json.loads(span.to_json()) for span in spans if isinstance(span, ReadableSpan)] or None
+
+
+# ---------------------------------------------------------------------- calling an agent of any release
+
+
+def rollout_method(agent: LitAgent[Any], mode: RolloutMode | None, *, prefers_async: bool) -> Callable[..., Any]:
+    """The method that does a task of this mode: the first one the agent defines itself."""
+    if isinstance(agent, FunctionalLitAgent):  # defines both, of which only one works
+        prefers_async = agent.is_async()
+    suffixes = ("_async", "") if prefers_async else ("", "_async")
+    for name in _TRAINING if mode == "train" else _OTHERS:
+        for full_name in [name + suffix for suffix in suffixes]:
+            method: Callable[..., Any] | None = getattr(agent, full_name, None)
+            if method is not None and getattr(method, "__func__", method) is not getattr(LitAgent, full_name):
+                return method
+    return agent.rollout  # which says what is missing
+
+
+def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
+    """What the agent returns; a coroutine runs on an event loop of its own."""
+    method = rollout_method(agent, task.mode, prefers_async=False)
+    try:
+        result: object = method(task.input, **_arguments(method, task, resources))
+        if not inspect.iscoroutine(result):
+            return result
+        thread = LoopThread("legacy-agent")
+        try:
+            return thread.run(_contained(result))
+        finally:
+            thread.stop()
+    except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
+        raise RolloutFailed("The agent was cancelled from within: something it awaited was cancelled.") from error
+
+
+async def call_on_loop(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
+    """As `call_plainly`, on the running loop; a plain method runs in a thread, so that others go on."""
+    method = rollout_method(agent, task.mode, prefers_async=True)
+    work = asyncio.ensure_future(_contained(_called(method, task, resources)))
+    try:
+        await asyncio.wait([work])
+    except asyncio.CancelledError:
+        work.cancel()
+        await asyncio.wait([work])
+        raise
+    if work.cancelled():
+        raise RolloutFailed("The agent was cancelled from within: something it awaited was cancelled.")
+    return work.result()
+
+
+async def _called(method: Callable[..., Any], task: Task, resources: NamedResources) -> object:
+    arguments = _arguments(method, task, resources)
+    if inspect.iscoroutinefunction(method):
+        result: object = await method(task.input, **arguments)
+    else:
+        result = await asyncio.to_thread(method, task.input, **arguments)
+    return await result if inspect.iscoroutine(result) else result
+
+
+async def _contained(work: Any) -> object:
+    """Out of a task these two would end the event loop, and with it everything else that runs there."""
+    try:
+        result: object = await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RolloutFailed(f"The agent raised {type(error).__name__}: {error}") from error
+    return result
+
+
+def _arguments(method: Callable[..., Any], task: Task, resources: NamedResources) -> dict[str, Any]:
+    if is_v0_1_rollout_api(method):
+        return {"rollout_id": task.rollout_id, "resources": resources}
+    return {"resources": resources, "rollout": RolloutLegacy(rollout_id=task.rollout_id, task=task)}

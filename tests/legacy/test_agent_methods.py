@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import RolloutFailed
-from agentlightning.legacy.calling import call_on_loop, call_plainly, rollout_method
+from agentlightning.legacy.runner import call_on_loop, call_plainly, rollout_method
 from agentlightning.litagent import LitAgent, llm_rollout, rollout
 from agentlightning.types import LLM, PromptTemplate, RolloutMode, Task
 

@@ -19,10 +19,11 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Final, Literal
 
-from agentlightning.errors import ConfigurationError
+from agentlightning.errors import ConfigurationError, NotAllowed
 from agentlightning.execution.base import OwnsWorker, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
+from agentlightning.store.foreign import end_attempts_of
 from agentlightning.utils.child_process import leave_with_parent
 from agentlightning.utils.deadline import POLL_SECONDS, until
 
@@ -260,8 +261,12 @@ async def recover_attempts(store: LightningStore, token: str, is_lost: Callable[
     """
     recovered: list[str] = []
     for worker in await store.query_workers(worker_id_contains=token):
-        if is_lost(worker.worker_id):
+        if not is_lost(worker.worker_id):
+            continue
+        try:
             recovered += await store.mark_worker_lost(worker.worker_id, reason)
+        except NotAllowed:  # a runner's token may only end attempts one by one
+            recovered += await end_attempts_of(store, worker.worker_id, reason)
     if recovered:
         logger.warning("Given back, because %s: %s.", reason, ", ".join(recovered))
     return recovered

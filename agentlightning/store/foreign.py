@@ -50,7 +50,7 @@ from agentlightning.utils.cross_loop_lock import CrossLoopLock
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["ForeignStore", "adapted"]
+__all__ = ["ForeignStore", "adapted", "end_attempts_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -397,7 +397,8 @@ async def _merge_resources(
     return await store.update_resources(resources_id, {**({} if before is None else before.resources), **resources})
 
 
-async def _mark_lost(store: ForeignStore, worker_id: str, reason: str) -> Sequence[str]:
+async def end_attempts_of(store: LightningStore, worker_id: str, reason: str) -> Sequence[str]:
+    """As `mark_worker_lost`, one attempt after the other; returns the ids of their rollouts."""
     lost = []
     for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
         attempt = await store.get_latest_attempt(rollout.rollout_id)
@@ -426,5 +427,5 @@ _COMPOSED: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "add_open_spans": _no_open_spans,
     "query_open_spans": _no_open_spans,
     "update_resources": _merge_resources,
-    "mark_worker_lost": _mark_lost,
+    "mark_worker_lost": end_attempts_of,
 }

@@ -12,6 +12,7 @@ from agentlightning.errors import ConfigurationError, NotAllowed
 from agentlightning.execution import RayExecutionStrategy, ray_cluster
 from agentlightning.execution.events import ControlFlags, ExecutionEvent
 from agentlightning.execution.ray_runners import Control, RunnerActor
+from agentlightning.execution.runner_processes import recover_attempts
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient
 from agentlightning.trainer import Trainer
 
@@ -169,6 +170,19 @@ async def test_runners_get_the_token_of_a_runner(monkeypatch: pytest.MonkeyPatch
             await served.client.mark_worker_lost("w", "it died")
         assert list(await served.client.query_rollouts()) == []
         await served.client.close()
+
+
+async def test_a_runner_s_token_recovers_attempts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_STORE_TOKEN", SECRET)
+    store = InMemoryLightningStore()
+    rollout = await store.start_rollout("task", worker_id="w@token")
+
+    async with RayExecutionStrategy(server_host="127.0.0.1", server_port=0)._served(store) as served:
+        recovered = await recover_attempts(served.client, "token", "w@token".__eq__, "it died")
+        await served.client.close()
+
+    assert recovered == [rollout.rollout_id]
+    assert [attempt.status for attempt in await store.query_attempts(rollout.rollout_id)] == ["unresponsive"]
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,7 @@ async def test_runs_and_metrics_are_kept_beside_the_store(store: LightningStore)
     assert [(run.name, run.status) for run in await store.query_runs()] == [("mine", "succeeded")]
     assert [point.values for point in await store.query_metrics(run.run_id)] == [{"reward": 0.5}]
     assert await store.statistics() == {}
+    await store.add_open_spans([])
     assert await store.query_open_spans("ro") == []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import Span as LiveSpan
 from opentelemetry.sdk.trace import TracerProvider
 
-from agentlightning.errors import InvalidQuery, StoreUnavailable
+from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
@@ -70,15 +70,6 @@ async def test_looks_in_quick_succession_are_one_look() -> None:
     await look(open_spans, store, 1.0, 1.1, 1.2, 1.9)
 
     assert store.shown == []
-
-
-async def test_a_store_that_does_not_know_open_spans_is_asked_once() -> None:
-    open_spans, store = OpenSpans(), ShownStore(InvalidQuery("There is no store operation 'add_open_spans'."))
-    for number in range(3):
-        begin(open_spans, f"step {number}")
-        await look(open_spans, store, 10.0 * number, 10.0 * number + 1.0)
-
-    assert store.shown == [["step 0"]]
 
 
 async def test_a_store_that_could_not_be_reached_is_shown_the_next_ones() -> None:

@@ -86,7 +86,7 @@ PERMISSIONS: Final[Mapping[str, Permission]] = {
     "query_workers": _RUNNER,
     "get_worker_by_id": _RUNNER,
     "update_worker": _RUNNER,
-    "mark_worker_lost": _RUNNER,
+    "mark_worker_lost": _ADMIN_ONLY,
     "start_run": _ADMIN_ONLY,
     "finish_run": _ADMIN_ONLY,
     "get_run_by_id": _RUNNER,

@@ -27,6 +27,7 @@ ADMIN_ONLY = {
     "update_resources",
     "start_run",
     "finish_run",
+    "mark_worker_lost",
     "add_metrics",
 }
 every_operation = pytest.mark.parametrize("name", operations_of(LightningStore))

@@ -28,6 +28,7 @@ from agentlightning.llm_proxy.dialects.failures import (
 )
 from agentlightning.llm_proxy.dialects.translation import UntranslatableRequest
 from agentlightning.llm_proxy.outgoing import OutgoingCall
+from agentlightning.llm_proxy.recorder import PendingCall
 from agentlightning.llm_proxy.records import CallRecord, Origin, Outcome
 from agentlightning.llm_proxy.relay import StreamRelay, usage_of, visible_answer
 from agentlightning.llm_proxy.wire import answer_headers, read_body, send_answer
@@ -72,6 +73,7 @@ class Exchange:
         self._origin: Origin | None = None
         self._outgoing: OutgoingCall | None = None
         self._relay: StreamRelay | None = None
+        self._pending: PendingCall | None = None
 
     async def run(self) -> None:
         """Serve the call; nothing escapes but the end of the server."""
@@ -82,8 +84,6 @@ class Exchange:
             request = await read_body(self._receive, self._headers, self.gateway.settings.max_request_bytes)
             watching = asyncio.create_task(self._watch(asyncio.current_task()), name="agl-proxy-caller")
             self._begin(request)
-            if self.gateway.recorder.is_behind:
-                await self.gateway.recorder.catch_up()
             await self.gateway.check_attempt(caller)
             if self._origin is None:
                 self.gateway.note_unattributed(self._route.path)
@@ -123,7 +123,7 @@ class Exchange:
 
     def _begin(self, request: bytes) -> None:
         parent = parent_of(self._headers)
-        record = self._record = CallRecord(
+        self._record = CallRecord(
             origin=self._origin or Origin("", ""),
             dialect=self.dialect,
             trace_id=secrets.token_hex(16) if parent is None else parent.trace_id,
@@ -133,7 +133,7 @@ class Exchange:
             request=request,
         )
         if self._origin is not None:
-            self.gateway.recorder.begin(record)
+            self.gateway.recorder.begin(self._origin)
 
     def _finish(self, outcome: Outcome, status: int, *, error: str | None = None) -> None:
         """The call is over; harmless the second time."""
@@ -152,7 +152,11 @@ class Exchange:
             if outcome == "failed":
                 self._outgoing.redact(record)
         if self._origin is not None:
-            self.gateway.recorder.finish(record)
+            self._pending = self.gateway.recorder.finish(record)
+
+    async def _stored(self) -> bool:
+        """Wait a moment until the call is stored: what the caller does next is numbered after it."""
+        return await self.gateway.recorder.stored(self._pending)
 
     def _note_tries(self, error: ProxyError) -> None:
         if self._record is not None and isinstance(error, BackendError) and error.tries:
@@ -203,6 +207,7 @@ class Exchange:
         record.usage = usage_of(read)
         shown = visible_answer(read, outgoing)
         self._finish("answered", answer.status)
+        await self._stored()
         headers = answer_headers(answer.headers, content_type="application/json")
         await send_answer(self._send, answer.status, headers, body if shown is None else shown)
 
@@ -219,8 +224,10 @@ class Exchange:
                     relay.has_begun = True
                 if relay.is_over:
                     self._finish_stream(relay)
+                    await self._stored()
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
         self._finish_stream(relay)
+        await self._stored()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _finish_stream(self, relay: StreamRelay) -> None:
@@ -242,6 +249,7 @@ class Exchange:
         if record.backend_dialect != self.dialect or not isinstance(_read(body), dict):
             body = error_body(self.dialect, failure)
         self._finish("failed", answer.status, error=failure.message)
+        await self._stored()
         headers = answer_headers(answer.headers, content_type="application/json")
         await send_answer(self._send, answer.status, headers, body)
 
@@ -250,6 +258,7 @@ class Exchange:
         if self._outgoing is not None:
             failure = dataclasses.replace(failure, message=self._outgoing.redacted_text(failure.message))
         self._finish(outcome, failure.status, error=failure.message)
+        await self._stored()
         with contextlib.suppress(OSError):
             if self._relay is not None and self._relay.has_begun:
                 event = error_event(self.dialect, failure, sequence_number=self._relay.shown_events)

@@ -176,14 +176,14 @@ class Gateway:
             return 200, orjson.dumps(self.status(), default=str)
         if path == "/agl/flush" and method == "POST" and caller.origin is not None:
             is_complete = await self.recorder.flush(caller.origin, timeout=FLUSH_SECONDS)
-            ledger = self.recorder.report(caller.origin)
+            counts = self.recorder.counts_of(caller.origin)
             return 200, orjson.dumps(
                 {
-                    "is_complete": is_complete and not ledger.lost,
-                    "stored": ledger.stored,
-                    "waiting": ledger.waiting,
-                    "in_flight": ledger.in_flight,
-                    "lost": dict(ledger.lost),
+                    "is_complete": is_complete and not counts.lost,
+                    "stored": counts.stored,
+                    "waiting": counts.waiting,
+                    "in_flight": counts.in_flight,
+                    "lost": dict(counts.lost),
                 }
             )
         if route.dialect is not None or path == COUNTING_PATH:

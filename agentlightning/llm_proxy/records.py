@@ -12,16 +12,14 @@ import orjson
 
 from agentlightning.llm_proxy.dialects.names import DialectName
 
-__all__ = ["CallRecord", "Loss", "Origin", "Outcome", "TokenIds"]
+__all__ = ["CallRecord", "Origin", "Outcome", "TokenIds"]
 
 Outcome = Literal["open", "answered", "failed", "cancelled", "refused"]
 """`cancelled`: the caller left before the end. `refused`: no backend was asked."""
 TokenIds = Literal["given", "not given", "not asked"]
-Loss = Literal["refused", "postponed"]
-"""`refused`: the store will never take it. `postponed`: it may take it later, from the journal where there is one."""
 
 _BODIES: Final = ("request", "sent", "response")
-_NOT_KEPT: Final = ("asked", "answer", "started_at", "is_settled", "loss")
+_NOT_KEPT: Final = ("asked", "answer", "started_at")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,8 @@ class CallRecord:
     raw_span_id: str
     parent_id: str | None = None
     """Of the caller's own span, if it told us."""
-    sequence_id: int | None = None
+    sequence_id: int = 0
+    """0 lets the store number it."""
     started: float = field(default_factory=time.time)
     ended: float = 0.0
     first_part_seconds: float | None = None
@@ -82,10 +81,6 @@ class CallRecord:
     """Tokens read and written, where the backend said."""
     started_at: float = field(default_factory=time.perf_counter, compare=False)
     """When the request came, for durations."""
-    is_settled: bool = field(default=False, compare=False)
-    """Whether its spans are stored, or given up."""
-    loss: Loss | None = field(default=None, compare=False)
-    """How its spans were given up; None if they were not."""
 
     def to_bytes(self) -> tuple[bytes, bytes, bytes, bytes]:
         """The record as a header and its three bodies; what can be read again from these is left out."""

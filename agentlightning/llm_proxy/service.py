@@ -50,7 +50,7 @@ class Service:
     ) -> None:
         self.fleet = Fleet(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
         store = adapted(store)
-        self.recorder = Recorder(store, None if journal is None else Journal(journal))
+        self.recorder = Recorder(store, None if journal is None else Journal(journal), raw_spans=True)
         self.gateway = Gateway(
             self.fleet,
             self.recorder,

@@ -40,14 +40,14 @@ _DONE: Final = b"[DONE]"
 _UNSET = TraceStatus(status_code="UNSET")
 
 
-def spans_of(record: CallRecord) -> list[Span]:
-    """The two spans of a call; `sequence_id` must be known."""
-    assert record.sequence_id is not None
+def spans_of(record: CallRecord, *, with_raw: bool = False) -> list[Span]:
+    """The span of a call and, if asked for, that of its bodies."""
     asked, answer = _request_of(record), _answer_of(record)
     attributes = _attributes(record, asked, answer)
-    call = _span(record, CALL_SPAN, record.span_id, record.parent_id, attributes)
-    raw = _span(record, RAW_SPAN, record.raw_span_id, record.span_id, _raw_attributes(record, answer))
-    return [call, raw]
+    spans = [_span(record, CALL_SPAN, record.span_id, record.parent_id, attributes)]
+    if with_raw:
+        spans.append(_span(record, RAW_SPAN, record.raw_span_id, record.span_id, _raw_attributes(record, answer)))
+    return spans
 
 
 def _request_of(record: CallRecord) -> Mapping[str, Any]:

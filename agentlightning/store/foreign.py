@@ -379,7 +379,11 @@ async def _finish_and_claim(
 
 
 async def _add_spans(store: ForeignStore, spans: Sequence[Span]) -> Sequence[Span | None]:
-    return [await store.add_span(span) for span in spans]
+    added = []
+    for span in spans:
+        number = span.sequence_id or await store.get_next_span_sequence_id(span.rollout_id, span.attempt_id)
+        added.append(await store.add_span(span.model_copy(update={"sequence_id": number})))
+    return added
 
 
 async def _sequence_ids(store: ForeignStore, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:

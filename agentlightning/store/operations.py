@@ -120,15 +120,24 @@ class Operation:
         return self.result.validate_json(payload)
 
     def brief(self, result: Any) -> Any:
-        """The result of an operation that echoes, told in short: which of what was given was kept."""
-        return [item is not None for item in result] if isinstance(result, list) else result is not None
+        """The result of an operation that echoes spans, in short: the number of each that was kept, False if not."""
+        if isinstance(result, list):
+            return [self.brief(item) for item in result]
+        return result is not None and (getattr(result, "sequence_id", None) or True)
 
     def expand(self, brief: Any, arguments: Mapping[str, Any]) -> Any:
         """The result that was told in short."""
         given = arguments[self.echoes or ""]
         if isinstance(brief, list):
-            return [item if is_kept else None for item, is_kept in zip(given, brief, strict=True)]
-        return given if brief else None
+            return [_numbered(item, kept) for item, kept in zip(given, brief, strict=True)]
+        return _numbered(given, brief)
+
+
+def _numbered(span: Any, kept: "int | bool") -> Any:
+    """A span with the number under which it was kept; None if it was not."""
+    if not kept:
+        return None
+    return span if kept is True or span.sequence_id else span.model_copy(update={"sequence_id": kept})
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ process. Those are made from the first one of their kind; the result is the same
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.store.values import replaced
@@ -18,6 +19,8 @@ from agentlightning.types.tracer import convert_timestamp
 
 __all__ = ["SpanConverter", "attributes_behind", "events_behind"]
 
+MOST_PATTERNS: Final = 64
+"""A process has one resource, or few."""
 _SCALARS = frozenset({str, bool, int, float})
 
 
@@ -39,27 +42,25 @@ def _has_links(span: ReadableSpan) -> bool:
 
 
 class SpanConverter:
-    """Gives what `Span.from_opentelemetry` gives."""
+    """Gives what `Span.from_opentelemetry` gives; may be used by several threads."""
 
     def __init__(self) -> None:
-        self._resource: object = None
-        self._patterns: dict[bool, Span] = {}  # by whether there is a parent; all of `_resource`
+        self._patterns: dict[tuple[int, bool], tuple[Resource, Span]] = {}
+        """By the id of their resource, which is kept with them, and whether there is a parent."""
 
     def convert(self, span: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         attributes = _plain_attributes(span) if _is_plain(span) else None
-        pattern = self._pattern_of(span)
-        if attributes is None or pattern is None:
-            made = Span.from_opentelemetry(span, rollout_id, attempt_id, sequence_id)
-            if attributes is not None:
-                self._patterns[span.parent is not None] = made
-            return made
-        return _by_example(pattern, span, attributes, (rollout_id, attempt_id, sequence_id))
-
-    def _pattern_of(self, span: ReadableSpan) -> Span | None:
-        if span.resource is not self._resource:
-            self._resource = span.resource
-            self._patterns = {}
-        return self._patterns.get(span.parent is not None)
+        if attributes is None:
+            return Span.from_opentelemetry(span, rollout_id, attempt_id, sequence_id)
+        key = (id(span.resource), span.parent is not None)
+        known = self._patterns.get(key)
+        if known is not None:
+            return _by_example(known[1], span, attributes, (rollout_id, attempt_id, sequence_id))
+        made = Span.from_opentelemetry(span, rollout_id, attempt_id, sequence_id)
+        if len(self._patterns) >= MOST_PATTERNS:
+            self._patterns.clear()
+        self._patterns[key] = (span.resource, made)
+        return made
 
 
 def _by_example(pattern: Span, span: ReadableSpan, attributes: dict[str, Any], place: tuple[str, str, int]) -> Span:

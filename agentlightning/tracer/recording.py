@@ -10,7 +10,7 @@ from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.binding import Binding, Losses, Recorder, observe
-from agentlightning.tracer.delivery import Delivery, deliveries
+from agentlightning.tracer.trace_shipper import TraceShipper, trace_shippers
 from agentlightning.types import Span
 from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 
@@ -42,19 +42,19 @@ class RecordingTracer(Tracer):
         super().__init__()
         self._is_ready = False
         self._last: Binding | None = None
-        self._deliveries: dict[int, Delivery] = {}
+        self._shippers: dict[int, TraceShipper] = {}
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, store)
         self._is_ready = True
         if store is not None:
-            self._delivery_to(store).start()
+            self._shipper_to(store).start()
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Let go of the stores; spans that end from now on are lost, and counted."""
         super().teardown_worker(worker_id)
-        while self._deliveries:
-            deliveries().release(self._deliveries.popitem()[1])
+        while self._shippers:
+            trace_shippers().release(self._shippers.popitem()[1])
         self._is_ready = False
 
     # ------------------------------------------------------------------ traces
@@ -74,7 +74,7 @@ class RecordingTracer(Tracer):
                 self._remember(binding)
                 yield binding.recorder
         finally:
-            if isinstance(binding.carrier, Delivery):
+            if isinstance(binding.carrier, TraceShipper):
                 await binding.carrier.flush(binding)
             self._tell_listeners(lambda: _as_spans(binding))
 
@@ -100,7 +100,7 @@ class RecordingTracer(Tracer):
                 self._remember(binding)
                 yield binding.recorder
         finally:
-            if isinstance(binding.carrier, Delivery):
+            if isinstance(binding.carrier, TraceShipper):
                 binding.carrier.flush_blocking(binding)
             self._tell_listeners(lambda: _as_spans(binding))
 
@@ -134,15 +134,15 @@ class RecordingTracer(Tracer):
                 f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} missing."
             )
-        return Binding(self, Recorder(name), self._delivery_to(store), rollout_id, attempt_id)
+        return Binding(self, Recorder(name), self._shipper_to(store), rollout_id, attempt_id)
 
-    def _delivery_to(self, store: LightningStore) -> Delivery:
-        delivery = self._deliveries.get(id(store))
-        if delivery is None:
-            delivery = deliveries().acquire(store)
-            if self._deliveries.setdefault(id(store), delivery) is not delivery:
-                deliveries().release(delivery)
-        return self._deliveries[id(store)]
+    def _shipper_to(self, store: LightningStore) -> TraceShipper:
+        shipper = self._shippers.get(id(store))
+        if shipper is None:
+            shipper = trace_shippers().acquire(store)
+            if self._shippers.setdefault(id(store), shipper) is not shipper:
+                trace_shippers().release(shipper)
+        return self._shippers[id(store)]
 
     def _remember(self, binding: Binding) -> None:
         self._last = binding
@@ -157,7 +157,7 @@ class RecordingTracer(Tracer):
 
     def __getstate__(self) -> dict[str, Any]:
         """A tracer travels to another process as it was before `init_worker`."""
-        return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_deliveries": {}}
+        return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_shippers": {}}
 
 
 class AttemptContext(AbstractAsyncContextManager["LastSpans"]):
@@ -179,7 +179,7 @@ class AttemptContext(AbstractAsyncContextManager["LastSpans"]):
         try:
             self._observing.__exit__(*exc_info)
         finally:
-            if isinstance(binding.carrier, Delivery):
+            if isinstance(binding.carrier, TraceShipper):
                 rest = binding.carrier.withdraw(binding)
                 if rest is None:
                     await binding.carrier.flush(binding)

@@ -23,7 +23,7 @@ import agentlightning
 from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
 from agentlightning.tracer import OtelTracer
-from agentlightning.tracer.delivery import Delivery, deliveries
+from agentlightning.tracer.trace_shipper import TraceShipper, trace_shippers
 
 BURST = 50
 """Spans that are timed at a stretch; so few that the delivery seldom begins meanwhile."""
@@ -116,13 +116,13 @@ async def seen(tracer: OtelTracer, folder: Path) -> dict[str, Any]:
 
 async def sustain(tracer: OtelTracer, store: LightningStore, rate: int, seconds: float) -> dict[str, Any]:
     bound = await attempt(store)
-    delivery = deliveries().acquire(store)
+    delivery = trace_shippers().acquire(store)
     began = time.perf_counter()
     async with tracer.trace_context(**bound) as recorder:
         emitted, peak, lag = await asyncio.to_thread(emit_steadily, delivery, rate, seconds)
         took = time.perf_counter() - began
     flushed = time.perf_counter() - began - took
-    deliveries().release(delivery)
+    trace_shippers().release(delivery)
     statistics_now = await store.statistics()
     return {
         "spans": emitted,
@@ -135,7 +135,7 @@ async def sustain(tracer: OtelTracer, store: LightningStore, rate: int, seconds:
     }
 
 
-def emit_steadily(delivery: Delivery, rate: int, seconds: float) -> tuple[int, int, float]:
+def emit_steadily(delivery: TraceShipper, rate: int, seconds: float) -> tuple[int, int, float]:
     """Emit at a rate, faster where it fell behind; how many that were, the longest queue, and the longest delay."""
     began = time.perf_counter()
     total, emitted, peak, lag = int(rate * seconds), 0, 0, 0.0

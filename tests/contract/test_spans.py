@@ -154,6 +154,24 @@ async def test_add_many_spans_serves_several_rollouts_at_once(store: LightningSt
     assert {r.status for r in await store.query_rollouts()} == {"running"}
 
 
+async def test_add_many_spans_numbers_those_without_a_number(store: LightningStore, make_span: Any) -> None:
+    rollout, other = await store.start_rollout("a"), await store.start_rollout("b")
+    await store.add_span(make_span(rollout, sequence_id=3))
+    spans = [
+        make_span(rollout, sequence_id=2),
+        make_span(rollout, sequence_id=0),
+        make_span(other, sequence_id=0),
+        make_span(rollout, sequence_id=7),
+        make_span(rollout, sequence_id=0),
+    ]
+
+    answers = await store.add_many_spans([*spans, spans[1]])
+
+    assert [answer and answer.sequence_id for answer in answers] == [2, 4, 1, 7, 8, None]
+    assert [span.sequence_id for span in await store.query_spans(rollout.rollout_id)] == [2, 3, 4, 7, 8]
+    assert await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id) == 9
+
+
 async def test_add_many_spans_is_all_or_nothing(store: LightningStore, make_span: Any) -> None:
     rollout, other = await store.start_rollout("a"), await store.start_rollout("b")
     spans = [make_span(rollout), make_span(other), make_span(rollout, attributes={"reward": math.nan})]

@@ -4,21 +4,26 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidValue, StoreUnavailable
+from agentlightning.errors import StoreUnavailable
 from agentlightning.llm_proxy.journal import Journal
-from agentlightning.llm_proxy.ledgers import MOST_REASONS, AttemptLedger, Ledgers
-from agentlightning.llm_proxy.recorder import Recorder, RecorderLimits
+from agentlightning.llm_proxy.recorder import CALL_LIMITS, MOST_REASONS, CallCounts, PendingCall, Recorder
 from agentlightning.llm_proxy.records import CallRecord, Origin
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer.shipper import ShipperLimits
 from agentlightning.types import AttemptedRollout, Span
 from tests.llm_proxy.accounts import calls, record
 
-QUICK = RecorderLimits(close_seconds=0.2)
+QUICK = {"close_seconds": 0.2}
+
+
+def limited(**limits: Any) -> ShipperLimits:
+    return replace(CALL_LIMITS, **limits)
 
 
 class MoodyStore(InMemoryLightningStore):
@@ -72,58 +77,74 @@ async def running(store: MoodyStore, journal: Path | None = None, **options: Any
         yield recorder
 
 
-def do(recorder: Recorder, call: CallRecord) -> CallRecord:
-    """A call that comes and is answered."""
-    recorder.begin(call)
-    recorder.finish(call)
-    return call
+def finished(recorder: Recorder, call: CallRecord) -> PendingCall | None:
+    """A call that comes and is over."""
+    recorder.begin(call.origin)
+    return recorder.finish(call)
 
 
-def counts(ledger: AttemptLedger) -> tuple[int, int, int, int]:
-    return ledger.in_flight, ledger.waiting, ledger.stored, sum(ledger.lost.values())
+def counts(of: CallCounts) -> tuple[int, int, int, int]:
+    return of.in_flight, of.waiting, of.stored, sum(of.lost.values())
 
 
 # ---------------------------------------------------------------------- storing
 
 
-async def test_calls_are_stored_once_each_with_both_spans_under_one_number(
+async def test_calls_are_stored_in_batches_and_numbered_by_the_store(
     store: MoodyStore, rollout: AttemptedRollout
 ) -> None:
     async with running(store) as recorder:
         for number in range(250):
-            do(recorder, record(rollout, number))
+            finished(recorder, record(rollout, number))
 
         assert await recorder.flush()
 
         assert counts(recorder.totals) == (0, 0, 250, 0)
-    both = [await calls(store, rollout, name) for name in ("litellm_request", "raw_gen_ai_request")]
-    assert [len(spans) for spans in both] == [250, 250]
-    assert [span.sequence_id for span in both[0]] == [span.sequence_id for span in both[1]]
-    assert len({span.sequence_id for span in both[0]}) == 250
-    assert max(store.batches) == 200
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [(span.name, span.sequence_id) for span in spans] == [("litellm_request", n + 1) for n in range(250)]
+    assert store.batches == [100, 100, 50]
 
 
-async def test_call_is_numbered_while_the_model_works(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store) as recorder:
-        early = record(rollout, 1)
-        recorder.begin(early)
-        await until(lambda: early.sequence_id is not None)
-        later = await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id)
-        recorder.finish(early)
-
-    assert early.sequence_id is not None
-    assert early.sequence_id < later
-    (span,) = await calls(store, rollout)
-    assert span.sequence_id == early.sequence_id
-
-
-async def test_large_calls_go_in_small_batches(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, limits=RecorderLimits(batch_bytes=5000)) as recorder:
-        for number in range(6):
-            do(recorder, record(rollout, number, request=b'{"model":"%s"}' % (b"m" * 3000)))
+async def test_raw_spans_have_the_number_of_their_call(store: MoodyStore, rollout: AttemptedRollout) -> None:
+    async with running(store, raw_spans=True) as recorder:
+        for number in range(3):
+            finished(recorder, record(rollout, number))
         assert await recorder.flush()
 
-    assert store.batches == [4, 4, 4]
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [(span.name, span.sequence_id) for span in spans] == [
+        (name, number) for number in (1, 2, 3) for name in ("litellm_request", "raw_gen_ai_request")
+    ]
+
+
+async def test_whoever_waits_for_a_call_finds_it_in_the_store(store: MoodyStore, rollout: AttemptedRollout) -> None:
+    store.seconds = 0.02
+    async with running(store) as recorder:
+        assert await recorder.stored(finished(recorder, record(rollout, 1)))
+
+        assert len(await calls(store, rollout)) == 1
+
+
+async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollout: AttemptedRollout) -> None:
+    async with running(store, limits=limited(patience_seconds=0.05)) as recorder:
+        store.fall()
+        assert recorder.will_record
+        assert not await recorder.stored(finished(recorder, record(rollout, 1)))
+
+        assert not recorder.will_record
+        late = finished(recorder, record(rollout, 2))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.delattr("asyncio.wait")  # which it would wait with
+            assert not await recorder.stored(late)
+
+        store.rise()
+        assert await recorder.flush()
+        assert recorder.will_record
+
+
+async def test_a_call_that_the_store_refuses_is_not_told_as_stored(store: MoodyStore) -> None:
+    async with running(store) as recorder:
+        assert not await recorder.stored(finished(recorder, record(None, 1)))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -140,32 +161,32 @@ async def test_flush_waits_for_the_attempt_that_asks(store: MoodyStore, rollout:
     other = await store.start_rollout("other")
     async with running(store) as recorder:
         store.seconds = 0.05
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
         assert await recorder.flush(Origin(other.rollout_id, other.attempt.attempt_id))
         assert recorder.totals.waiting == 1
 
         assert await recorder.flush(Origin(rollout.rollout_id, rollout.attempt.attempt_id))
 
-        assert counts(recorder.report(Origin(rollout.rollout_id, rollout.attempt.attempt_id))) == (0, 0, 1, 0)
-    assert len(recorder._ledgers) == 1  # nobody is remembered for asking
+        assert counts(recorder.counts_of(Origin(rollout.rollout_id, rollout.attempt.attempt_id))) == (0, 0, 1, 0)
+    assert len(recorder._counts) == 1  # nobody is remembered for asking
 
 
 async def test_flush_waits_a_little_for_a_call_under_way(store: MoodyStore, rollout: AttemptedRollout) -> None:
     origin = Origin(rollout.rollout_id, rollout.attempt.attempt_id)
     async with running(store) as recorder:
         call = record(rollout, 1)
-        recorder.begin(call)
+        recorder.begin(call.origin)
         asyncio.get_running_loop().call_later(0.05, recorder.finish, call)
 
         assert await recorder.flush(origin, grace=5.0)
 
-        assert counts(recorder.report(origin)) == (0, 0, 1, 0)
+        assert counts(recorder.counts_of(origin)) == (0, 0, 1, 0)
 
 
 async def test_flush_does_not_wait_for_ever_for_a_call_under_way(store: MoodyStore, rollout: AttemptedRollout) -> None:
     async with running(store) as recorder:
         call = record(rollout, 1)
-        recorder.begin(call)
+        recorder.begin(call.origin)
 
         assert await recorder.flush(grace=0.02)
 
@@ -174,9 +195,9 @@ async def test_flush_does_not_wait_for_ever_for_a_call_under_way(store: MoodySto
 
 
 async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, limits=QUICK) as recorder:
+    async with running(store, **QUICK) as recorder:
         store.fall()
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
 
         assert not await recorder.flush(timeout=0.05)
         assert recorder._settled == []
@@ -187,74 +208,7 @@ async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: Attempt
 # ---------------------------------------------------------------------- outages
 
 
-@pytest.mark.parametrize(
-    "error",
-    [StoreUnavailable("down"), ConnectionResetError("gone"), asyncio.TimeoutError()],
-    ids=lambda e: type(e).__name__,
-)
-async def test_calls_wait_while_the_store_is_away(
-    store: MoodyStore, rollout: AttemptedRollout, error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(store) as recorder:
-        store.fall(error)
-        for number in range(150):
-            do(recorder, record(rollout, number))
-        await until(lambda: "cannot be reached" in caplog.text)
-        store.rise()
-
-        assert await recorder.flush()
-
-        assert counts(recorder.totals) == (0, 0, 150, 0)
-    assert len(await calls(store, rollout)) == 150
-    assert caplog.text.count("cannot be reached") == 1
-
-
-async def test_calls_wait_for_a_slow_store(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, limits=RecorderLimits(batch_calls=10)) as recorder:
-        store.seconds = 0.02
-        for number in range(60):
-            do(recorder, record(rollout, number))
-
-        assert await recorder.flush()
-
-    assert len(await calls(store, rollout)) == 60
-
-
-async def test_outage_in_the_middle_of_a_batch_makes_no_second_copy(
-    store: MoodyStore, rollout: AttemptedRollout
-) -> None:
-    writes = iter([InvalidValue("one of these"), None, None, StoreUnavailable("down"), *[None] * 100])
-    async with running(store) as recorder:
-        store.error = lambda spans: next(writes) if spans else None
-        for number in range(5):
-            do(recorder, record(rollout, number))
-
-        assert await recorder.flush()
-
-        assert counts(recorder.totals) == (0, 0, 5, 0)
-    assert len(await calls(store, rollout)) == 5
-
-
 # ---------------------------------------------------------------------- refusals
-
-
-async def test_refused_call_takes_no_other_with_it(
-    store: MoodyStore, rollout: AttemptedRollout, caplog: pytest.LogCaptureFixture
-) -> None:
-    bad = record(rollout, 7).span_id
-    refuse = InvalidValue("not this one")
-    store.error = lambda spans: refuse if bad in [span.span_id for span in spans] else None
-    async with running(store) as recorder:
-        for number in range(20):
-            do(recorder, record(rollout, number))
-
-        assert await recorder.flush()
-
-        assert counts(recorder.totals) == (0, 0, 19, 1)
-        told = recorder.report(Origin(rollout.rollout_id, rollout.attempt.attempt_id)).lost
-    assert told == {"InvalidValue: not this one": 1}
-    assert len(await calls(store, rollout)) == 19
-    assert "is not recorded (InvalidValue: not this one)" in caplog.text
 
 
 async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
@@ -263,12 +217,12 @@ async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
     stranger = Origin("ro-unknown", "at-unknown")
     async with running(store, tmp_path) as recorder:
         for number in range(6):
-            do(recorder, record(rollout, number, **({"origin": stranger} if number % 2 else {})))
+            finished(recorder, record(rollout, number, **({"origin": stranger} if number % 2 else {})))
 
         assert await recorder.flush()
 
         assert counts(recorder.totals) == (0, 0, 3, 3)
-        assert sum(recorder.report(stranger).lost.values()) == 3
+        assert sum(recorder.counts_of(stranger).lost.values()) == 3
         assert list(recorder.totals.lost) == ["NotFound"]
     assert list(tmp_path.iterdir()) == []
 
@@ -278,11 +232,11 @@ async def test_store_that_breaks_loses_calls_in_memory_and_keeps_them_in_the_jou
 ) -> None:
     async with running(store, tmp_path) as recorder:
         store.fall(RuntimeError("a bug"))
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
         assert await recorder.flush()
         assert recorder.totals.lost == {"RuntimeError": 1}
         store.rise()
-        do(recorder, record(rollout, 2))  # it goes on
+        finished(recorder, record(rollout, 2))  # it goes on
         assert await recorder.flush()
 
     async with running(store, tmp_path) as recorder:
@@ -296,14 +250,14 @@ async def test_store_that_breaks_loses_calls_in_memory_and_keeps_them_in_the_jou
 async def test_calls_beyond_the_limit_are_lost_and_told_without_a_journal(
     store: MoodyStore, rollout: AttemptedRollout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(store, limits=RecorderLimits(waiting_calls=10, close_seconds=0.1)) as recorder:
+    async with running(store, limits=limited(queued_items=10), close_seconds=0.1) as recorder:
         store.fall()
         for number in range(25):
-            do(recorder, record(rollout, number))
+            finished(recorder, record(rollout, number))
 
         assert counts(recorder.totals) == (0, 10, 0, 15)
         assert recorder.totals.lost == {"too many calls wait for the store": 15}
-        assert len(recorder._to_store) == 10
+        assert recorder._shipper.queue_length == 10
     assert counts(recorder.totals) == (0, 0, 0, 25)
     assert "25 model calls are lost" in caplog.text
     assert caplog.text.count("is not recorded") == 1
@@ -312,52 +266,55 @@ async def test_calls_beyond_the_limit_are_lost_and_told_without_a_journal(
 async def test_calls_beyond_the_limit_wait_in_the_journal(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:
-    async with running(store, tmp_path, limits=RecorderLimits(waiting_calls=10, batch_calls=7)) as recorder:
+    async with running(store, tmp_path, limits=limited(queued_items=10, batch_items=7)) as recorder:
         store.fall()
         for number in range(50):
-            do(recorder, record(rollout, number))
-        assert len(recorder._to_store) == 10
+            finished(recorder, record(rollout, number))
+        assert recorder._shipper.queue_length == 10
         store.rise()
 
         assert await recorder.flush()
 
         assert counts(recorder.totals) == (0, 0, 50, 0)
-        assert recorder._waiting_bytes == 0
     assert len(await calls(store, rollout)) == 50
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_calls_that_wait_are_kept_unread(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, limits=RecorderLimits(batch_calls=2)) as recorder:
+async def test_calls_that_wait_for_long_are_kept_unread(store: MoodyStore, rollout: AttemptedRollout) -> None:
+    async with running(store, limits=limited(patience_seconds=0.01)) as recorder:
         store.fall()
-        waiting = [do(recorder, record(rollout, number, asked={"a": 1}, answer={"b": 2})) for number in range(5)]
+        await recorder.stored(finished(recorder, record(rollout, 1)))
 
-        assert [call.answer is None for call in waiting] == [False, False, True, True, True]
+        waiting = record(rollout, 2, asked={"a": 1}, answer={"b": 2})
+        finished(recorder, waiting)
+
+        assert (waiting.asked, waiting.answer) == (None, None)
         store.rise()
 
 
-def test_ledgers_of_ended_attempts_are_forgotten_when_there_are_many() -> None:
-    ledgers = Ledgers(most=20)
+async def test_counts_of_ended_attempts_are_forgotten_when_there_are_many(
+    store: MoodyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.llm_proxy.recorder.MOST_ATTEMPTS", 20)
     busy = Origin("busy", "at")
-    ledgers.begin(busy)
-    for number in range(500):
-        origin = Origin(f"ro-{number}", "at")
-        ledgers.begin(origin)
-        ledgers.finish(origin)
-        ledgers.lose(origin, f"NotFound: ro-{number}")
+    async with running(store) as recorder:
+        recorder.begin(busy)
+        for number in range(60):
+            finished(recorder, record(None, number, origin=Origin(f"ro-{number}", "at")))
+            await recorder.flush(grace=0.0)
 
-    assert len(ledgers) <= 20
-    assert ledgers.of(busy).in_flight == 1
-    assert ledgers.totals.lost == {"NotFound": 500}
+        assert len(recorder._counts) <= 20
+        assert recorder.counts_of(busy).in_flight == 1
+        assert recorder.totals.lost == {"NotFound": 60}
 
 
 def test_reasons_that_are_all_different_are_not_all_kept() -> None:
-    ledger = AttemptLedger()
+    counted = CallCounts()
     for number in range(100):
-        ledger.lose(f"reason {number}")
+        counted.lose(f"reason {number}")
 
-    assert len(ledger.lost) == MOST_REASONS + 1
-    assert sum(ledger.lost.values()) == 100
+    assert len(counted.lost) == MOST_REASONS + 1
+    assert sum(counted.lost.values()) == 100
 
 
 # ---------------------------------------------------------------------- journal
@@ -367,10 +324,10 @@ async def test_stop_while_the_store_is_down_leaves_the_calls_to_the_next_start(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with running(store, tmp_path, limits=QUICK) as recorder:
+    async with running(store, tmp_path, **QUICK) as recorder:
         store.fall()
         for number in range(30):
-            do(recorder, record(rollout, number))
+            finished(recorder, record(rollout, number))
     assert "30 model calls are not stored yet" in caplog.text
     assert len(await calls(store, rollout)) == 0
     store.rise()
@@ -393,7 +350,7 @@ async def test_recovery_waits_for_the_store_and_calls_go_on_meanwhile(
     journal.close()
     store.fall()
     async with running(store, tmp_path) as recorder:
-        do(recorder, record(rollout, 100))
+        finished(recorder, record(rollout, 100))
         assert not await recorder.flush(timeout=0.05)
         store.rise()
 
@@ -409,8 +366,8 @@ async def test_recovery_that_is_broken_off_goes_on_where_it_was(
     for number in range(10):
         journal.write(record(rollout, number))
     journal.close()
-    limits = RecorderLimits(batch_calls=4, close_seconds=0.05)
-    async with running(store, tmp_path, limits=limits) as recorder:
+    limits = limited(batch_items=4)
+    async with running(store, tmp_path, limits=limits, close_seconds=0.05) as recorder:
         store.error = lambda spans: StoreUnavailable("down") if spans and recorder.totals.stored else None
         await until(lambda: recorder.totals.stored == 4)
     store.rise()
@@ -446,7 +403,7 @@ async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:
     async with running(store) as recorder:
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
     journal = Journal(tmp_path)
     journal.write(record(rollout, 1))
     journal.close()
@@ -468,7 +425,7 @@ async def test_disk_that_is_full_costs_no_call_and_is_told_once(
 
         recorder.journal.write = refuse  # type: ignore[method-assign] # a disk cannot be filled here
         for number in range(10):
-            do(recorder, record(rollout, number))
+            finished(recorder, record(rollout, number))
         assert await recorder.flush()
 
     assert len(await calls(store, rollout)) == 10
@@ -478,13 +435,13 @@ async def test_disk_that_is_full_costs_no_call_and_is_told_once(
 async def test_stop_while_disk_and_store_fail_tells_what_is_lost(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(store, tmp_path, limits=QUICK) as recorder:
+    async with running(store, tmp_path, **QUICK) as recorder:
         assert recorder.journal is not None
         store.fall()
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
         with pytest.MonkeyPatch.context() as full:
             full.setattr("os.pwrite", lambda *_: 0)
-            do(recorder, record(rollout, 2))
+            finished(recorder, record(rollout, 2))
 
     assert counts(recorder.totals) == (0, 1, 0, 1)
     assert "1 model calls are lost" in caplog.text
@@ -497,7 +454,7 @@ async def test_journal_that_cannot_be_read_is_told(
     (tmp_path / "a.calls").mkdir()
 
     async with running(store, tmp_path) as recorder:
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
         assert await recorder.flush()
 
     assert "cannot be read" in caplog.text
@@ -505,8 +462,8 @@ async def test_journal_that_cannot_be_read_is_told(
 
 
 async def test_nothing_runs_on_after_the_end(store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path) -> None:
-    async with running(store, tmp_path, limits=QUICK) as recorder:
+    async with running(store, tmp_path, **QUICK) as recorder:
         store.fall()
-        do(recorder, record(rollout, 1))
+        finished(recorder, record(rollout, 1))
 
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -47,12 +47,13 @@ def refuse_the_bad(spans: Sequence[Span]) -> None:
 class Outage:
     """Down until `end` is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error or StoreUnavailable("The store is down.")
         self.is_down = True
 
     def __call__(self, spans: Sequence[Span]) -> None:
         if self.is_down:
-            raise StoreUnavailable("The store is down.")
+            raise self.error
 
     def end(self) -> None:
         self.is_down = False

@@ -55,11 +55,24 @@ def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[S
         seen.add(key)
         fresh.append(None if is_repeated else span)
     by_attempt: dict[tuple[str, str], list[Span]] = {}
-    for span in filter(None, fresh):
+    for span in _with_numbers(tx, fresh):
         by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
     for group in by_attempt.values():
         _append(tx, now, group)
     return fresh
+
+
+def _with_numbers(tx: Transaction, spans: list[Span | None]) -> list[Span]:
+    """The spans to append; one with sequence id 0 is replaced, in the list too, by one with the rollout's next."""
+    unnumbered = {span.rollout_id for span in spans if span is not None and not span.sequence_id}
+    last = {rollout_id: tx.get_last_sequence(rollout_id) for rollout_id in unnumbered}
+    for place, span in enumerate(spans):
+        if span is not None and span.rollout_id in last:
+            number = span.sequence_id or last[span.rollout_id] + 1
+            last[span.rollout_id] = max(last[span.rollout_id], number)
+            if number != span.sequence_id:
+                spans[place] = replaced(span, sequence_id=number)
+    return [span for span in spans if span is not None]
 
 
 def finish_attempt(

@@ -34,7 +34,6 @@ from agentlightning.store.http.otlp_formats import (
     trace_service,
     whole_number,
 )
-from agentlightning.store.values import replaced
 from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.types.attributes import AttributeValue
 
@@ -101,8 +100,7 @@ async def ingest_traces(store: LightningStore, traces: Traces) -> Rejected:
 
     A store that cannot be reached raises `StoreUnavailable`, and the exporter may send everything again.
     """
-    spans = await _numbered(store, traces.spans)
-    refused = await _add(store, spans) if spans else []
+    refused = await _add(store, traces.spans) if traces.spans else []
     reasons = [*traces.reasons, *refused]
     return Rejected(len(reasons), tuple(dict.fromkeys(reasons))[:_SHOWN_REASONS])
 
@@ -121,13 +119,6 @@ def encode_answer(media_type: str, rejected: int, message: str) -> bytes:
 
 
 # ---------------------------------------------------------------------- adding
-
-
-async def _numbered(store: LightningStore, spans: Sequence[Span]) -> list[Span]:
-    """The spans with the next numbers of their rollouts where they brought none."""
-    owners = [(span.rollout_id, span.attempt_id) for span in spans if not span.sequence_id]
-    numbers = iter(await store.get_many_span_sequence_ids(owners) if owners else ())
-    return [span if span.sequence_id else replaced(span, sequence_id=next(numbers)) for span in spans]
 
 
 async def _add(store: LightningStore, spans: Sequence[Span]) -> list[str]:

@@ -9,16 +9,18 @@ from collections.abc import Iterator, Sequence
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
+from agentlightning.errors import InvalidValue, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.binding import Binding, Recorder
-from agentlightning.tracer.delivery import Deliveries, Delivery, DeliveryLimits
 from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.tracer.shipper import ShipperLimits
+from agentlightning.tracer.trace_shipper import TraceShipper, TraceShippers
 from agentlightning.types import AttemptedRollout, Span
 from tests.store.test_foreign import OldStore
 from tests.tracer.conftest import Outage, TroubledStore, refuse_the_bad
 
-SOON = DeliveryLimits(linger_seconds=0.01, patience_seconds=0.05)
+SOON = ShipperLimits(linger_seconds=0.01, patience_seconds=0.05)
 OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
 
 
@@ -30,25 +32,25 @@ def finished(name: str = "step", **attributes: object) -> ReadableSpan:
 
 
 class Line:
-    """A delivery to a store, and one attempt whose spans it carries."""
+    """A shipper to a store, and one attempt whose spans it carries."""
 
-    def __init__(self, delivery: Delivery, attempted: AttemptedRollout) -> None:
-        self.delivery = delivery
+    def __init__(self, shipper: TraceShipper, attempted: AttemptedRollout) -> None:
+        self.shipper = shipper
         self.binding = self.another(attempted)
 
     def another(self, attempted: AttemptedRollout) -> Binding:
         ids = (attempted.rollout_id, attempted.attempt.attempt_id)
-        return Binding(DummyTracer(), Recorder(), self.delivery, *ids)
+        return Binding(DummyTracer(), Recorder(), self.shipper, *ids)
 
     def put(self, *names: str) -> None:
         for name in names:
-            self.delivery.put(self.binding, finished(name))
+            self.shipper.put(self.binding, finished(name))
 
     async def flush(self, timeout: float = 20.0) -> bool:
-        return await self.delivery.flush(self.binding, timeout)
+        return await self.shipper.flush(self.binding, timeout)
 
     async def stored(self) -> list[str]:
-        spans = await self.delivery.store.query_spans(self.binding.rollout_id)
+        spans = await self.shipper.store.query_spans(self.binding.rollout_id)
         return [span.name for span in spans]
 
     @property
@@ -61,11 +63,11 @@ def lines() -> Iterator[list[Line]]:
     opened: list[Line] = []
     yield opened
     for line in opened:
-        line.delivery.close(timeout=0.0)
+        line.shipper.close(timeout=0.0)
 
 
-async def open_line(lines: list[Line], store: LightningStore, limits: DeliveryLimits = SOON) -> Line:
-    line = Line(Delivery(store, limits), await store.start_rollout("task"))
+async def open_line(lines: list[Line], store: LightningStore, limits: ShipperLimits = SOON) -> Line:
+    line = Line(TraceShipper(store, limits), await store.start_rollout("task"))
     lines.append(line)
     return line
 
@@ -96,7 +98,7 @@ async def test_a_span_that_ended_earlier_gets_the_smaller_number(
     spans = [finished(f"step {number}") for number in range(10)]
 
     for span in reversed(spans):
-        line.delivery.put(line.binding, span)
+        line.shipper.put(line.binding, span)
     await line.flush()
 
     assert await line.stored() == [span.name for span in spans]
@@ -106,8 +108,8 @@ async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_nap(lin
     naps: list[float] = []
     naps_before_storing: list[int] = []
     store = TroubledStore(lambda spans: naps_before_storing.append(len(naps)))
-    line = await open_line(lines, store, DeliveryLimits())
-    nap = line.delivery._nap
+    line = await open_line(lines, store, ShipperLimits())
+    nap = line.shipper._nap
 
     async def nap_while_a_span_comes(seconds: float) -> None:
         naps.append(seconds)
@@ -116,8 +118,8 @@ async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_nap(lin
         else:
             await nap(seconds)
 
-    line.delivery._nap = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
-    line.delivery.start()
+    line.shipper._nap = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
+    line.shipper.start()
     while not naps_before_storing:
         await asyncio.sleep(0.01)
 
@@ -129,7 +131,7 @@ async def test_a_remote_store_gets_larger_batches(store: InMemoryLightningStore)
     class Remote(LightningStore):
         """A store that does not live in this process."""
 
-    near, far = Delivery(store), Delivery(Remote())
+    near, far = TraceShipper(store), TraceShipper(Remote())
 
     assert (near._linger_seconds(), far._linger_seconds()) == (0.03, 0.1)
 
@@ -138,14 +140,14 @@ async def test_numbers_asked_for_early_keep_the_order_in_which_the_spans_ended(
     lines: list[Line], store: InMemoryLightningStore
 ) -> None:
     line = await open_line(lines, store)
-    line.delivery.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
+    line.shipper.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
     spans = [finished(f"step {number}") for number in range(4)]
 
     for span in (spans[1], spans[0]):
-        line.delivery.put(line.binding, span)
-    line.delivery.number_waiting()
+        line.shipper.put(line.binding, span)
+    line.shipper.number_waiting()
     for span in (spans[3], spans[2]):
-        line.delivery.put(line.binding, span)
+        line.shipper.put(line.binding, span)
     await line.flush()
 
     assert await line.stored() == [span.name for span in spans]
@@ -157,20 +159,25 @@ async def test_spans_that_are_withdrawn_keep_the_numbers_they_were_given(
     lines: list[Line], store: InMemoryLightningStore
 ) -> None:
     line = await open_line(lines, store)
-    line.delivery.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
+    line.shipper.start = lambda: None  # type: ignore[method-assign] # nobody else may take them
     ids = (line.binding.rollout_id, line.binding.attempt_id)
     await store.get_next_span_sequence_id(*ids)
     line.put("one", "two")
-    line.delivery.number_waiting()
+    line.shipper.number_waiting()
 
-    spans = line.delivery.withdraw(line.binding)
+    spans = line.shipper.withdraw(line.binding)
     await store.finish_attempt(*ids, "succeeded", spans=spans or ())
 
     assert [(span.name, span.sequence_id) for span in await store.query_spans(ids[0])] == [("one", 2), ("two", 3)]
 
 
-async def test_spans_wait_for_a_store_that_is_down(lines: list[Line]) -> None:
-    outage = Outage()
+@pytest.mark.parametrize(
+    "error",
+    [StoreUnavailable("down"), ConnectionResetError("gone"), asyncio.TimeoutError()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_spans_wait_for_a_store_that_is_down(lines: list[Line], error: Exception) -> None:
+    outage = Outage(error)
     line = await open_line(lines, TroubledStore(outage))
 
     line.put("one", "two")
@@ -208,16 +215,16 @@ async def test_what_a_store_does_not_take_in_time_is_counted_as_lost(lines: list
 async def test_a_trace_that_was_given_up_does_not_hold_up_others(lines: list[Line]) -> None:
     outage = Outage()
     line = await open_line(lines, TroubledStore(outage))
-    other = line.another(await line.delivery.store.start_rollout("other"))
+    other = line.another(await line.shipper.store.start_rollout("other"))
     line.put("lost")
-    line.delivery.put(other, finished("kept"))
+    line.shipper.put(other, finished("kept"))
 
     await line.flush(timeout=0.05)
     outage.end()
-    await line.delivery.flush(other)
+    await line.shipper.flush(other)
 
     assert await line.stored() == []
-    assert [span.name for span in await line.delivery.store.query_spans(other.rollout_id)] == ["kept"]
+    assert [span.name for span in await line.shipper.store.query_spans(other.rollout_id)] == ["kept"]
 
 
 async def test_one_refused_span_does_not_take_others_with_it(lines: list[Line]) -> None:
@@ -230,16 +237,58 @@ async def test_one_refused_span_does_not_take_others_with_it(lines: list[Line]) 
     assert line.lost == {"the store refused it: InvalidValue: A span is called 'bad'.": 2}
 
 
+async def test_a_store_that_is_broken_loses_spans_instead_of_holding_up_others(lines: list[Line]) -> None:
+    def break_on_the_bad(spans: Sequence[Span]) -> None:
+        if any(span.name == "bad" for span in spans):
+            raise RuntimeError("a bug")
+
+    line = await open_line(lines, TroubledStore(break_on_the_bad))
+
+    line.put("one", "bad", "two")
+    await line.flush()
+
+    assert await line.stored() == ["one", "two"]
+    assert line.lost == {"the store refused it: RuntimeError: a bug": 1}
+
+
+async def test_an_outage_while_a_refusal_is_sorted_out_costs_nothing(lines: list[Line]) -> None:
+    errors = iter([InvalidValue("one of these"), None, StoreUnavailable("down"), *[None] * 20])
+
+    def trouble(spans: Sequence[Span]) -> None:
+        error = next(errors)
+        if error is not None:
+            raise error
+
+    line = await open_line(lines, TroubledStore(trouble))
+
+    line.put(*[f"step {number}" for number in range(5)])
+    await line.flush()
+
+    assert await line.stored() == [f"step {number}" for number in range(5)]
+
+
+async def test_heavy_spans_go_in_small_batches(lines: list[Line]) -> None:
+    batches: list[int] = []
+    limits = ShipperLimits(batch_bytes=5000, linger_seconds=0.01)
+    line = await open_line(lines, TroubledStore(lambda spans: batches.append(len(spans))), limits)
+
+    for _ in range(6):
+        line.shipper.put(line.binding, finished("long", text="x" * 3000))
+    line.shipper.flush_blocking(line.binding)
+
+    assert batches == [2, 2, 2]
+
+
 async def test_spans_of_an_unknown_rollout_are_lost_and_say_so(
     lines: list[Line], store: InMemoryLightningStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = await open_line(lines, store)
-    stray = Binding(DummyTracer(), Recorder(), line.delivery, "ro-none", "at-none")
+    stray = Binding(DummyTracer(), Recorder(), line.shipper, "ro-none", "at-none")
 
     line.put("one")
     for _ in range(3):
-        line.delivery.put(stray, finished("stray"))
-    await line.delivery.flush(stray)
+        line.shipper.put(stray, finished("stray"))
+    await line.shipper.flush(stray)
 
     assert await line.stored() == ["one"]
     assert stray.recorder.losses.count == 3
@@ -247,7 +296,7 @@ async def test_spans_of_an_unknown_rollout_are_lost_and_say_so(
 
 
 async def test_an_agent_waits_once_for_room_and_then_loses_at_once(lines: list[Line]) -> None:
-    limits = DeliveryLimits(queued_spans=10, batch_spans=5, linger_seconds=0.01, patience_seconds=0.05)
+    limits = ShipperLimits(queued_items=10, batch_items=5, linger_seconds=0.01, patience_seconds=0.05)
     line = await open_line(lines, TroubledStore(Outage()), limits)
     began = time.perf_counter()
 
@@ -255,12 +304,12 @@ async def test_an_agent_waits_once_for_room_and_then_loses_at_once(lines: list[L
 
     assert time.perf_counter() - began < 5.0  # 190 times the patience are 9.5
     assert line.lost["the queue was full"] >= 180
-    assert len(line.delivery._queue) <= 10
+    assert len(line.shipper._queue) <= 10
 
 
 async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list[Line]) -> None:
     outage = Outage()
-    limits = DeliveryLimits(queued_spans=10, linger_seconds=0.01, patience_seconds=0.0)
+    limits = ShipperLimits(queued_items=10, linger_seconds=0.01, patience_seconds=0.0)
     line = await open_line(lines, TroubledStore(outage), limits)
     line.put(*["early"] * 30)
 
@@ -273,11 +322,11 @@ async def test_a_full_queue_takes_spans_again_when_the_store_is_back(lines: list
 
 
 async def test_the_queue_is_bounded_by_bytes_too(lines: list[Line]) -> None:
-    limits = DeliveryLimits(queued_bytes=50_000, linger_seconds=0.01, patience_seconds=0.0)
+    limits = ShipperLimits(queued_bytes=50_000, linger_seconds=0.01, patience_seconds=0.0)
     line = await open_line(lines, TroubledStore(Outage()), limits)
 
     for _ in range(20):
-        line.delivery.put(line.binding, finished("long", text="x" * 20_000))
+        line.shipper.put(line.binding, finished("long", text="x" * 20_000))
 
     assert line.lost["the queue was full"] >= 15
 
@@ -300,34 +349,41 @@ async def test_a_slow_store_does_not_slow_the_agent(lines: list[Line]) -> None:
     assert len(await line.stored()) == 100
 
 
-async def test_a_failed_batch_is_sent_again_under_the_same_numbers(lines: list[Line]) -> None:
-    numbers: list[list[int]] = []
+async def test_a_batch_whose_answer_was_lost_is_not_stored_twice(lines: list[Line]) -> None:
+    class Forgetful(InMemoryLightningStore):
+        calls = 0
 
-    def fail_once(spans: Sequence[Span]) -> None:
-        numbers.append([span.sequence_id for span in spans])
-        if len(numbers) == 1:
-            raise ConnectionResetError("gone")
+        async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
+            stored = await super().add_many_spans(spans)
+            self.calls += 1
+            if self.calls == 1:
+                raise ConnectionResetError("gone")
+            return stored
 
-    line = await open_line(lines, TroubledStore(fail_once))
+    store = Forgetful()
+    line = await open_line(lines, store)
 
     line.put("one", "two")
     await line.flush()
 
-    assert numbers == [[1, 2], [1, 2]]
+    spans = await store.query_spans(line.binding.rollout_id)
+    assert [(span.name, span.sequence_id) for span in spans] == [("one", 1), ("two", 2)]
+    assert (store.calls, line.lost) == (2, {})
 
 
 async def test_a_store_without_batches_gets_spans_one_by_one(lines: list[Line]) -> None:
     store = OldStore()
-    delivery = Delivery(store, SOON)
+    shipper = TraceShipper(store, SOON)
     rollout = await store.start_rollout("task")
-    binding = Binding(DummyTracer(), Recorder(), delivery, rollout.rollout_id, rollout.attempt.attempt_id)
+    binding = Binding(DummyTracer(), Recorder(), shipper, rollout.rollout_id, rollout.attempt.attempt_id)
 
-    delivery.put(binding, finished("one"))
-    delivery.put(binding, finished("two"))
-    await delivery.flush(binding)
-    delivery.close()
+    shipper.put(binding, finished("one"))
+    shipper.put(binding, finished("two"))
+    await shipper.flush(binding)
+    shipper.close()
 
-    assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["one", "two"]
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [(span.name, span.sequence_id) for span in spans] == [("one", 1), ("two", 2)]
 
 
 async def test_closing_delivers_what_is_left_and_ends_the_thread(
@@ -336,26 +392,26 @@ async def test_closing_delivers_what_is_left_and_ends_the_thread(
     line = await open_line(lines, store)
     line.put("one")
 
-    line.delivery.close()
+    line.shipper.close()
     line.put("late")
 
     assert await line.stored() == ["one"]
     assert line.lost == {"it ended after its trace was closed": 1}
-    assert line.delivery._thread is None
+    assert line.shipper._thread is None
 
 
 async def test_closing_never_hangs_however_busy_the_loop_is(store: InMemoryLightningStore) -> None:
     for _ in range(100):
-        delivery = Delivery(store, SOON)
-        line = Line(delivery, await store.start_rollout("task"))
+        shipper = TraceShipper(store, SOON)
+        line = Line(shipper, await store.start_rollout("task"))
         line.put("one")
         await line.flush()
-        delivery.close()
+        shipper.close()
         assert await line.stored() == ["one"]
 
 
-def test_tracers_share_the_delivery_to_a_store(store: InMemoryLightningStore) -> None:
-    shared = Deliveries()
+def test_tracers_share_the_shipper_to_a_store(store: InMemoryLightningStore) -> None:
+    shared = TraceShippers()
 
     first, second, other = shared.acquire(store), shared.acquire(store), shared.acquire(InMemoryLightningStore())
 

@@ -1,0 +1,294 @@
+"""TraceShipper: brings the finished spans of traces to one store, in a thread of its own.
+
+A store of this process has a span after 30 ms at most, a remote one after a tenth of a second. The end of a short trace
+takes what is left of it to the store itself, which is quicker than waking the thread and waiting for it. `flush` waits
+until everything put before is settled, or gives up the rest of its trace at the deadline. A lost span is counted on its
+trace, with the reason, and logged.
+"""
+
+import asyncio
+import contextvars
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.local import local_store
+from agentlightning.tracer.binding import Binding
+from agentlightning.tracer.conversion import SpanConverter
+from agentlightning.tracer.pending_spans import OpenSpans, PendingSpan
+from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits, unobserved_store
+from agentlightning.types import Span
+from agentlightning.utils.deadline import within
+from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.once import once
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import Span as LiveSpan
+
+__all__ = ["TraceShipper", "TraceShippers", "trace_shippers"]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 60.0
+"""How long the end of a trace waits for its spans: as long as a store client waits for a server that went away."""
+CLOSE_SECONDS: Final = 5.0
+NUMBER_SECONDS: Final = 1.0
+"""How long somebody who asks for the number of a span waits for a store of this process."""
+MOST_SEARCHED: Final = 100
+"""In a longer queue than this the end of a trace does not look for its spans."""
+LOCAL_LINGER_SECONDS: Final = 0.03
+"""`linger_seconds` before a store of this process, where a batch costs little."""
+BUSY_SPANS: Final = 100
+"""After a batch of so many spans, spans come so fast that larger batches save more than they delay."""
+
+
+class TraceShipper(Shipper):
+    """The way to one store, shared by all traces of this process."""
+
+    def __init__(self, store: LightningStore, limits: ShipperLimits | None = None) -> None:
+        self._is_closed = False
+        super().__init__(store, limits)
+
+    def _reset(self) -> None:
+        """Begin anew; also in a forked child, where the thread and what it had to deliver are the parent's."""
+        super()._reset()
+        self._local = local_store(self.store)  # a server's store is not ours in a forked child
+        self._starting = threading.RLock()  # protects `_thread`; a span may end while this very thread holds it
+        self._thread: LoopThread | None = None
+        self._carried: list[PendingSpan] = []  # by those who end their trace
+        self._converter = SpanConverter()
+        self._open_spans = OpenSpans()
+        self._begun = self._open_spans.begun  # looked up for every span
+        self._is_busy = False  # the last batch was a large one
+
+    # ------------------------------------------------------------------ the agent's side
+
+    def begin(self, binding: Binding, span: "LiveSpan") -> None:
+        """Note that a span has begun; the store is told if it is open for a while."""
+        self._begun.append((binding, span))
+        if not self._is_awake:
+            self._wake()
+        elif self._thread is None and not self._is_closed:
+            self.start()
+
+    def put(self, binding: Binding, span: "ReadableSpan") -> None:
+        """Accept a finished span; returns at once unless the queue is full, and never raises."""
+        pending = PendingSpan(binding, span, self._converter)
+        if self._is_closed or binding.recorder.is_given_up:
+            pending.lose("it ended after its trace was closed")
+        elif not self.has_room and not self.wait_for_room():
+            pending.lose("the queue was full")
+        else:
+            self.append(pending)
+            if self._thread is None:
+                self.start()
+
+    async def flush(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
+        """Wait until what was put before is settled; False if that took too long and spans of the trace were lost."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        if await self._carry(binding, timeout):
+            return True
+        marker = self.mark()
+        if marker is not None:
+            # Not wait_for, which would cancel the marker, and before Python 3.12 could lose a cancellation of ours.
+            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait([asyncio.wrap_future(marker)], timeout=remaining)
+        return self._give_up(binding, timeout) if marker is not None and not marker.done() else True
+
+    async def _carry(self, binding: Binding, timeout: float) -> bool:
+        """Store what is left of a trace, in the caller's own loop; False if that is left to the thread."""
+        spans = self._take_own(binding)
+        if spans is None:
+            return False
+        if not spans:
+            return True
+        try:
+            with unobserved_store():
+                await within(timeout, self._store(spans))
+        except Exception as error:  # noqa: BLE001 # the thread tries again, and sorts out what the store refuses
+            logger.debug("The end of a trace is left to its shipper: %s: %s", type(error).__name__, error)
+            return False
+        finally:
+            self._put_back(spans)
+        return True
+
+    def withdraw(self, binding: Binding) -> list[Span] | None:
+        """What is left of a trace, for a caller who stores it, in the order the spans ended.
+
+        Spans have a number if the store has given it out, else 0 for the store to number them. None if there is too
+        much of it, or some of it is on its way already: then it must be flushed.
+        """
+        waiting = self._take_own(binding)
+        if waiting is None:
+            return None
+        self._number(waiting)
+        spans: list[Span] = []
+        for pending in sorted(waiting, key=lambda pending: pending.ended):
+            try:
+                spans += pending.make_spans()
+            except (ValueError, TypeError) as error:
+                pending.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
+            pending.is_settled = True
+        self._put_back(waiting)
+        return spans
+
+    def _take_own(self, binding: Binding) -> list[PendingSpan] | None:
+        """What waits of a trace, out of the queue; None if there is too much, or some of it is on its way."""
+        with self._taking:
+            if len(self._queue) > MOST_SEARCHED or any(item.owner is binding for item in self._in_flight):
+                return None
+            queued = self._queue.copy()
+            waiting = [item for item in queued if isinstance(item, PendingSpan) and item.binding is binding]
+            for pending in waiting:
+                self._queue.remove(pending)
+                self._queued_bytes -= pending.weight
+            self._carried += waiting
+        return waiting
+
+    def _put_back(self, spans: Sequence[PendingSpan]) -> None:
+        """Those that did not arrive wait again, before all others."""
+        with self._taking:
+            self._carried = [pending for pending in self._carried if pending not in spans]
+            left = [pending for pending in spans if not pending.is_settled]
+            self._queue.extendleft(reversed(left))
+            self._queued_bytes += sum(pending.weight for pending in left)
+
+    def number_waiting(self) -> None:
+        """Give what waits its numbers, if the store is in this process: memory numbers at once, a file as it stores."""
+        if self._local is None:
+            return
+        with self._taking:
+            is_numbered = not self._in_flight and self._number(
+                [item for item in self._queue.copy() if isinstance(item, PendingSpan)]
+            )
+        if is_numbered or threading.get_ident() == self._loop_thread_id:
+            return
+        marker = self.mark()
+        if marker is not None:
+            with suppress(FutureTimeout):
+                marker.result(NUMBER_SECONDS)
+
+    def _number(self, spans: Sequence[PendingSpan]) -> bool:
+        """Number those that have no number; False if the store numbers them only when they are stored."""
+        fresh = sorted((pending for pending in spans if not pending.sequence_id), key=lambda pending: pending.ended)
+        if self._local is None or not fresh:
+            return not fresh
+        numbers = self._local.number_at_once([pending.binding.rollout_id for pending in fresh])
+        for pending, sequence_id in zip(fresh, numbers or (), strict=False):
+            pending.number(sequence_id)
+        return numbers is not None
+
+    def flush_blocking(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
+        """As `flush`, for code without an event loop."""
+        marker = self.mark()
+        if marker is not None:
+            with suppress(FutureTimeout):
+                marker.result(timeout)
+        return self._give_up(binding, timeout) if marker is not None and not marker.done() else True
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Deliver what is left, for so long at most, and end the thread."""
+        self._is_closed = True
+        marker = self.mark()
+        if marker is not None:
+            with suppress(FutureTimeout):
+                marker.result(timeout)
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+        for item in self.outstanding():
+            item.lose("the tracer was closed before the store took it")
+
+    def mark(self) -> "Future[None] | None":
+        return None if self._thread is None else super().mark()
+
+    def outstanding(self) -> list[PendingItem]:
+        return [*super().outstanding(), *(pending for pending in self._carried if not pending.is_settled)]
+
+    def _give_up(self, binding: Binding, timeout: float) -> bool:
+        binding.recorder.is_given_up = True
+        lost = [item for item in self.outstanding() if item.owner is binding]
+        for item in lost:
+            item.lose(f"the store did not take it within {timeout:g} s of the end of its trace")
+        return not lost
+
+    # ------------------------------------------------------------------ the thread's side
+
+    def start(self) -> None:
+        """Be ready for the first span, which otherwise waits until the thread has started; harmless the second time."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = LoopThread("agl-span-shipper")
+                # In an empty context: the loop must not inherit the trace of the agent that happened to come first.
+                running = contextvars.Context().run(self._thread.start_soon, self.run())
+                running.add_done_callback(_log_end)
+
+    def _has_other_work(self) -> bool:
+        return self._open_spans.has_some
+
+    async def _after_batch(self, item_count: int) -> None:
+        self._is_busy = item_count >= BUSY_SPANS
+        if self._open_spans.has_some:
+            await self._open_spans.look(self.target, asyncio.get_running_loop().time(), self._linger_seconds())
+
+    def _linger_seconds(self) -> float:
+        seconds = self.limits.linger_seconds
+        return seconds if self._local is None or self._is_busy else min(seconds, LOCAL_LINGER_SECONDS)
+
+
+def _log_end(running: "Future[None]") -> None:
+    """The loop ends when it is cancelled; anything else is a fault of ours, and traces will report their losses."""
+    if not running.cancelled() and (error := running.exception()) is not None:
+        logger.error("The shipping of spans has broken down.", exc_info=error)
+
+
+class TraceShippers:
+    """The shippers of this process; tracers that write to the same store share one."""
+
+    def __init__(self) -> None:
+        self._sharing = threading.Lock()  # protects the two mappings
+        self._by_store: dict[int, TraceShipper] = {}
+        self._users: dict[int, int] = {}
+
+    def acquire(self, store: LightningStore) -> TraceShipper:
+        """The shipper to a store; give it back with `release`."""
+        with self._sharing:
+            key = id(store)  # stays the store's own: the shipper keeps it alive
+            if key not in self._by_store:
+                self._by_store[key] = TraceShipper(store)
+            self._users[key] = self._users.get(key, 0) + 1
+            return self._by_store[key]
+
+    def release(self, shipper: TraceShipper) -> None:
+        """The last one to let go closes it."""
+        key = id(shipper.store)
+        with self._sharing:
+            self._users[key] -= 1
+            is_last = self._users[key] == 0
+            if is_last:
+                del self._by_store[key], self._users[key]
+        if is_last:
+            shipper.close()
+
+    def reset_in_child(self) -> None:
+        """A forked child begins with empty queues and no threads."""
+        self._sharing = threading.Lock()
+        for shipper in self._by_store.values():
+            shipper._reset()
+
+
+@once
+def trace_shippers() -> TraceShippers:
+    """One per process, so that rollouts side by side fill the same batches."""
+    shippers = TraceShippers()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=shippers.reset_in_child)
+    return shippers

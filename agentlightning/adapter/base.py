@@ -11,6 +11,7 @@ subclass of `TraceAdapter` with one method:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from agentlightning.instrumentation.model_calls import with_recorded_content
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types.tracer import Span, SpanLike
 
@@ -43,10 +44,10 @@ class TraceAdapter(Adapter[list[Span], T_to], Generic[T_to]):
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[Span]:
-    """Our spans, whichever kind they were; spans of the SDK are numbered as they come."""
-    return [
+    """Our spans, whichever kind they were, with the content of their calls; those of the SDK are numbered in order."""
+    return with_recorded_content(
         span if isinstance(span, Span) else _from_opentelemetry(span, number) for number, span in enumerate(source, 1)
-    ]
+    )
 
 
 def _from_opentelemetry(span: "ReadableSpan", number: int) -> Span:

@@ -170,7 +170,7 @@ def as_token_ids(value: object) -> list[int] | Unreadable:
         ids = ids[0]
     if not isinstance(ids, (list, tuple)) or type(sum_of_numbers(ids)) is not int:
         return UNREADABLE
-    return list(ids)
+    return ids if isinstance(ids, list) else list(ids)
 
 
 def parsed(value: object) -> object:

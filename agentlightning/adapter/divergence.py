@@ -13,7 +13,7 @@ from agentlightning.adapter.sequences import BreakReason
 from agentlightning.types.tracer import Span
 
 if TYPE_CHECKING:
-    from agentlightning.adapter.weaving import OpenSequence
+    from agentlightning.adapter.sequence_builder import OpenSequence
 
 __all__ = ["Divergence", "divergence"]
 

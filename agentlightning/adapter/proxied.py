@@ -19,6 +19,7 @@ from agentlightning.adapter.calls import (
     token_attributes,
     token_facts,
 )
+from agentlightning.instrumentation.model_calls import RECORDED_AS
 from agentlightning.types.agent_names import agent_name
 from agentlightning.types.tracer import Span
 
@@ -68,6 +69,7 @@ class ProxiedCalls:
         self._call_of: dict[str, Span] = {}
         self._unused: set[str] = set()
         self._witnesses: dict[str, list[Span]] = {}
+        self._by_recording: dict[str, Span] = {}
         self._by_response: dict[str, Span] = {}
         self._by_id: dict[str, Span] = {}
         self._answers: set[str | None] = set()
@@ -87,12 +89,15 @@ class ProxiedCalls:
 
     def _add_call(self, span: Span) -> None:
         self._by_id[span.span_id] = span
+        if RECORDED_AS in span.attributes:
+            self._by_recording[str(span.attributes[RECORDED_AS])] = span
         response_id = response_id_of(span.attributes)
         if response_id is not None:
             self._by_response.setdefault(response_id, span)
 
     def _place(self, span: Span, *, counts: bool) -> None:
-        call = self._by_response.get(response_id_of(span.attributes) or "")
+        call = self._by_recording.get(span.span_id)
+        call = call or self._by_response.get(response_id_of(span.attributes) or "")
         is_used = True
         above = span.parent_id or ""
         if call is None and above in self._call_of:  # the raw form of a request that has its place

@@ -37,6 +37,7 @@ def closest_enclosing(
         if begin[number] != start or until[number] != end:
             start, end = begin[number], until[number]
             # Whoever came before starts earlier, or with this one and ends later: none has the very same times.
+            frontier.forget_before(start)
             enclosing = frontier.shortest_then_add(end, end - start, number)
         if enclosing is not None and is_stray[number]:
             found[number] = enclosing
@@ -52,6 +53,13 @@ class _Frontier:
     def __init__(self) -> None:
         self._ends: list[float] = []
         self._ranks: list[tuple[float, int]] = []
+
+    def forget_before(self, start: float) -> None:
+        """Drop spans that end before all that are still to come, as soon as they are half of all."""
+        ends = self._ends
+        if ends and ends[len(ends) // 2] < start:
+            past = bisect_left(ends, start)
+            del ends[:past], self._ranks[:past]
 
     def shortest_then_add(self, end: float, length: float, number: int) -> int | None:
         """The shortest span so far that lasts until `end`, before another one is added that does."""

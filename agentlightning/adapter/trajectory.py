@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
+from agentlightning.adapter.call_filter import CallCandidate, CallScope, RejectedBecause
 from agentlightning.adapter.calls import (
     Unreadable,
     finish_reason_of,
@@ -20,9 +21,9 @@ from agentlightning.adapter.calls import (
     weights_version_of,
 )
 from agentlightning.adapter.jsonl import read_jsonl, write_jsonl
-from agentlightning.adapter.judging import CallCandidate, CallScope, RejectedBecause
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.report import TraceReport
+from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
 from agentlightning.adapter.sequences import (
     Break,
     BreakReason,
@@ -34,7 +35,6 @@ from agentlightning.adapter.sequences import (
     Trajectory,
 )
 from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, TraceTree
-from agentlightning.adapter.weaving import ModelCall, Weaver
 from agentlightning.types.agent_matcher import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import Span, SpanLike
@@ -120,14 +120,14 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         )
         calls = _sort_out(candidates)
         rewards = tree.match_rewards(self.reward_match, [taken.place for taken in calls.taken])
-        weaver = Weaver()
+        builder = SequenceBuilder()
         for taken in sorted(calls.taken, key=lambda taken: _chronological(taken.place.span)):
-            weaver.add(_model_call(taken, rewards.get(taken.place.id)))
+            builder.add(_model_call(taken, rewards.get(taken.place.id)))
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
-            sequences=tuple(sequence.finished() for sequence in weaver.sequences),
-            breaks=tuple(weaver.breaks),
+            sequences=tuple(sequence.finished() for sequence in builder.sequences),
+            breaks=tuple(builder.breaks),
             dropped=tuple(calls.dropped),
             final_reward=final_reward_of(spans),
         )

@@ -7,11 +7,13 @@ all others, so that its length does not matter either.
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from typing_extensions import Self
 
+from agentlightning.adapter.call_filter import CallCandidate, CallFilter, CallScope, RejectedBecause
 from agentlightning.adapter.calls import (
     LOGPROBS,
     genai_sections,
@@ -23,9 +25,8 @@ from agentlightning.adapter.calls import (
     response_ids_of,
     token_ids_or_empty,
 )
-from agentlightning.adapter.judging import CallCandidate, CallJudge, CallScope, RejectedBecause
+from agentlightning.adapter.graphviz import draw
 from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
-from agentlightning.adapter.picture import draw
 from agentlightning.adapter.proxied import ANY_CALL_MATCH, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls, call_test
 from agentlightning.adapter.repair import closest_enclosing
 from agentlightning.semconv import AGL_VIRTUAL
@@ -59,10 +60,22 @@ VIRTUAL_ROOT = "virtual-root"
 class TraceTree:
     """A span and the spans beneath it."""
 
+    __slots__ = ("_children", "id", "span")
+
     def __init__(self, id: str, span: Span, children: "list[TraceTree] | None" = None) -> None:
         self.id = id
         self.span = span
-        self.children: list[TraceTree] = children or []
+        self._children = children or None  # most spans have none, and many empty lists are work for the collector
+
+    @property
+    def children(self) -> "list[TraceTree]":
+        if self._children is None:
+            self._children = []
+        return self._children
+
+    @children.setter
+    def children(self, children: "list[TraceTree]") -> None:
+        self._children = children
 
     def __repr__(self) -> str:
         return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
@@ -91,28 +104,22 @@ class TraceTree:
             raise ValueError("A trace tree needs at least one span; none were given.")
         nodes = {span.span_id: cls(span.span_id, span) for span in spans}
         roots: list[Self] = []
+        parents: list[TraceTree] = []
         orphans_by_parent: dict[str, list[TraceTree]] = {}
         for node in nodes.values():
             parent_id = node.span.parent_id
-            if parent_id is None:
+            parent = None if parent_id is None else nodes.get(parent_id)
+            if parent is not None:
+                if parent._children is None:
+                    parents.append(parent)
+                parent.children.append(node)
+            elif parent_id is None:
                 roots.append(node)
-            elif parent_id in nodes:
-                nodes[parent_id].children.append(node)
             else:
                 orphans_by_parent.setdefault(parent_id, []).append(node)
+        _refuse_circles(nodes, parents)
         roots += [cls(name, _missing_parent(name, orphans), orphans) for name, orphans in orphans_by_parent.items()]
-        tree = None
-        if roots:
-            tree = roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _virtual_root(roots), [*roots])
-        made_up = len(orphans_by_parent) + (len(roots) > 1)
-        reached = [] if tree is None else tree.traverse()
-        if tree is None or len(reached) < len(nodes) + made_up:
-            reached_ids = {node.id for node in reached}
-            looping = next(span_id for span_id in nodes if span_id not in reached_ids)
-            raise ValueError(
-                f"Span '{looping}' hangs on a circle of parents and belongs under no root; leave such spans out."
-            )
-        return tree
+        return roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _virtual_root(roots), [*roots])
 
     def find_id(self, id: str) -> "TraceTree | None":
         """The node of this id, or None."""
@@ -130,7 +137,8 @@ class TraceTree:
         while stack:
             node = stack.pop()
             yield node
-            stack += reversed(node.children)
+            if node._children:
+                stack += reversed(node._children)
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """The name, with the agent's in brackets, and the same of each child."""
@@ -190,7 +198,7 @@ class TraceTree:
         branch_starts: list[int] = []
         for branch, child in enumerate(root.children):
             branch_starts.append(len(nodes))
-            nodes += child._walk() if child.children else (child,)
+            nodes += child._walk() if child._children else (child,)
             branch_of += [branch] * (len(nodes) - len(branch_of))
         spans = [node.span for node in nodes]
         starts, ends = [span.start_time for span in spans], [span.end_time for span in spans]
@@ -260,7 +268,7 @@ class TraceTree:
         is_call = re.compile(llm_call_match).search
         is_wanted = name_test(agent_match)
         proxied = self.proxied_calls(llm_call_match)
-        judge = CallJudge(proxied, (set() if seen is None else seen) if dedup else None, is_wanted)
+        call_filter = CallFilter(proxied, (set() if seen is None else seen) if dedup else None, is_wanted)
         stack = [(iter([self]), scope)]
         while stack:
             siblings, scope = stack[-1]
@@ -270,11 +278,11 @@ class TraceTree:
                 continue
             in_call = scope.in_call
             if is_call(node.span.name) or (proxied.is_any and proxied.counts(node.span)):
-                candidate = judge.judged(node, scope)
+                candidate = call_filter.judged(node, scope)
                 if candidate is not None:
                     yield candidate
                     in_call = node if candidate.rejected is None else in_call
-            if not node.children:
+            if not node._children:
                 continue
             agent = node.agent_name()
             label = scope.agent_name if agent is None else agent
@@ -282,8 +290,8 @@ class TraceTree:
                 label = None
             in_reward = scope.in_reward if scope.in_reward is not False else node.is_reward_span()
             has_agent = scope.has_agent or agent is not None
-            stack.append((iter(node.children), CallScope(label, in_reward, in_call, has_agent)))
-        yield from judge.set_aside()
+            stack.append((iter(node._children), CallScope(label, in_reward, in_call, has_agent)))
+        yield from call_filter.set_aside()
 
     def proxied_calls(self, llm_call_match: str) -> ProxiedCalls:
         """What the LLM proxy recorded in this trace, where calls are asked for by a pattern."""
@@ -309,7 +317,7 @@ class TraceTree:
             return match_in_order(by_start, call_ids)
         rewards: dict[str, float | None] = {}
         for node in self._walk():
-            rewards |= match_in_order(node.children, call_ids) if node.children else {}
+            rewards |= match_in_order(node._children, call_ids) if node._children else {}
         return rewards
 
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
@@ -354,20 +362,19 @@ class TraceTree:
             within_reward=False if exclude_llm_call_in_reward else None,
             within_llm_call=False if dedup_llm_call else None,
         )
+        calls = [(node, agent) for node, agent in calls if not has_failed(node.span)]
         proxied = self.proxied_calls(llm_call_match)
-        triplets = [
-            (node, self.span_to_triplet(proxied.with_tokens(node.span), agent))
-            for node, agent in calls
-            if not has_failed(node.span)
-        ]
+        triplets = [self.span_to_triplet(proxied.with_tokens(node.span), agent) for node, agent in calls]
+        nodes = [node for node, _ in calls]
         if _skip_empty_token_spans:
-            triplets = [(node, triplet) for node, triplet in triplets if _has_tokens(node, triplet)]
-        rewards = self.match_rewards(reward_match, [node for node, _ in triplets])
-        for node, triplet in triplets:
+            kept = [_has_tokens(node, triplet) for node, triplet in zip(nodes, triplets, strict=True)]
+            nodes, triplets = list(compress(nodes, kept)), list(compress(triplets, kept))
+        rewards = self.match_rewards(reward_match, nodes)
+        for node, triplet in zip(nodes, triplets, strict=True):
             triplet.reward = rewards.get(node.id, triplet.reward)
         if final_reward is not None and triplets:
-            triplets[-1][1].reward = final_reward
-        return [triplet for _, triplet in triplets]
+            triplets[-1].reward = final_reward
+        return triplets
 
 
 class _Branches:
@@ -403,6 +410,22 @@ def _has_tokens(node: TraceTree, triplet: Triplet) -> bool:
 
 def _start_or_before_all(node: TraceTree) -> float:
     return float("-inf") if node.span.start_time is None else node.span.start_time
+
+
+def _refuse_circles(nodes: "Mapping[str, TraceTree]", parents: "Iterable[TraceTree]") -> None:
+    """Raise if a span is above itself; only spans with children can be."""
+    rooted: set[str] = set()
+    for parent in parents:
+        above: TraceTree | None = parent
+        path: dict[str, None] = {}
+        while above is not None and above.id not in rooted:
+            if above.id in path:
+                raise ValueError(
+                    f"Span '{above.id}' hangs on a circle of parents and belongs under no root; leave such spans out."
+                )
+            path[above.id] = None
+            above = nodes.get(above.span.parent_id or "")
+        rooted.update(path)
 
 
 def _missing_parent(span_id: str, children: Sequence[TraceTree]) -> Span:

@@ -81,6 +81,9 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
     )
+    parser.add_argument(
+        "--raw-spans", action="store_true", help="also store the bodies of each call as they were sent and received"
+    )
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
 
@@ -174,6 +177,7 @@ def _proxy(arguments: argparse.Namespace, models: Models, store: LightningStore,
         run_budget=budget_of(arguments, "run_max"),
         deadline_seconds=arguments.deadline,
         replay=arguments.replay,
+        raw_spans=arguments.raw_spans,
     )
 
 

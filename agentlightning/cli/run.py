@@ -33,7 +33,7 @@ from agentlightning.litagent.command import CommandAgent
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.litagent.command_reward import RewardSource
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.llm_proxy.settling import SettledCalls, settle_calls
+from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command and arguments.show is None:
         parser.error("there is no program to run; write it behind two dashes: agl run -- python script.py")
     # A program that failed has said so itself, and the report says it again.
-    told_here = ("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.settling")
+    told_here = ("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush")
     setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     if arguments.show is not None:
@@ -222,7 +222,7 @@ class _ForegroundAgent(CommandAgent):
         super().__init__(command, env=env, reward_from=reward_from, stdin="none")
         self.llm = llm
         self.program: ForegroundProgram | None = None
-        self.settled = SettledCalls()
+        self.flushed = FlushedCalls()
         """What the proxy says of the calls of the attempt, when the program has ended."""
 
     async def start_program(self, plan: ProgramPlan) -> ForegroundProgram:
@@ -234,7 +234,7 @@ class _ForegroundAgent(CommandAgent):
         try:
             return await super().rollout_async(task, resources, rollout)
         finally:  # before the attempt is over, and its key with it
-            self.settled = await settle_calls([self.llm], rollout, rollout.attempt.attempt_id)
+            self.flushed = await flush_calls([self.llm], rollout, rollout.attempt.attempt_id)
 
     def _environment(
         self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
@@ -271,7 +271,7 @@ class _Session:
             with self._passing_signals_on():
                 rollout = await self._store.start_rollout(task, worker_id=WORKER_ID)
                 error = await self._attempted(rollout)
-                report = await Report.of(self._store, rollout, self._agent.settled)
+                report = await Report.of(self._store, rollout, self._agent.flushed)
         except asyncio.CancelledError:
             if self._ended_by is None:
                 raise

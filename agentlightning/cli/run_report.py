@@ -13,7 +13,7 @@ from rich.table import Table
 from agentlightning.emitter import find_final_reward
 from agentlightning.emitter.reward import get_reward_value
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.settling import SettledCalls
+from agentlightning.llm_proxy.flush import FlushedCalls
 from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Span
@@ -41,7 +41,7 @@ class Report:
     """What is known to be missing, in words."""
 
     @classmethod
-    async def of(cls, store: LightningStore, rollout: AttemptedRollout, settled: SettledCalls) -> "Report":
+    async def of(cls, store: LightningStore, rollout: AttemptedRollout, flushed: FlushedCalls) -> "Report":
         """The figures of an attempt that is over, and of whose calls the proxy has told."""
         spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
         known = await store.get_rollout_by_id(rollout.rollout_id)
@@ -54,7 +54,7 @@ class Report:
             read_tokens=_sum(calls, _READ),
             written_tokens=_sum(calls, _WRITTEN),
             reward=find_final_reward(spans),
-            missing=tuple(_missing(settled)),
+            missing=tuple(_missing(flushed)),
         )
 
     def show(self, address: str) -> None:
@@ -76,11 +76,11 @@ def _sum(calls: Sequence[Span], name: str) -> int:
     return sum(value for call in calls if isinstance(value := call.attributes.get(name), int))
 
 
-def _missing(settled: SettledCalls) -> list[str]:
-    words = [f"{number} calls: {reason}" if number else reason for reason, number in settled.lost.items()]
-    if settled.unanswered:
-        words.append(f"{settled.unanswered} calls: not answered when the program ended")
-    if settled.silent_proxies:
+def _missing(flushed: FlushedCalls) -> list[str]:
+    words = [f"{number} calls: {reason}" if number else reason for reason, number in flushed.lost.items()]
+    if flushed.unanswered:
+        words.append(f"{flushed.unanswered} calls: not answered when the program ended")
+    if flushed.unknown_proxies:
         words.append("what calls there were: the address of the proxy is not that of an `agl proxy`")
     return words
 

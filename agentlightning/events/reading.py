@@ -44,6 +44,7 @@ from agentlightning.events.vocabulary import (
     TOOL_NAME,
     TOOL_RESULT,
 )
+from agentlightning.instrumentation.model_calls import with_recorded_content
 from agentlightning.semconv import AGL_EXCEPTION, AGL_MESSAGE, AGL_OBJECT, AGL_VIRTUAL, LightningSpanAttributes
 from agentlightning.types import AttributeValue, Span
 from agentlightning.types.agent_names import agent_name
@@ -83,7 +84,7 @@ def events_of_spans(spans: Iterable[Span]) -> list[AgentEvent]:
 
     What was said in a call that the LLM proxy recorded besides the agent's own tracer is told once, by the tracer.
     """
-    kept = list(spans)
+    kept = with_recorded_content(spans)
     names = AgentNames()
     for span in kept:
         names.add(span)

@@ -5,18 +5,33 @@ has the exact answer; those above open a `CallWatch` if they need to know whethe
 """
 
 import logging
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.instrumentation.dialects import Assembler, Dialect
 from agentlightning.instrumentation.spans import Step
+from agentlightning.store.values import replaced
+from agentlightning.types import Span
 
-__all__ = ["WATCH", "CallWatch", "ModelCall"]
+__all__ = [
+    "RECORDED_AS",
+    "RECORDED_HEADER",
+    "WATCH",
+    "CallWatch",
+    "ModelCall",
+    "Recording",
+    "recording_of",
+    "with_recorded_content",
+    "without_recorded_content",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +40,54 @@ TIME_TO_FIRST_TOKEN: Final = "gen_ai.streaming.time_to_first_token"
 IS_CUT: Final = "agentlightning.response.is_cut"
 """The stream was left before its end."""
 
+RECORDED_HEADER: Final = "x-agl-recorded"
+"""Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
+RECORDED_AS: Final = "agentlightning.proxy.recorded_as"
+"""Attribute of a call whose content is on a span of the LLM proxy: the header's value, and in a store the span's id."""
+_CONTENT: Final = re.compile(
+    r"gen_ai\.(prompt|completion|request\.functions)\.|(prompt_token_ids|response_token_ids|logprobs\.\w+)$"
+)
+"""Attributes that hold what was said, as words or as tokens."""
+
 WATCH: ContextVar["CallWatch | None"] = ContextVar("agentlightning_call_watch", default=None)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where the LLM proxy recorded a call."""
+
+    rollout_id: str
+    attempt_id: str
+    span_id: str
+
+    def header(self) -> str:
+        """As text for `RECORDED_HEADER`."""
+        return "/".join(quote(part, safe="") for part in (self.rollout_id, self.attempt_id, self.span_id))
+
+
+def recording_of(attributes: Mapping[str, Any]) -> Recording | None:
+    """What an answer confirmed of the call whose attributes these are; None if it confirmed nothing."""
+    parts = str(attributes.get(RECORDED_AS, "")).split("/")
+    return Recording(*map(unquote, parts)) if len(parts) == len(fields(Recording)) else None
+
+
+def without_recorded_content(attributes: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
+    """The attributes of a call, but for its content, and with the id of the span that holds it."""
+    kept = {name: value for name, value in attributes.items() if not _CONTENT.match(name)}
+    return {**kept, RECORDED_AS: recording.span_id}
+
+
+def with_recorded_content(spans: Iterable[Span]) -> list[Span]:
+    """The spans of an attempt; those of calls whose content only the LLM proxy stored are copies that have it too."""
+    spans = list(spans)
+    recorded_as = {span.attributes[RECORDED_AS] for span in spans if RECORDED_AS in span.attributes}
+    holders = {span.span_id: span for span in spans if span.span_id in recorded_as} if recorded_as else {}
+    for place, span in enumerate(spans) if holders else ():
+        holder = holders.get(str(span.attributes.get(RECORDED_AS)))
+        if holder is not None:
+            content = {name: value for name, value in holder.attributes.items() if _CONTENT.match(name)}
+            spans[place] = replaced(span, attributes={**content, **span.attributes})
+    return spans
 
 
 class CallWatch:
@@ -89,6 +151,12 @@ class ModelCall:
             logger.exception("A request to a model could not be read; its span says nothing of it.")
         self._known.update(attributes or {})
         self.step = Step(dialect.span_name, kind=SpanKind.CLIENT)
+
+    def note_headers(self, headers: Mapping[str, str]) -> None:
+        """Take from an answer whether the LLM proxy recorded the call."""
+        recorded = headers.get(RECORDED_HEADER)
+        if recorded:
+            self._known[RECORDED_AS] = recorded
 
     def add_event(self, event: Mapping[str, Any]) -> None:
         """One event of a stream."""

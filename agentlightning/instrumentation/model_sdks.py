@@ -8,6 +8,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal
 
@@ -44,6 +45,8 @@ __all__ = ["AnthropicPatch", "OpenAIPatch"]
 logger = logging.getLogger(__name__)
 
 
+_CALL: ContextVar[ModelCall | None] = ContextVar("agentlightning_sdk_call", default=None)
+"""The call that an SDK is making here."""
 _ACCOUNT_HEADERS: Final = ("OpenAI-Organization", "OpenAI-Project")
 _OTHER_KEYS: Final = ("x-api-key", "api-key")
 """Where receivers look for a key besides `Authorization`."""
@@ -72,16 +75,22 @@ class _BaseClientPatch(Patch):
     def change(self, module: ModuleType) -> None:
         self.replace(module.SyncAPIClient, "request", self._request)
         self.replace(module.AsyncAPIClient, "request", self._request_async)
+        for client in (module.SyncAPIClient, module.AsyncAPIClient):
+            if hasattr(client, "_process_response"):  # where the answer still has its headers
+                self.replace(client, "_process_response", self._process_response)
 
     def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         options, call = self._begun(client, options)
         if call is None:
             return original(client, cast_to, options, **kwargs)
+        token = _CALL.set(call)
         try:
             answer = original(client, cast_to, options, **kwargs)
         except BaseException as error:
             call.finish(error=error)
             raise
+        finally:
+            _CALL.reset(token)
         _follow(call, answer)
         return answer
 
@@ -89,13 +98,23 @@ class _BaseClientPatch(Patch):
         options, call = self._begun(client, options)
         if call is None:
             return await original(client, cast_to, options, **kwargs)
+        token = _CALL.set(call)
         try:
             answer = await original(client, cast_to, options, **kwargs)
         except BaseException as error:
             call.finish(error=error)
             raise
+        finally:
+            _CALL.reset(token)
         _follow(call, answer)
         return answer
+
+    @staticmethod
+    def _process_response(original: Any, client: Any, **kwargs: Any) -> Any:
+        call, headers = _CALL.get(), getattr(kwargs.get("response"), "headers", None)
+        if call is not None and isinstance(headers, Mapping):
+            call.note_headers(headers)
+        return original(client, **kwargs)
 
     def _begun(self, client: Any, options: Any) -> tuple[Any, ModelCall | None]:
         """The options to call with, and the call that was begun; None where there is none to record."""

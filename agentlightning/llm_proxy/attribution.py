@@ -19,7 +19,7 @@ from agentlightning.llm_proxy.records import Origin
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
 
-__all__ = ["Caller", "Doorkeeper", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
+__all__ = ["Caller", "Authenticator", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
 
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
 _TRACEPARENT: Final = re.compile(r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -100,7 +100,7 @@ def as_headers(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
     return dict(pairs)
 
 
-class Doorkeeper:
+class Authenticator:
     """Looks at keys. Without an API key of its own the proxy serves everybody."""
 
     def __init__(self, api_key: str | None = None) -> None:

@@ -53,7 +53,7 @@ async def counted(
 ) -> Counted:
     """Have a backend count; never raises but at the end of the server."""
     try:
-        caller = gateway.doorkeeper.admit(route, headers)
+        caller = gateway.authenticator.admit(route, headers)
         request = await read_body(receive, headers, gateway.settings.max_request_bytes)
         await gateway.check_attempt(caller)
         asked = read_request(request)

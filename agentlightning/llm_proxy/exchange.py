@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from agentlightning.errors import ProxyError, StoreUnavailable
+from agentlightning.instrumentation.model_calls import RECORDED_HEADER, Recording
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
 from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
 from agentlightning.llm_proxy.dialects.failures import (
@@ -79,7 +80,7 @@ class Exchange:
         """Serve the call; nothing escapes but the end of the server."""
         watching: asyncio.Task[None] | None = None
         try:
-            caller = self.gateway.doorkeeper.admit(self._route, self._headers)
+            caller = self.gateway.authenticator.admit(self._route, self._headers)
             self._origin = caller.origin
             request = await read_body(self._receive, self._headers, self.gateway.settings.max_request_bytes)
             watching = asyncio.create_task(self._watch(asyncio.current_task()), name="agl-proxy-caller")
@@ -158,6 +159,13 @@ class Exchange:
         """Wait a moment until the call is stored: what the caller does next is numbered after it."""
         return await self.gateway.recorder.stored(self._pending)
 
+    def _recorded_header(self) -> list[tuple[bytes, bytes]]:
+        """The header that tells the caller's tracer not to store the content of the call a second time."""
+        if self._origin is None or self._record is None:
+            return []
+        recording = Recording(self._origin.rollout_id, self._origin.attempt_id, self._record.span_id)
+        return [(RECORDED_HEADER.encode(), recording.header().encode())]
+
     def _note_tries(self, error: ProxyError) -> None:
         if self._record is not None and isinstance(error, BackendError) and error.tries:
             self._record.tries = self._earlier_tries + len(error.tries)
@@ -207,8 +215,9 @@ class Exchange:
         record.usage = usage_of(read)
         shown = visible_answer(read, outgoing)
         self._finish("answered", answer.status)
-        await self._stored()
         headers = answer_headers(answer.headers, content_type="application/json")
+        if await self._stored():
+            headers += self._recorded_header()
         await send_answer(self._send, answer.status, headers, body if shown is None else shown)
 
     async def _stream(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
@@ -220,7 +229,10 @@ class Exchange:
         async with contextlib.aclosing(relay.parts()) as parts:
             async for part in parts:
                 if not relay.has_begun:
-                    await self._send({"type": "http.response.start", "status": 200, "headers": relay.headers()})
+                    headers = relay.headers()
+                    if self.gateway.recorder.will_record:
+                        headers += self._recorded_header()
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
                     relay.has_begun = True
                 if relay.is_over:
                     self._finish_stream(relay)

@@ -22,7 +22,7 @@ from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.messages import ConnectionScope, Receive, Send, with_nosniff
 from agentlightning.errors import NotAllowed
 from agentlightning.llm_proxy.attempts import Attempts
-from agentlightning.llm_proxy.attribution import Caller, Doorkeeper, Refused, Route, as_headers, route_of
+from agentlightning.llm_proxy.attribution import Authenticator, Caller, Refused, Route, as_headers, route_of
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
@@ -57,7 +57,7 @@ class Gateway:
         self,
         fleet: Fleet,
         recorder: Recorder,
-        doorkeeper: Doorkeeper,
+        authenticator: Authenticator,
         *,
         settings: GatewaySettings | None = None,
         budgets: Budgets | None = None,
@@ -65,7 +65,7 @@ class Gateway:
     ) -> None:
         self.fleet = fleet
         self.recorder = recorder
-        self.doorkeeper = doorkeeper
+        self.authenticator = authenticator
         self.settings = settings or GatewaySettings()
         self.budgets = budgets or Budgets()
         self.replays = replays
@@ -77,7 +77,7 @@ class Gateway:
         or override what is asked for with them."""
         self.overridden_fields: set[tuple[str, str]] = set()
         """Models and fields of their calls that were overridden, which is told once for each."""
-        self._callers = CallerCheck(has_key=doorkeeper.is_locked)
+        self._callers = CallerCheck(has_key=authenticator.is_locked)
         self._started = time.monotonic()
 
     def note_models(self, model_list: Sequence[Any]) -> None:
@@ -134,7 +134,7 @@ class Gateway:
         A key ends with its attempt; and whoever could name no rollout, or any, would have no budget. The proxy's own
         key does without.
         """
-        is_locked = self.doorkeeper.is_locked
+        is_locked = self.authenticator.is_locked
         if caller.is_trusted or not (is_locked or self.budgets.per_rollout.is_limited):
             return
         origin = caller.origin
@@ -164,13 +164,13 @@ class Gateway:
         path, is_get = route.path, method in ("GET", "HEAD")
         if path in ("/health", "/health/liveliness", "/health/readiness") and is_get:
             return 200, orjson.dumps({"status": "ok"})
-        caller = self.doorkeeper.admit(route, headers)
+        caller = self.authenticator.admit(route, headers)
         if path == "/models" and is_get:
             return 200, self._models(is_anthropic=b"anthropic-version" in headers)
         if path.startswith("/models/") and is_get:
             return self._model(unquote(path.removeprefix("/models/")), is_anthropic=b"anthropic-version" in headers)
         if path == "/agl/status" and is_get:
-            if self.doorkeeper.is_locked and not caller.is_trusted:
+            if self.authenticator.is_locked and not caller.is_trusted:
                 words = "The proxy's state, with the addresses of its backends, is told to its own key alone."
                 raise Refused(Failure(403, words, "permission_error"))
             return 200, orjson.dumps(self.status(), default=str)

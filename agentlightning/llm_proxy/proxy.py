@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.active import set_active_llm_proxy
-from agentlightning.llm_proxy.attribution import Doorkeeper
+from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import backend_of
 from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
 from agentlightning.llm_proxy.budgets import Budget, Budgets
@@ -85,6 +85,8 @@ class LLMProxy:
         deadline_seconds: How long a call may wait for its answer to begin, retries included; by default the
             `request_timeout` of `litellm_config`, or 600.
         replay: Answer calls that an earlier attempt of the rollout made from the record; see `llm_proxy.replay`.
+        raw_spans: Also store the bodies of each call as they were sent and received, in a span `raw_gen_ai_request`
+            beneath the call's. A proxy that replays needs them, and stores them always.
         max_request_bytes: Larger requests are refused.
     """
 
@@ -110,6 +112,7 @@ class LLMProxy:
         run_budget: Budget | None = None,
         deadline_seconds: float | None = None,
         replay: bool = False,
+        raw_spans: bool = False,
         max_request_bytes: int = GatewaySettings.max_request_bytes,
     ) -> None:
         self.port = port or 0
@@ -126,7 +129,8 @@ class LLMProxy:
         self._budgets = Budgets(rollout_budget, run_budget)
         self._deadline_seconds = _deadline_seconds(deadline_seconds, self.litellm_config)
         self._replay = replay
-        self._doorkeeper = Doorkeeper(api_key)
+        self._raw_spans = raw_spans or replay
+        self._authenticator = Authenticator(api_key)
         self._starting = threading.RLock()  # protects what follows
         self._thread: LoopThread | None = None
         self._service: Service | None = None
@@ -204,13 +208,14 @@ class LLMProxy:
             model_list=self.model_list,
             host=self.host,
             port=self.port,
-            doorkeeper=self._doorkeeper,
+            authenticator=self._authenticator,
             num_retries=int(self.litellm_config["litellm_settings"]["num_retries"]),
             deadline_seconds=self._deadline_seconds,
             journal=self.journal_directory,
             budgets=self._budgets,
             settings=self._settings,
             replays=self._replay,
+            raw_spans=self._raw_spans,
             middlewares=self._middlewares,
         )
         await service.start()
@@ -330,7 +335,7 @@ class LLMProxy:
 
     def attempt_key(self, rollout_id: str, attempt_id: str, agent: str | None = None) -> str:
         """An API key that stands for an attempt, for clients that cannot take its path."""
-        return derive_attempt_key(self._doorkeeper.secret, rollout_id, attempt_id, agent)
+        return derive_attempt_key(self._authenticator.secret, rollout_id, attempt_id, agent)
 
     def as_resource(
         self,
@@ -345,7 +350,7 @@ class LLMProxy:
         model = model or self._only_model()
         parameters = dict(sampling_parameters or {})
         if rollout_id is None and attempt_id is None:
-            key = self._doorkeeper.secret if self.api_key is not None else None
+            key = self._authenticator.secret if self.api_key is not None else None
             return ProxyLLM(endpoint=self.endpoint, model=model, sampling_parameters=parameters, api_key=key)
         if rollout_id is None or attempt_id is None:
             raise ValueError("Give both rollout_id and attempt_id, or neither.")

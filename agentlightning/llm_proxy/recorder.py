@@ -29,7 +29,7 @@ __all__ = ["CALL_LIMITS", "CallCounts", "PendingCall", "Recorder"]
 logger = logging.getLogger(__name__)
 
 CALL_LIMITS: Final = ShipperLimits(
-    queued_bytes=256 * 1024**2, batch_items=100, batch_bytes=8 * 1024**2, linger_seconds=0.0, patience_seconds=1.0
+    queued_bytes=256 * 1024**2, batch_items=100, batch_bytes=8 * 1024**2, linger_seconds=0.0, patience_seconds=3.0
 )
 CLOSE_SECONDS: Final = 10.0
 MOST_ATTEMPTS: Final = 10_000

@@ -168,6 +168,12 @@ def _answers_in(spans: Iterable[Span]) -> dict[bytes, deque[RecordedAnswer]]:
     calls = {span.span_id: span for span in ordered if span.name == CALL_SPAN}
     answers: dict[bytes, deque[RecordedAnswer]] = {}
     unreadable: list[Span] = []
+    if calls and not any(span.name == RAW_SPAN for span in ordered):
+        logger.warning(
+            "The %d model calls of attempt '%s' of rollout '%s' were recorded without their bodies, so they are not "
+            "replayed; record with LLMProxy(raw_spans=True).",
+            *(len(calls), ordered[0].attempt_id, ordered[0].rollout_id),
+        )
     for raw in [span for span in ordered if span.name == RAW_SPAN]:
         call = calls.get(raw.parent_id or "")
         if call is not None and call.attributes.get(f"{_HERE}.outcome") == "answered":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.llm_proxy.attribution import Doorkeeper
+from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.forking import inheritance
@@ -39,22 +39,23 @@ class Service:
         model_list: Sequence[Any],
         host: str,
         port: int,
-        doorkeeper: Doorkeeper,
+        authenticator: Authenticator,
         num_retries: int = 0,
         deadline_seconds: float,
         journal: Path | None = None,
         budgets: Budgets | None = None,
         settings: GatewaySettings | None = None,
         replays: bool = False,
+        raw_spans: bool = False,
         middlewares: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self.fleet = Fleet(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
         store = adapted(store)
-        self.recorder = Recorder(store, None if journal is None else Journal(journal), raw_spans=True)
+        self.recorder = Recorder(store, None if journal is None else Journal(journal), raw_spans=raw_spans)
         self.gateway = Gateway(
             self.fleet,
             self.recorder,
-            doorkeeper,
+            authenticator,
             settings=settings,
             budgets=budgets,
             replays=Replays(store) if replays else None,

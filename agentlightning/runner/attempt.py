@@ -20,7 +20,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.litagent.calling import AgentMethod, call_agent, call_callback, method_of
 from agentlightning.litagent.litagent import working_for
 from agentlightning.litagent.scoping import with_claimed_keys
-from agentlightning.llm_proxy.settling import settle_calls
+from agentlightning.llm_proxy.flush import are_recorded, flush_calls
 from agentlightning.runner.failures import FailureLog, FailureNote
 from agentlightning.runner.pool import LEAVING_SECONDS, Slot
 from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
@@ -174,8 +174,8 @@ class AttemptRun:
             self.context.failures.add(self.rollout.rollout_id, error)
         finally:
             try:
-                if self._proxies and status != "unresponsive":
-                    await self._settle_calls()
+                if self._proxies and status != "unresponsive" and not are_recorded(self.spans):
+                    await self._flush_calls()
                 if self._has_begun:
                     await self._call_agent_callback("on_rollout_end", self.rollout)
                     await self._call_hooks("on_rollout_end", spans=self.spans)
@@ -335,10 +335,10 @@ class AttemptRun:
             await self._store_last_spans()
             await store.finish_attempt(*key, **self._changes())
 
-    async def _settle_calls(self) -> None:
+    async def _flush_calls(self) -> None:
         """Let the proxy store the agent's calls first: whoever waits for the rollout will read them at once."""
-        settled = await settle_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
-        self._lost_calls = settled.lost
+        flushed = await flush_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
+        self._lost_calls = flushed.lost
 
     def _changes(self) -> dict[str, Any]:
         """What is written with the status."""

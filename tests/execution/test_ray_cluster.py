@@ -7,11 +7,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from agentlightning.execution.processes import recover_attempts
 
 from agentlightning.errors import ConfigurationError, NotAllowed
 from agentlightning.execution import RayExecutionStrategy, ray_cluster
 from agentlightning.execution.events import ControlFlags, ExecutionEvent
+from agentlightning.execution.processes import recover_attempts
 from agentlightning.execution.ray_runners import Control, RunnerActor
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient
 from agentlightning.trainer import Trainer

@@ -278,7 +278,7 @@ MADE_ONCE = {
     "thread context": ("tracer.otel", "Instrumentation", "_thread_context"),
     "HTTP clients": ("legacy.http_tracer", "Instrumentation", "_clients"),
     "observations": ("tracer.binding", "Observations", "observations"),
-    "deliveries": ("tracer.delivery", "Deliveries", "deliveries"),
+    "trace_shippers": ("tracer.trace_shipper", "TraceShippers", "trace_shippers"),
 }
 
 

@@ -119,12 +119,12 @@ def entry(
 
 @contextmanager
 def proxied(*entries: Any, store: LightningStore | None = None, **options: Any) -> Iterator[Proxied]:
-    """A proxy for these entries that runs for the length of the block; options are those of `LLMProxy`."""
+    """A proxy for these entries that runs for the length of the block and records bodies; options are `LLMProxy`'s."""
     loop = LoopThread("proxied-store")
     with ExitStack() as life:
         life.callback(loop.stop)
         kept = store if store is not None else InMemoryLightningStore()
-        proxy = LLMProxy(port=0, model_list=list(entries), store=kept, **options)
+        proxy = LLMProxy(port=0, model_list=list(entries), store=kept, **{"raw_spans": True, **options})
         proxy.start()
         life.callback(proxy.stop)
         yield Proxied(proxy, kept, loop, life)

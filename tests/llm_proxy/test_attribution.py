@@ -12,7 +12,7 @@ import requests
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.attempts import FRESH_SECONDS, STALE_SECONDS, Attempts
-from agentlightning.llm_proxy.attribution import Doorkeeper, Refused, parent_of, route_of
+from agentlightning.llm_proxy.attribution import Authenticator, Refused, parent_of, route_of
 from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
@@ -181,7 +181,7 @@ async def test_key_of_another_attempt_is_refused(proxy: LLMProxy, store: Any, ro
 
 
 def test_key_of_one_agent_is_not_for_another() -> None:
-    keeper = Doorkeeper(KEY)
+    keeper = Authenticator(KEY)
     key = derive_attempt_key(keeper.secret, "r", "a", "reader").encode()
     headers = {b"authorization": b"Bearer " + key}
 
@@ -372,7 +372,7 @@ async def test_secrets_of_providers_are_seen_nowhere(
 
     with running(Script(react), api_key=PROVIDER_KEY) as model:
         secret = {"api_key": PROVIDER_KEY, "extra_headers": {"x-secret": HEADER_SECRET}}
-        with serving(model, store, api_key=KEY, model_list=[entry(model, **secret)]) as proxy:
+        with serving(model, store, api_key=KEY, raw_spans=True, model_list=[entry(model, **secret)]) as proxy:
             llm = bound(proxy, rollout)
 
             def call(text: str) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from agentlightning.adapter.calls import LOGPROBS, as_token_ids, logprobs_of
+from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
 from agentlightning.adapter.sequences import DropReason, TokenSequence, Trajectory
 from agentlightning.adapter.tree import ANY_AGENT
-from agentlightning.adapter.weaving import ModelCall, Weaver
 from agentlightning.types import Span, Triplet
 
 __all__ = ["Level", "Row", "as_trajectory", "calls_with_tokens", "calls_without_tokens", "rows_of"]
@@ -46,11 +46,11 @@ def as_trajectory(trace: Trajectory | Sequence[Triplet]) -> Trajectory:
     """Triplets joined to conversations, where one continues another; a trajectory as it is."""
     if isinstance(trace, Trajectory):
         return trace
-    weaver = Weaver()
+    builder = SequenceBuilder()
     for _, call in _calls(trace):
-        weaver.add(call)
-    sequences = tuple(sequence.finished() for sequence in weaver.sequences)
-    return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(weaver.breaks))
+        builder.add(call)
+    sequences = tuple(sequence.finished() for sequence in builder.sequences)
+    return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(builder.breaks))
 
 
 def calls_with_tokens(trace: Trajectory | Sequence[Triplet]) -> int:

@@ -1,7 +1,6 @@
 """How answers are sampled for training does not depend on what agents ask for."""
 
 import asyncio
-import json
 import logging
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="GRPO needs torch")
 
 import agentlightning as agl  # after the check for torch
-from agentlightning.llm_proxy.spans import RAW_SPAN
+from agentlightning.llm_proxy.spans import CALL_SPAN
 from tests.algorithm.grpo.training import Asking, ask, every_second, grpo, trainer
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -19,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 QUESTION = "20+51?"
 WISHES: dict[str, Any] = {"seed": 42, "top_p": 0.01, "temperature": 0.1}
 GROUP_SIZE = 8
+SETTING = "gen_ai.request."
 
 
 class Wishing(Asking):
@@ -45,15 +45,18 @@ class Wishing(Asking):
         return self.judge(self, task, rollout, said)
 
 
-async def bodies(made: agl.Trainer, mode: Literal["train", "val"]) -> list[dict[str, Any]]:
-    """Of the requests that went to the engine."""
+async def settings(made: agl.Trainer, mode: Literal["train", "val"]) -> list[dict[str, Any]]:
+    """The settings of the requests that went to the engine."""
     spans = [
         span
         for rollout in await made.store.query_rollouts(mode_in=[mode])
         for span in await made.store.query_spans(rollout.rollout_id)
     ]
-    raw = [str(span.attributes["agentlightning.proxy.request_body"]) for span in spans if span.name == RAW_SPAN]
-    return [json.loads(body) for body in raw]
+    return [
+        {name.removeprefix(SETTING): value for name, value in span.attributes.items() if name.startswith(SETTING)}
+        for span in spans
+        if span.name == CALL_SPAN
+    ]
 
 
 @pytest.mark.parametrize("way", ["sdk", "plain", "named agent"])
@@ -66,7 +69,7 @@ def test_rollouts_of_a_group_differ_whatever_sampling_the_agent_asks_for(
     with caplog.at_level(logging.WARNING, logger="agentlightning.llm_proxy"):
         made.fit(agent, [QUESTION], [QUESTION])
 
-    asked = asyncio.run(bodies(made, "train"))
+    asked = asyncio.run(settings(made, "train"))
     assert len(asked) == GROUP_SIZE
     assert all(body["temperature"] == 1.0 and not {"seed", "top_p", "top_k"} & set(body) for body in asked)
     assert len(set(agent.said["train"])) > 1
@@ -78,7 +81,7 @@ def test_validation_is_sampled_as_the_agent_asks_but_for_the_temperature() -> No
 
     made.fit(Wishing("plain"), [QUESTION], [QUESTION])
 
-    asked = asyncio.run(bodies(made, "val"))
+    asked = asyncio.run(settings(made, "val"))
     assert [(body["seed"], body["top_p"], body["top_k"], body["temperature"]) for body in asked] == [
         (42, 0.01, 1, 0.5)
     ] * 2

@@ -12,7 +12,7 @@ from agentlightning.adapter.divergence import divergence
 from agentlightning.adapter.sequences import Break, BreakReason, FinishReason, SampledCall, TokenSequence
 from agentlightning.types.tracer import Span
 
-__all__ = ["ModelCall", "OpenSequence", "Weaver"]
+__all__ = ["ModelCall", "OpenSequence", "SequenceBuilder"]
 
 _DIGEST_FACTOR = 1_000_003
 _DIGEST_MASK = (1 << 61) - 1
@@ -88,7 +88,7 @@ class OpenSequence:
         )
 
 
-class Weaver:
+class SequenceBuilder:
     """Takes calls in the order in which they were made."""
 
     def __init__(self) -> None:

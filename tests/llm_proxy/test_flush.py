@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentlightning.llm_proxy.settling import SettledCalls, settle_calls
+from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX
 
@@ -53,16 +53,16 @@ def llm(url: str, **fields: Any) -> ProxyLLM:
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 async def test_a_proxy_is_asked_for_the_attempt_with_the_key_of_it(suffix: str) -> None:
     async with served(stored=3) as asked:
-        settled = await settle_calls([llm(asked.url + suffix, api_key="key-of-the-attempt")], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(asked.url + suffix, api_key="key-of-the-attempt")], ROLLOUT, "at-1")
 
-    assert settled == SettledCalls(stored=3)
+    assert flushed == FlushedCalls(stored=3)
     assert asked.requests == [("POST", PLACE, "Bearer key-of-the-attempt")]
 
 
 async def test_the_secret_of_a_proxy_is_not_what_is_sent() -> None:
     secret = PROXY_SECRET_PREFIX + "0123456789abcdef"
     async with served() as asked:
-        await settle_calls([llm(asked.url, api_key=secret)], ROLLOUT, "at-1")
+        await flush_calls([llm(asked.url, api_key=secret)], ROLLOUT, "at-1")
 
     (_, _, authorization) = asked.requests[0]
     assert authorization is not None
@@ -74,47 +74,47 @@ async def test_what_several_proxies_say_is_added_up() -> None:
         served(stored=2, lost={"too large": 1}, waiting=1, in_flight=1) as one,
         served(stored=1, lost={"too large": 2, "odd": 1}, waiting=0, in_flight=2) as other,
     ):
-        settled = await settle_calls([llm(one.url), llm(other.url)], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(one.url), llm(other.url)], ROLLOUT, "at-1")
 
     lost = {"too large": 3, "odd": 1, "not stored yet": 1}
-    assert settled == SettledCalls(stored=3, lost=lost, unanswered=3)
+    assert flushed == FlushedCalls(stored=3, lost=lost, unanswered=3)
 
 
 async def test_a_proxy_of_two_models_is_asked_once() -> None:
     async with served(stored=2) as asked:
-        settled = await settle_calls([llm(asked.url), llm(f"{asked.url}/v1")], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(asked.url), llm(f"{asked.url}/v1")], ROLLOUT, "at-1")
 
-    assert (settled.stored, len(asked.requests)) == (2, 1)
+    assert (flushed.stored, len(asked.requests)) == (2, 1)
 
 
 @pytest.mark.parametrize("status", [404, 405])
 async def test_a_gateway_of_another_make_has_nothing_to_say(status: int) -> None:
     async with served(status) as asked:
-        settled = await settle_calls([llm(asked.url)], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(asked.url)], ROLLOUT, "at-1")
 
-    assert settled == SettledCalls(silent_proxies=1)
+    assert flushed == FlushedCalls(unknown_proxies=1)
 
 
 async def test_a_proxy_that_refuses_is_told_as_one_that_could_not_be_asked(caplog: pytest.LogCaptureFixture) -> None:
     async with served(401) as asked, served(stored=1) as other:
-        settled = await settle_calls([llm(asked.url), llm(other.url)], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(asked.url), llm(other.url)], ROLLOUT, "at-1")
 
-    assert settled == SettledCalls(stored=1, lost={"the proxy could not be asked: OSError: it answered 401": 0})
+    assert flushed == FlushedCalls(stored=1, lost={"the proxy could not be asked: OSError: it answered 401": 0})
     assert "cannot say whether its calls are stored" in caplog.text
 
 
 async def test_a_proxy_that_has_gone_is_told_as_one_that_could_not_be_asked() -> None:
     async with served() as asked:
         gone = asked.url
-    settled = await settle_calls([llm(gone)], ROLLOUT, "at-1")
+    flushed = await flush_calls([llm(gone)], ROLLOUT, "at-1")
 
-    assert [reason.startswith("the proxy could not be asked: Client") for reason in settled.lost] == [True]
+    assert [reason.startswith("the proxy could not be asked: Client") for reason in flushed.lost] == [True]
 
 
 async def test_a_proxy_that_does_not_answer_is_waited_for_no_longer_than_patience_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentlightning.llm_proxy.settling.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("agentlightning.llm_proxy.flush.PATIENCE_SECONDS", 0.05)
     left = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,10 +124,10 @@ async def test_a_proxy_that_does_not_answer_is_waited_for_no_longer_than_patienc
 
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     async with server:
-        settled = await settle_calls([llm(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")], ROLLOUT, "at-1")
+        flushed = await flush_calls([llm(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")], ROLLOUT, "at-1")
         await asyncio.wait_for(left.wait(), 30)
 
-    (reason,) = settled.lost
+    (reason,) = flushed.lost
     assert reason.startswith("the proxy could not be asked: ")
     assert "Timeout" in reason
     assert not reason.endswith(": ")

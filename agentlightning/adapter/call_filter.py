@@ -15,7 +15,7 @@ from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls
 if TYPE_CHECKING:
     from agentlightning.adapter.tree import TraceTree
 
-__all__ = ["CallCandidate", "CallJudge", "CallScope", "RejectedBecause"]
+__all__ = ["CallCandidate", "CallFilter", "CallScope", "RejectedBecause"]
 
 
 class RejectedBecause(str, Enum):
@@ -58,7 +58,7 @@ class CallScope:
     """Whether any agent is named above."""
 
 
-class CallJudge:
+class CallFilter:
     """Judges the calls of one trace, parents before their children, and remembers those it has seen."""
 
     def __init__(
@@ -73,7 +73,7 @@ class CallJudge:
         self._proxied = proxied
         self._known = known
         self._is_wanted = is_wanted
-        self._taken_by_response: dict[str, CallCandidate] = {}
+        self._taken_by_response: dict[str, TraceTree] = {}
         self._judged: dict[str, CallCandidate] = {}
         self._aside: list[TraceTree] = []
 
@@ -109,20 +109,19 @@ class CallJudge:
         elif self._known is not None and response_id is None and scope.in_call is not None:
             rejected, stands_for = RejectedBecause.NESTED, scope.in_call
         elif self._known is not None and response_id in self._known:
-            first = self._taken_by_response.get(response_id)
-            rejected, stands_for = RejectedBecause.DUPLICATE, None if first is None else first.node
-        candidate = CallCandidate(node, scope.agent_name, rejected, stands_for)
+            rejected, stands_for = RejectedBecause.DUPLICATE, self._taken_by_response.get(response_id)
         if rejected is None and self._known is not None and response_id is not None:
             self._known.add(response_id)
-            self._taken_by_response[response_id] = candidate
-        return candidate
+            self._taken_by_response[response_id] = node
+        return CallCandidate(node, scope.agent_name, rejected, stands_for)
 
     def set_aside(self) -> Iterator[CallCandidate]:
         """The proxy's spans of calls that have another span, which decides whether and whose calls they are."""
         for node in self._aside:
             call = self._proxied.call_of(node.span)
             response_id = response_id_of(node.span.attributes)
-            first = self._taken_by_response.get(response_id or "")
+            taken = self._taken_by_response.get(response_id or "")
+            first = None if taken is None else self._judged.get(taken.span.span_id)
             if first is None and call is not None:
                 first = self._judged.get(call.span_id)
             is_same = first is not None and response_id == response_id_of(first.node.span.attributes)

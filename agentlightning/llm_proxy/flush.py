@@ -1,0 +1,96 @@
+"""Waiting until the proxies of an attempt have stored its calls, before the attempt is finished.
+
+A proxy stores a call before the end of its answer, and says so in the answer. Only calls of which nobody here knows
+that, such as those of a program in another language or those made while the store was away, need a request to the
+proxy. Calls that were lost are noted on the attempt; `agl run` shows them to its user.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS
+from agentlightning.instrumentation.model_calls import RECORDED_AS
+from agentlightning.types import ProxyLLM, Rollout
+from agentlightning.types.tracer import SpanLike
+
+__all__ = ["FlushedCalls", "are_recorded", "flush_calls"]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_PATH: Final = "/agl/flush"
+PATIENCE_SECONDS: Final = 15.0
+_OK: Final = 200
+_NOT_OURS: Final = (404, 405)
+_MODEL_CALLS: Final = frozenset(
+    dialect.span_name for dialects in (OPENAI_DIALECTS, ANTHROPIC_DIALECTS) for dialect in dialects.values()
+)
+
+
+@dataclass
+class FlushedCalls:
+    """What the proxies of an attempt report of its calls."""
+
+    stored: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    """How many, by reason."""
+    unanswered: int = 0
+    """Calls that were still under way."""
+    unknown_proxies: int = 0
+    """Gateways of another make, which report nothing."""
+
+
+def are_recorded(spans: Iterable[SpanLike]) -> bool:
+    """Whether a trace has model calls, and the answer of each says that the proxy has recorded it."""
+    calls = [span.attributes or {} for span in spans if span.name in _MODEL_CALLS]
+    return bool(calls) and all(RECORDED_AS in attributes for attributes in calls)
+
+
+async def flush_calls(llms: Iterable[ProxyLLM], rollout: Rollout, attempt_id: str) -> FlushedCalls:
+    """Wait until the proxies of an attempt have stored its calls; never raises."""
+    flushed = FlushedCalls()
+    keys_by_url: dict[str, str | None] = {}
+    for llm in llms:
+        url = llm.get_base_url(rollout.rollout_id, attempt_id).removesuffix("/v1") + FLUSH_PATH
+        keys_by_url.setdefault(url, llm.get_api_key(rollout.rollout_id, attempt_id))
+    for url, key in keys_by_url.items():
+        try:
+            report = await _flush(url, {} if key is None else {"Authorization": f"Bearer {key}"})
+        except Exception as error:  # noqa: BLE001 # whatever it is: the attempt is over all the same, and says so
+            logger.warning("The LLM proxy at %s cannot say whether its calls are stored: %s", url, error)
+            words = ": ".join(filter(None, (type(error).__name__, str(error))))
+            flushed.lost[f"the proxy could not be asked: {words}"] = 0
+        else:
+            _add(flushed, report)
+    return flushed
+
+
+async def _flush(url: str, headers: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """A proxy's report of the calls, once it has stored them; None if it is none of ours."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+        session.post(url, headers=headers) as answer,
+    ):
+        if answer.status in _NOT_OURS:
+            return None
+        if answer.status != _OK:
+            raise OSError(f"it answered {answer.status}")
+        report: Mapping[str, Any] = await answer.json()
+        return report
+
+
+def _add(flushed: FlushedCalls, report: Mapping[str, Any] | None) -> None:
+    if report is None:
+        flushed.unknown_proxies += 1
+        return
+    flushed.stored += int(report.get("stored") or 0)
+    flushed.unanswered += int(report.get("in_flight") or 0)
+    lost = dict(report.get("lost") or {})
+    if report.get("waiting"):
+        lost["not stored yet"] = report["waiting"]
+    for reason, count in lost.items():
+        flushed.lost[str(reason)] = flushed.lost.get(str(reason), 0) + int(count)

@@ -19,7 +19,7 @@ from agentlightning.adapter.calls import (
     token_attributes,
     token_facts,
 )
-from agentlightning.instrumentation.model_calls import RECORDED_AS
+from agentlightning.instrumentation.model_calls import recorded_span_id
 from agentlightning.types.agent_names import agent_name
 from agentlightning.types.tracer import Span
 
@@ -89,8 +89,7 @@ class ProxiedCalls:
 
     def _add_call(self, span: Span) -> None:
         self._by_id[span.span_id] = span
-        if RECORDED_AS in span.attributes:
-            self._by_recording[str(span.attributes[RECORDED_AS])] = span
+        self._by_recording[recorded_span_id(span)] = span
         response_id = response_id_of(span.attributes)
         if response_id is not None:
             self._by_response.setdefault(response_id, span)

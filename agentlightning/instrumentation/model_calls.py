@@ -9,9 +9,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from opentelemetry.trace import SpanKind
 from typing_extensions import Self
@@ -27,7 +26,7 @@ __all__ = [
     "WATCH",
     "CallWatch",
     "ModelCall",
-    "Recording",
+    "recorded_span_id",
     "recording_of",
     "with_recorded_content",
     "without_recorded_content",
@@ -43,7 +42,7 @@ IS_CUT: Final = "agentlightning.response.is_cut"
 RECORDED_HEADER: Final = "x-agl-recorded"
 """Of an answer of the LLM proxy: the attempt for which it recorded the call, and the span that holds the content."""
 RECORDED_AS: Final = "agentlightning.proxy.recorded_as"
-"""Attribute of a call whose content is on a span of the LLM proxy: the header's value, and in a store the span's id."""
+"""Attribute of a call that the LLM proxy recorded: the value of the header."""
 _CONTENT: Final = re.compile(
     r"gen_ai\.(prompt|completion|request\.functions)\.|(prompt_token_ids|response_token_ids|logprobs\.\w+)$"
 )
@@ -52,42 +51,36 @@ _CONTENT: Final = re.compile(
 WATCH: ContextVar["CallWatch | None"] = ContextVar("agentlightning_call_watch", default=None)
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Where the LLM proxy recorded a call."""
-
-    rollout_id: str
-    attempt_id: str
-    span_id: str
-
-    def header(self) -> str:
-        """As text for `RECORDED_HEADER`."""
-        return "/".join(quote(part, safe="") for part in (self.rollout_id, self.attempt_id, self.span_id))
+def recording_of(rollout_id: str, attempt_id: str, span_id: str) -> str:
+    """The value of `RECORDED_HEADER` for a call."""
+    return "/".join(quote(part, safe="") for part in (rollout_id, attempt_id, span_id))
 
 
-def recording_of(attributes: Mapping[str, Any]) -> Recording | None:
-    """What an answer confirmed of the call whose attributes these are; None if it confirmed nothing."""
-    parts = str(attributes.get(RECORDED_AS, "")).split("/")
-    return Recording(*map(unquote, parts)) if len(parts) == len(fields(Recording)) else None
-
-
-def without_recorded_content(attributes: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
-    """The attributes of a call, but for its content, and with the id of the span that holds it."""
-    kept = {name: value for name, value in attributes.items() if not _CONTENT.match(name)}
-    return {**kept, RECORDED_AS: recording.span_id}
+def without_recorded_content(span: Span) -> Span:
+    """A call's span without the content, if the LLM proxy recorded that for the same attempt; else as it is."""
+    owner = recording_of(span.rollout_id, span.attempt_id, "")
+    if not str(span.attributes[RECORDED_AS]).startswith(owner):
+        return span
+    kept = {name: value for name, value in span.attributes.items() if not _CONTENT.match(name)}
+    return replaced(span, attributes=kept)
 
 
 def with_recorded_content(spans: Iterable[Span]) -> list[Span]:
     """The spans of an attempt; those of calls whose content only the LLM proxy stored are copies that have it too."""
     spans = list(spans)
-    recorded_as = {span.attributes[RECORDED_AS] for span in spans if RECORDED_AS in span.attributes}
-    holders = {span.span_id: span for span in spans if span.span_id in recorded_as} if recorded_as else {}
-    for place, span in enumerate(spans) if holders else ():
-        holder = holders.get(str(span.attributes.get(RECORDED_AS)))
+    places = [(place, span) for place, span in enumerate(spans) if RECORDED_AS in span.attributes]
+    by_id = {span.span_id: span for span in spans} if places else {}
+    for place, span in places:
+        holder = by_id.get(recorded_span_id(span))
         if holder is not None:
             content = {name: value for name, value in holder.attributes.items() if _CONTENT.match(name)}
             spans[place] = replaced(span, attributes={**content, **span.attributes})
     return spans
+
+
+def recorded_span_id(span: Span) -> str:
+    """The id of the LLM proxy's span of the same call; empty if none is known."""
+    return str(span.attributes.get(RECORDED_AS, "")).rpartition("/")[2]
 
 
 class CallWatch:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from agentlightning.errors import ProxyError, StoreUnavailable
-from agentlightning.instrumentation.model_calls import RECORDED_HEADER, Recording
+from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
 from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
 from agentlightning.llm_proxy.dialects.failures import (
@@ -163,8 +163,8 @@ class Exchange:
         """The header that tells the caller's tracer not to store the content of the call a second time."""
         if self._origin is None or self._record is None:
             return []
-        recording = Recording(self._origin.rollout_id, self._origin.attempt_id, self._record.span_id)
-        return [(RECORDED_HEADER.encode(), recording.header().encode())]
+        recording = recording_of(self._origin.rollout_id, self._origin.attempt_id, self._record.span_id)
+        return [(RECORDED_HEADER.encode(), recording.encode())]
 
     def _note_tries(self, error: ProxyError) -> None:
         if self._record is not None and isinstance(error, BackendError) and error.tries:

@@ -307,10 +307,7 @@ class LightningStore:
 
     @operation("POST", "/spans/batch", echoes="spans", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
-        """Append all or none; of spans with one id in one attempt the first is kept, the others answer None.
-
-        A span with sequence id 0 gets the next number of its rollout.
-        """
+        """Append all or none, with the next number for sequence id 0; of one id only the first, others answer None."""
         raise NotImplementedError
 
     async def add_otel_span(

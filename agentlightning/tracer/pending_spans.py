@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from agentlightning.instrumentation.model_calls import RECORDED_AS, recording_of, without_recorded_content
+from agentlightning.instrumentation.model_calls import RECORDED_AS, without_recorded_content
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.open_spans import outline_of
-from agentlightning.store.values import replaced
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import SpanConverter, attributes_behind, events_behind
 from agentlightning.tracer.shipper import PendingItem
@@ -62,13 +61,9 @@ class PendingSpan(PendingItem):
         return self.span.end_time or 0
 
     def make_spans(self) -> list[Span]:
-        ids = (self.binding.rollout_id, self.binding.attempt_id)
-        span = self.converter.convert(self.span, *ids, self.sequence_id)
-        if RECORDED_AS in span.attributes:
-            recording = recording_of(span.attributes)
-            if recording is not None and (recording.rollout_id, recording.attempt_id) == ids:
-                span = replaced(span, attributes=without_recorded_content(span.attributes, recording))
-        return [span]
+        binding = self.binding
+        span = self.converter.convert(self.span, binding.rollout_id, binding.attempt_id, self.sequence_id)
+        return [without_recorded_content(span) if RECORDED_AS in span.attributes else span]
 
     def number(self, sequence_id: int) -> None:
         """Give it its final number; its trace remembers it."""

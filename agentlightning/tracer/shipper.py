@@ -14,9 +14,9 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from agentlightning.store.foreign import adapted
 from agentlightning.tracer.binding import unobserved
 from agentlightning.types import Span
 
-__all__ = ["PendingItem", "Shipper", "ShipperLimits", "unobserved_store"]
+__all__ = ["PendingItem", "Shipper", "ShipperLimits"]
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,9 @@ class Shipper:
         self._arrived = asyncio.Event()
         self._loop_thread_id = threading.get_ident()
         self._loop = asyncio.get_running_loop()
-        with unobserved_store():
+        # What the store does to serve us is not observed.
+        otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
+        with unobserved():
             while True:
                 await self._gather()
                 items, markers = self._take()
@@ -319,17 +321,6 @@ class Shipper:
             logger.warning(
                 "Spans wait because the store cannot take them: %s: %s; trying again.", type(error).__name__, error
             )
-
-
-@contextmanager
-def unobserved_store() -> Iterator[None]:
-    """What the store does to serve us inside is not observed."""
-    attached = otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
-    try:
-        with unobserved():
-            yield
-    finally:
-        otel_context.detach(attached)
 
 
 def _is_refusal(error: Exception) -> bool:

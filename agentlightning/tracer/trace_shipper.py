@@ -1,9 +1,8 @@
 """TraceShipper: brings the finished spans of traces to one store, in a thread of its own.
 
-A store of this process has a span after 30 ms at most, a remote one after a tenth of a second. The end of a short trace
-takes what is left of it to the store itself, which is quicker than waking the thread and waiting for it. `flush` waits
-until everything put before is settled, or gives up the rest of its trace at the deadline. A lost span is counted on its
-trace, with the reason, and logged.
+A store of this process has a span after 30 ms at most, a remote one after a tenth of a second. `flush` waits until
+everything put before is settled, or gives up the rest of its trace at the deadline; `withdraw` leaves the rest of a
+short trace to the caller. A lost span is counted on its trace, with the reason, and logged.
 """
 
 import asyncio
@@ -22,9 +21,8 @@ from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import SpanConverter
 from agentlightning.tracer.pending_spans import OpenSpans, PendingSpan
-from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits, unobserved_store
+from agentlightning.tracer.shipper import Shipper, ShipperLimits
 from agentlightning.types import Span
-from agentlightning.utils.deadline import within
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import once
 
@@ -62,7 +60,6 @@ class TraceShipper(Shipper):
         self._local = local_store(self.store)  # a server's store is not ours in a forked child
         self._starting = threading.RLock()  # protects `_thread`; a span may end while this very thread holds it
         self._thread: LoopThread | None = None
-        self._carried: list[PendingSpan] = []  # by those who end their trace
         self._converter = SpanConverter()
         self._open_spans = OpenSpans()
         self._begun = self._open_spans.begun  # looked up for every span
@@ -92,32 +89,11 @@ class TraceShipper(Shipper):
 
     async def flush(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until what was put before is settled; False if that took too long and spans of the trace were lost."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        if await self._carry(binding, timeout):
-            return True
         marker = self.mark()
         if marker is not None:
             # Not wait_for, which would cancel the marker, and before Python 3.12 could lose a cancellation of ours.
-            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait([asyncio.wrap_future(marker)], timeout=remaining)
-        return self._give_up(binding, timeout) if marker is not None and not marker.done() else True
-
-    async def _carry(self, binding: Binding, timeout: float) -> bool:
-        """Store what is left of a trace, in the caller's own loop; False if that is left to the thread."""
-        spans = self._take_own(binding)
-        if spans is None:
-            return False
-        if not spans:
-            return True
-        try:
-            with unobserved_store():
-                await within(timeout, self._store(spans))
-        except Exception as error:  # noqa: BLE001 # the thread tries again, and sorts out what the store refuses
-            logger.debug("The end of a trace is left to its shipper: %s: %s", type(error).__name__, error)
-            return False
-        finally:
-            self._put_back(spans)
-        return True
+            await asyncio.wait([asyncio.wrap_future(marker)], timeout=timeout)
+        return marker is None or marker.done() or self._give_up(binding, timeout)
 
     def withdraw(self, binding: Binding) -> list[Span] | None:
         """What is left of a trace, for a caller who stores it, in the order the spans ended.
@@ -125,22 +101,6 @@ class TraceShipper(Shipper):
         Spans have a number if the store has given it out, else 0 for the store to number them. None if there is too
         much of it, or some of it is on its way already: then it must be flushed.
         """
-        waiting = self._take_own(binding)
-        if waiting is None:
-            return None
-        self._number(waiting)
-        spans: list[Span] = []
-        for pending in sorted(waiting, key=lambda pending: pending.ended):
-            try:
-                spans += pending.make_spans()
-            except (ValueError, TypeError) as error:
-                pending.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
-            pending.is_settled = True
-        self._put_back(waiting)
-        return spans
-
-    def _take_own(self, binding: Binding) -> list[PendingSpan] | None:
-        """What waits of a trace, out of the queue; None if there is too much, or some of it is on its way."""
         with self._taking:
             if len(self._queue) > MOST_SEARCHED or any(item.owner is binding for item in self._in_flight):
                 return None
@@ -149,16 +109,15 @@ class TraceShipper(Shipper):
             for pending in waiting:
                 self._queue.remove(pending)
                 self._queued_bytes -= pending.weight
-            self._carried += waiting
-        return waiting
-
-    def _put_back(self, spans: Sequence[PendingSpan]) -> None:
-        """Those that did not arrive wait again, before all others."""
-        with self._taking:
-            self._carried = [pending for pending in self._carried if pending not in spans]
-            left = [pending for pending in spans if not pending.is_settled]
-            self._queue.extendleft(reversed(left))
-            self._queued_bytes += sum(pending.weight for pending in left)
+        self._number(waiting)
+        spans: list[Span] = []
+        for pending in sorted(waiting, key=lambda pending: pending.ended):
+            try:
+                spans += pending.make_spans()
+            except (ValueError, TypeError) as error:
+                pending.lose(f"it cannot be written as JSON: {type(error).__name__}: {error}")
+            pending.is_settled = True
+        return spans
 
     def number_waiting(self) -> None:
         """Give what waits its numbers, if the store is in this process: memory numbers at once, a file as it stores."""
@@ -191,7 +150,7 @@ class TraceShipper(Shipper):
         if marker is not None:
             with suppress(FutureTimeout):
                 marker.result(timeout)
-        return self._give_up(binding, timeout) if marker is not None and not marker.done() else True
+        return marker is None or marker.done() or self._give_up(binding, timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Deliver what is left, for so long at most, and end the thread."""
@@ -209,9 +168,6 @@ class TraceShipper(Shipper):
 
     def mark(self) -> "Future[None] | None":
         return None if self._thread is None else super().mark()
-
-    def outstanding(self) -> list[PendingItem]:
-        return [*super().outstanding(), *(pending for pending in self._carried if not pending.is_settled)]
 
     def _give_up(self, binding: Binding, timeout: float) -> bool:
         binding.recorder.is_given_up = True

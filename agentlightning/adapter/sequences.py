@@ -1,12 +1,18 @@
 """What a trajectory is made of: token sequences with their masks, the breaks between them, and the calls left out.
 
-Plain data that never changes once made, and goes to JSON and back without loss.
+Plain data that never changes once made, and goes to JSON and back without loss, to a file of one record a line.
 """
 
+import os
+from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import to_json
+
+from agentlightning.utils.private_files import replaced_file
 
 __all__ = [
     "Break",
@@ -17,7 +23,11 @@ __all__ = [
     "SampledCall",
     "TokenSequence",
     "Trajectory",
+    "read_jsonl",
+    "write_jsonl",
 ]
+
+Record = TypeVar("Record", bound=BaseModel)
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "abort"]
 """Why an answer ended, in one word for all APIs. Three of them say that it was cut off. `length`: it had all the tokens
@@ -198,3 +208,33 @@ class Trajectory(_Value):
         wrong = next((b for b in self.breaks if not 0 <= b.earlier_sequence < b.sequence < known), None)
         if wrong is not None:
             raise ValueError(f"A break names the sequences {wrong.earlier_sequence} and {wrong.sequence} of {known}.")
+
+
+def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[BaseModel]) -> int:
+    """Write trajectories, or triplets, and return how many; a file that was there is replaced once all are written."""
+    count = 0
+    with replaced_file(Path(path)) as file:
+        for record in trajectories:
+            # JSON has no infinity, but a token can have a log-probability of minus infinity.
+            file.write(to_json(record.model_dump(), inf_nan_mode="constants") + b"\n")
+            count += 1
+    return count
+
+
+@overload
+def read_jsonl(path: str | os.PathLike[str]) -> list[Trajectory]: ...
+@overload
+def read_jsonl(path: str | os.PathLike[str], kind: type[Record]) -> list[Record]: ...
+def read_jsonl(path: str | os.PathLike[str], kind: type[Any] = Trajectory) -> list[Any]:
+    """What was written; pass `Triplet` as the kind to read triplets. Empty lines are skipped."""
+    with Path(path).open("rb") as file:
+        return [_read_line(path, kind, number, line) for number, line in enumerate(file, 1) if line.strip()]
+
+
+def _read_line(path: str | os.PathLike[str], kind: type[Record], number: int, line: bytes) -> Record:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the line"
+        raise ValueError(f"Line {number} of {path} is no {kind.__name__}: {where}: {first['msg']}.") from error

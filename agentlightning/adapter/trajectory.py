@@ -20,7 +20,6 @@ from agentlightning.adapter.calls import (
     response_ids_of,
     weights_version_of,
 )
-from agentlightning.adapter.jsonl import read_jsonl, write_jsonl
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.report import TraceReport
 from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
@@ -33,6 +32,8 @@ from agentlightning.adapter.sequences import (
     SampledCall,
     TokenSequence,
     Trajectory,
+    read_jsonl,
+    write_jsonl,
 )
 from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, TraceTree
 from agentlightning.types.agent_matcher import AgentMatcher

@@ -45,7 +45,8 @@ class PendingSpan(PendingItem):
     __slots__ = ("binding", "converter", "sequence_id", "span")
 
     def __init__(self, binding: Binding, span: "ReadableSpan", converter: SpanConverter) -> None:
-        super().__init__(_weigh(span))
+        self.weight = _weigh(span)  # without super(): every span of an agent passes here
+        self.is_settled = False
         self.binding = binding
         self.span = span
         self.converter = converter

@@ -52,7 +52,7 @@ def test_several_roots_get_a_virtual_one() -> None:
     ],
 )
 def test_a_circle_of_parents_is_refused(spans: list[Span]) -> None:
-    with pytest.raises(ValueError, match="Span 'a' hangs on a circle"):
+    with pytest.raises(ValueError, match="hangs on a circle"):
         TraceTree.from_spans(spans)
 
 

@@ -21,8 +21,10 @@ from agentlightning.types.tracer import Span
 
 __all__ = [
     "LOGPROBS",
+    "PROMPT_IDS",
     "PROXY_REQUEST",
     "RAW_REQUEST",
+    "RESPONSE_IDS",
     "UNREADABLE",
     "WEIGHTS_VERSION",
     "Unreadable",
@@ -36,8 +38,6 @@ __all__ = [
     "prompt_ids_of",
     "response_id_of",
     "response_ids_of",
-    "token_attributes",
-    "token_facts",
     "token_ids_or_empty",
     "weights_version_of",
 ]
@@ -136,17 +136,6 @@ def _names_of_providers(attributes: SpanAttributes, fact: str) -> list[str]:
     """The attributes in which a raw request says this, whichever provider it went to."""
     found = [_OF_ANY_PROVIDER.fullmatch(name) for name in attributes if name.startswith("llm.")]
     return [match.group() for match in found if match is not None and match.group(1) == fact]
-
-
-def token_facts(attributes: SpanAttributes) -> dict[str, Any]:
-    """What a span says of tokens besides their ids."""
-    return {name: attributes[name] for name in (LOGPROBS, WEIGHTS_VERSION) if name in attributes}
-
-
-def token_attributes(attributes: SpanAttributes) -> dict[str, Any]:
-    """What a span with token ids says of tokens, under the names that every reader knows."""
-    ids = {PROMPT_IDS[0]: prompt_ids_of(attributes), RESPONSE_IDS[0]: response_ids_of(attributes)}
-    return {**token_facts(attributes), **ids}
 
 
 def token_ids_or_empty(ids: list[int] | Unreadable | None, span_id: str) -> list[int]:

@@ -1,9 +1,9 @@
 """Calls that were recorded more than once: by the agent's own tracer, and by the LLM proxy that passed them on.
 
-The proxy writes two spans for each call, a request and its raw form, and knows the tokens; the tracer's span stands
-where the agent made the call, beneath its name, and often knows no tokens. Such spans are one call: that of the tracer
-where there is one, with the tokens of whoever recorded them. Two spans belong together if they have the same response
-id, or if one says that the other is its parent.
+The proxy writes a request for each call, and in some stores its raw form, and knows the tokens; the tracer's span
+stands where the agent made the call, beneath its name, and in stores of earlier releases often has no tokens. Such
+spans are one call: that of the tracer where there is one, with the tokens of whichever has them. Two spans belong
+together if one names the other, as its recording or its parent, or if they have the same response id.
 """
 
 import re
@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agentlightning.adapter.calls import (
+    LOGPROBS,
+    PROMPT_IDS,
     PROXY_REQUEST,
     RAW_REQUEST,
+    RESPONSE_IDS,
+    WEIGHTS_VERSION,
     prompt_ids_of,
     response_id_of,
     response_ids_of,
-    token_attributes,
-    token_facts,
 )
 from agentlightning.instrumentation.model_calls import recorded_span_id
 from agentlightning.types.agent_names import agent_name
@@ -159,12 +161,17 @@ class ProxiedCalls:
         witnesses = self._witnesses_of(span)
         if not witnesses or has_tokens(span):
             return span
-        lenders = [witness for witness in witnesses if has_tokens(witness)]
-        if not lenders:
+        lender = next((witness for witness in witnesses if has_tokens(witness)), None)
+        if lender is None:
             return span
-        known = {name: value for witness in witnesses for name, value in token_facts(witness.attributes).items()}
-        lent = {**known, **token_attributes(lenders[0].attributes)}
-        return span.model_copy(update={"attributes": {**span.attributes, **lent}})
+        facts = {
+            name: witness.attributes[name]
+            for witness in (*witnesses, lender)
+            for name in (LOGPROBS, WEIGHTS_VERSION)
+            if name in witness.attributes
+        }
+        ids = {PROMPT_IDS[0]: prompt_ids_of(lender.attributes), RESPONSE_IDS[0]: response_ids_of(lender.attributes)}
+        return span.model_copy(update={"attributes": {**span.attributes, **facts, **ids}})
 
     def _witnesses_of(self, span: Span) -> list[Span]:
         if not self._witnesses:

@@ -227,12 +227,10 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 async def compared(store: SqliteLightningStore, rollouts: list[agl.AttemptedRollout], seen: Progress) -> dict[str, Any]:
     """Answers against spans."""
     stored: Counter[int] = Counter()
-    raw = misplaced = cancelled = 0
+    misplaced = cancelled = 0
     for rollout in rollouts:
         for span in await store.query_spans(rollout.rollout_id, rollout.attempt.attempt_id):
-            if span.name == "raw_gen_ai_request":
-                raw += 1
-            elif span.attributes[OUTCOME] == "answered":
+            if span.attributes[OUTCOME] == "answered":
                 number = int(str(span.attributes[PROMPT]).removeprefix("call "))
                 stored[number] += 1
                 misplaced += seen.answered.get(number, rollout.rollout_id) != rollout.rollout_id
@@ -247,7 +245,6 @@ async def compared(store: SqliteLightningStore, rollouts: list[agl.AttemptedRoll
         "misplaced": misplaced,
         "beyond": len(stored.keys() - seen.answered.keys()),
         "other_outcomes": cancelled,
-        "without_raw": sum(stored.values()) + cancelled - raw,
     }
 
 

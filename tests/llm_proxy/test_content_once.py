@@ -129,13 +129,15 @@ async def test_a_call_that_the_proxy_did_not_record_is_stored_by_the_tracer(mode
             client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": task}])
         return 1.0
 
-    with serving(model) as proxy:
+    paths = Paths()
+    with serving(model, middlewares=[paths]) as proxy:
         address = f"http://127.0.0.1:{proxy.port}"  # which names no rollout
         spans = await run(proxy, agent, OtelTracer())
 
     assert CALL not in {span.name for span in spans}
     (traced,) = [span for span in spans if span.name == SDK_CALL]
     assert traced.attributes["gen_ai.prompt.0.content"] == QUESTION
+    assert paths.asked[-1].endswith("/agl/flush")  # what the proxy knows of other calls is asked for
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
     )
-    parser.add_argument(
-        "--raw-spans", action="store_true", help="also store the bodies of each call as they were sent and received"
-    )
+    parser.add_argument("--raw-spans", action="store_true", help="also store the bodies of calls as they were sent")
     parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
     return parser
 

@@ -70,10 +70,10 @@ class EmittedSpan(ReadableSpan):
     def sequence_id(self) -> int | None:
         """Its number in the store; None as long as a store of another process has not given it."""
         binding, context = self._binding, self.get_span_context()
-        if binding is None or binding.carrier is None or context is None:
+        if binding is None or binding.shipper is None or context is None:
             return None
         if context.span_id not in binding.recorder.numbers:
-            binding.carrier.number_waiting()
+            binding.shipper.number_waiting()
         return binding.recorder.numbers.get(context.span_id)
 
     @property

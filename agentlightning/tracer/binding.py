@@ -12,21 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.once import fork_handlers, once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace import Span as LiveSpan
 
     from agentlightning.tracer.base import Tracer
+    from agentlightning.tracer.trace_shipper import TraceShipper
 
 __all__ = [
     "CARRIED",
     "Binding",
-    "Carrier",
     "Losses",
     "Recorder",
     "clear_active_tracer",
@@ -74,23 +73,13 @@ class Recorder:
         return list(self._spans)
 
 
-class Carrier(Protocol):
-    """What takes the spans of a bound trace to their store."""
-
-    def begin(self, binding: "Binding", span: "LiveSpan") -> None: ...
-
-    def put(self, binding: "Binding", span: "ReadableSpan") -> None: ...
-
-    def number_waiting(self) -> None: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Binding:
     """One trace that is being recorded, and the attempt it belongs to."""
 
     tracer: "Tracer"
     recorder: Recorder
-    carrier: Carrier | None = None
+    shipper: "TraceShipper | None" = None
     """None if the trace is only recorded."""
     rollout_id: str = ""
     attempt_id: str = ""

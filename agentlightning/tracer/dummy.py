@@ -74,5 +74,5 @@ class DummyTracer(RecordingTracer):
         if binding is None or binding.tracer is not self:
             return
         binding.recorder.record(span)
-        if binding.carrier is not None:
-            binding.carrier.put(binding, span)
+        if binding.shipper is not None:
+            binding.shipper.put(binding, span)

@@ -44,9 +44,9 @@ class RolloutSpanProcessor(SpanProcessor):
             if binding is None:
                 return
         self._binding_by_span[span.get_span_context().span_id] = binding
-        carrier = binding.carrier
-        if carrier is not None and isinstance(span, LiveSpan):
-            carrier.begin(binding, span)
+        shipper = binding.shipper
+        if shipper is not None and isinstance(span, LiveSpan):
+            shipper.begin(binding, span)
         if len(self._binding_by_span) > MOST_OPEN_SPANS:
             self._forget_oldest()
 
@@ -58,8 +58,8 @@ class RolloutSpanProcessor(SpanProcessor):
         if binding is None or not context.trace_flags.sampled:
             return
         binding.recorder.record(span)
-        if binding.carrier is not None:
-            binding.carrier.put(binding, span)
+        if binding.shipper is not None:
+            binding.shipper.put(binding, span)
 
     def binding_of(self, span_id: int) -> Binding | None:
         """The binding of a span that has begun here and not ended."""

@@ -74,8 +74,8 @@ class RecordingTracer(Tracer):
                 self._remember(binding)
                 yield binding.recorder
         finally:
-            if isinstance(binding.carrier, TraceShipper):
-                await binding.carrier.flush(binding)
+            if binding.shipper is not None:
+                await binding.shipper.flush(binding)
             self._tell_listeners(lambda: _as_spans(binding))
 
     def attempt_context(self, *, store: LightningStore, rollout_id: str, attempt_id: str) -> "AttemptContext":
@@ -100,8 +100,8 @@ class RecordingTracer(Tracer):
                 self._remember(binding)
                 yield binding.recorder
         finally:
-            if isinstance(binding.carrier, TraceShipper):
-                binding.carrier.flush_blocking(binding)
+            if binding.shipper is not None:
+                binding.shipper.flush_blocking(binding)
             self._tell_listeners(lambda: _as_spans(binding))
 
     def get_last_trace(self) -> "list[ReadableSpan]":
@@ -179,10 +179,10 @@ class AttemptContext(AbstractAsyncContextManager["LastSpans"]):
         try:
             self._observing.__exit__(*exc_info)
         finally:
-            if isinstance(binding.carrier, TraceShipper):
-                rest = binding.carrier.withdraw(binding)
+            if binding.shipper is not None:
+                rest = binding.shipper.withdraw(binding)
                 if rest is None:
-                    await binding.carrier.flush(binding)
+                    await binding.shipper.flush(binding)
                 else:
                     self._last.spans = rest
             self._tracer._tell_listeners(lambda: _as_spans(binding))

@@ -70,8 +70,7 @@ def _with_numbers(tx: Transaction, spans: list[Span | None]) -> list[Span]:
         if span is not None and span.rollout_id in last:
             number = span.sequence_id or last[span.rollout_id] + 1
             last[span.rollout_id] = max(last[span.rollout_id], number)
-            if number != span.sequence_id:
-                spans[place] = replaced(span, sequence_id=number)
+            spans[place] = span if span.sequence_id else replaced(span, sequence_id=number)
     return [span for span in spans if span is not None]
 
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
 from tests import postgres
+from tests.stub_model.server import StubModel, running
 
 # The same examples each time, however long one takes: a test that fails must fail again.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -126,3 +127,10 @@ def make_span() -> MakeSpan:
         return Span(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def stub_model() -> Iterator[StubModel]:
+    """A served stub model that repeats the last message; a test gives it a `script` of its own."""
+    with running() as model:
+        yield model

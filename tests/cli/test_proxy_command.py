@@ -25,7 +25,6 @@ from agentlightning.store import InMemoryLightningStore, LightningStore, Lightni
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.utils.attempt_keys import derive_attempt_key
 from tests.e2e.server_process import ServerProcess
-from tests.stub_model.fixtures import stub_model as stub_model
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 

@@ -22,7 +22,6 @@ from agentlightning.store import LightningStore, LightningStoreClient, SqliteLig
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import Rollout, Span
 from tests.e2e.server_process import ServerProcess, free_port, left_behind
-from tests.stub_model.fixtures import stub_model as stub_model
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel, running
 

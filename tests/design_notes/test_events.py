@@ -42,7 +42,6 @@ from agentlightning.events import (
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.types import LLM, AgentMatcher, AgentRule, NamedResources, PromptTemplate, Rollout, Span
-from tests.stub_model.fixtures import stub_model as stub_model
 from tests.stub_model.server import StubModel
 
 

@@ -12,7 +12,6 @@ from agentlightning.errors import TrainingError
 from agentlightning.litagent import FunctionalLitAgent
 from agentlightning.utils.attempt_keys import AttemptKey, read_attempt_key
 from tests.e2e.server_process import free_port, left_behind
-from tests.litagent.stub_proxy import StubProxy, attempt_of, running_proxy
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
@@ -33,8 +32,10 @@ def original() -> Iterator[StubModel]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[StubProxy]:
-    with running_proxy(Script(lambda request: f"I heard: {request.text}"), models=("trained",)) as served:
+def proxy() -> Iterator[StubModel]:
+    with running(
+        is_proxy=True, script=Script(lambda request: f"I heard: {request.text}"), models=("trained",)
+    ) as served:
         yield served
 
 
@@ -50,23 +51,23 @@ def asking(url: str) -> Any:
     return agent, client
 
 
-def resources(proxy: StubProxy) -> dict[str, Any]:
+def resources(proxy: StubModel) -> dict[str, Any]:
     llm = agl.ProxyLLM(endpoint=proxy.url, model="trained", api_key=SECRET, sampling_parameters={"temperature": 0.5})
     return {"main_llm": llm}
 
 
-def check(store: agl.LightningStore, proxy: StubProxy, original: StubModel) -> None:
+def check(store: agl.LightningStore, proxy: StubModel, original: StubModel) -> None:
     """Each task was done once, by the proxy's model, under its own rollout and attempt."""
     asyncio.run(check_rollouts(store, proxy))
     assert original.requests == []
     assert sorted(request.text for request in proxy.requests) == TASKS
     for request in proxy.requests:
         key = request.headers["authorization"].removeprefix("Bearer ")
-        assert read_attempt_key(SECRET, key) == AttemptKey(*attempt_of(request))
+        assert read_attempt_key(SECRET, key) == AttemptKey(*request.attempt)
         assert request.body["temperature"] == 0.5
 
 
-async def check_rollouts(store: agl.LightningStore, proxy: StubProxy) -> None:
+async def check_rollouts(store: agl.LightningStore, proxy: StubModel) -> None:
     requests = {request.text: request for request in proxy.requests}
     rollouts = await store.query_rollouts()
     assert sorted(str(rollout.input) for rollout in rollouts) == TASKS
@@ -75,7 +76,7 @@ async def check_rollouts(store: agl.LightningStore, proxy: StubProxy) -> None:
         (call,) = [span for span in spans if span.name == "openai.chat.completion"]
         request = requests[str(rollout.input)]
         assert (rollout.status, agl.find_final_reward(spans)) == ("succeeded", 1.0)
-        assert attempt_of(request) == (rollout.rollout_id, call.attempt_id)
+        assert request.attempt == (rollout.rollout_id, call.attempt_id)
         assert request.headers["traceparent"].startswith(f"00-{call.trace_id}-{call.span_id}-")
         assert call.attributes["agentlightning.requested_model"] == "gpt-4.1-nano"
         assert call.attributes["gen_ai.request.model"] == "trained"
@@ -85,7 +86,7 @@ async def check_rollouts(store: agl.LightningStore, proxy: StubProxy) -> None:
     ("n_runners", "concurrency"), [(1, 1), (4, 1), (1, 16)], ids=["one", "four-threads", "sixteen-at-once"]
 )
 def test_a_function_that_only_knows_openai_is_trained_as_it_stands(
-    original: StubModel, proxy: StubProxy, n_runners: int, concurrency: int
+    original: StubModel, proxy: StubModel, n_runners: int, concurrency: int
 ) -> None:
     agent, client = asking(original.openai_url)
     trainer = agl.Trainer(
@@ -102,7 +103,7 @@ def test_a_function_that_only_knows_openai_is_trained_as_it_stands(
     check(trainer.store, proxy, original)
 
 
-def test_dev_redirects_too(original: StubModel, proxy: StubProxy) -> None:
+def test_dev_redirects_too(original: StubModel, proxy: StubModel) -> None:
     agent, client = asking(original.openai_url)
     trainer = agl.Trainer(initial_resources=resources(proxy), strategy="shm", progress="off")
 
@@ -126,7 +127,7 @@ class Asking(agl.LitAgent[str]):
         return float(f"I heard: {task}" == reply.choices[0].message.content)
 
 
-def test_runners_in_processes_redirect_too(original: StubModel, proxy: StubProxy) -> None:
+def test_runners_in_processes_redirect_too(original: StubModel, proxy: StubModel) -> None:
     trainer = agl.Trainer(
         algorithm=agl.Baseline(max_queue_length=16),
         strategy=agl.ClientServerExecutionStrategy(n_runners=2, server_port=free_port()),

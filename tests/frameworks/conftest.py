@@ -8,8 +8,6 @@ import os
 
 import pytest
 
-from tests.stub_model.fixtures import stub_model as stub_model
-
 BOTH = ("openai2", "openai3")
 GROUPS_BY_FILE = {
     "test_langchain.py": BOTH,

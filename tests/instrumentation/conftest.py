@@ -3,7 +3,6 @@
 import pytest
 
 from tests.instrumentation.asking import Asking, AskingAnthropic, AskingOpenAI
-from tests.stub_model.fixtures import stub_model as stub_model
 from tests.stub_model.server import StubModel
 
 

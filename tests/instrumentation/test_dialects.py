@@ -37,12 +37,10 @@ from agentlightning.instrumentation.model_calls import ModelCall
 from agentlightning.instrumentation.spans import as_json
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.asking import HTTP
-from tests.stub_model import chat as stub_chat
-from tests.stub_model import completions as stub_completions
-from tests.stub_model import messages as stub_messages
-from tests.stub_model import responses as stub_responses
-from tests.stub_model.reply import Reply, Wish, generate
-from tests.stub_model.script import Answer, Request
+from tests.stub_model.chat import CHAT, COMPLETIONS
+from tests.stub_model.messages import MESSAGES
+from tests.stub_model.responses import RESPONSES
+from tests.stub_model.script import Answer, Reply, Request, Wish, generate
 from tests.stub_model.words import Message, ToolCall
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -65,10 +63,10 @@ class Spoken:
 
 
 SPOKEN = {
-    "chat": Spoken(chat.DIALECT, stub_chat, ChatCompletion),
-    "completions": Spoken(completions.DIALECT, stub_completions, Completion),
-    "responses": Spoken(responses.DIALECT, stub_responses, Response, 1),
-    "messages": Spoken(anthropic_dialect.DIALECT, stub_messages, AnthropicMessage, 1),
+    "chat": Spoken(chat.DIALECT, CHAT, ChatCompletion),
+    "completions": Spoken(completions.DIALECT, COMPLETIONS, Completion),
+    "responses": Spoken(responses.DIALECT, RESPONSES, Response, 1),
+    "messages": Spoken(anthropic_dialect.DIALECT, MESSAGES, AnthropicMessage, 1),
 }
 each_dialect = pytest.mark.parametrize("spoken", SPOKEN.values(), ids=SPOKEN)
 
@@ -78,8 +76,8 @@ def reply_of(spoken: Spoken, answers: list[Answer], shape: Any = "vllm", *, want
     body = {"model": "stub-model", "logprobs": True, "return_token_ids": wants_ids, "top_logprobs": 1}
     body |= {"stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": "hi"}]}
     wish = Wish((Message("user", "hi"),))
-    request = Request("/", {}, body, "any", wish.messages, wish.prompt_ids)
-    told = [Answer(answer.text) if spoken.stub is stub_completions else answer for answer in answers]
+    request = Request("/", {}, json.dumps(body).encode(), "any", wish.messages, wish.prompt_ids)
+    told = [Answer(answer.text) if spoken.stub is COMPLETIONS else answer for answer in answers]
     choices = [
         generate(answer, wish, index=n, call_ids=[f"call_{n}_{k}" for k in range(3)]) for n, answer in enumerate(told)
     ]
@@ -115,9 +113,9 @@ def comparable(attributes: Mapping[str, Any]) -> dict[str, Any]:
 @settings(max_examples=100, deadline=None)
 def test_a_stream_and_a_whole_answer_say_the_same(spoken: Spoken, data: st.DataObject) -> None:
     answers = data.draw(st.lists(ANSWERS, min_size=1, max_size=spoken.choices))
-    reply = reply_of(spoken, answers, wants_ids=spoken.stub is not stub_messages)  # whose streams have none
+    reply = reply_of(spoken, answers, wants_ids=spoken.stub is not MESSAGES)  # whose streams have none
 
-    whole = comparable(spoken.ours.response_attributes(spoken.stub.tell(reply)))
+    whole = comparable(spoken.ours.response_attributes(spoken.stub.write(reply)))
     streamed = comparable(assembled(spoken, events_in(spoken.stub.stream(reply))))
 
     assert streamed == whole
@@ -129,7 +127,7 @@ def test_a_stream_and_a_whole_answer_say_the_same(spoken: Spoken, data: st.DataO
 def test_objects_of_the_sdk_and_json_say_the_same(spoken: Spoken, data: st.DataObject) -> None:
     answers = data.draw(st.lists(ANSWERS, min_size=1, max_size=spoken.choices))
     shape = data.draw(st.sampled_from(["vllm", "instrumented", "none"]))
-    told = spoken.stub.tell(reply_of(spoken, answers, shape))
+    told = spoken.stub.write(reply_of(spoken, answers, shape))
 
     from_json = comparable(spoken.ours.response_attributes(told))
     from_object = comparable(spoken.ours.response_attributes(_constructed(spoken.model, told)))
@@ -218,7 +216,7 @@ def test_thinking_is_kept_apart_from_what_is_said() -> None:
 
 def test_a_response_that_was_cut_says_what_had_come() -> None:
     reply = reply_of(SPOKEN["responses"], [Answer("One two three.")])
-    events = [event for event in events_in(stub_responses.stream(reply)) if "done" not in event["type"]][:6]
+    events = [event for event in events_in(RESPONSES.stream(reply)) if "done" not in event["type"]][:6]
 
     cut = assembled(SPOKEN["responses"], iter(events))
 

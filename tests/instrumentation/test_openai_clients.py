@@ -272,13 +272,13 @@ def test_the_program_gets_what_it_would_get_anyway(call: tuple[str, dict[str, An
     before = repr(arguments)
     with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
         plainly = AskingOpenAI(model, is_async=is_async).plainly(method, **arguments)
-        sent = model.requests[-1].body
+        sent = (model.requests + model.gets)[-1].body
     with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
         trace = AskingOpenAI(model, is_async=is_async)(method, **arguments)
 
     assert trace.error is None
     assert trace.result == plainly
-    assert model.requests[-1].body == sent
+    assert (model.requests + model.gets)[-1].body == sent
     assert repr(arguments) == before
 
 

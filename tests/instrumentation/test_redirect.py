@@ -224,7 +224,7 @@ def test_calls_without_a_dialect_are_not_redirected(stub_model: StubModel, elsew
     with openai.OpenAI(base_url=stub_model.openai_url, api_key="mine") as client:
         observed(run, client)
 
-    assert (len(stub_model.requests), len(elsewhere.requests)) == (1, 0)
+    assert (len(stub_model.gets), len(elsewhere.gets)) == (1, 0)
 
 
 def test_contexts_nest_and_end(stub_model: StubModel, elsewhere: StubModel) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from agentlightning.types import LLM
 from tests.litagent.workbench import Workbench
-from tests.stub_model.fixtures import stub_model as stub_model
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources,
 from agentlightning.utils.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
 from tests.instrumentation.asking import CHAT, read, read_async
-from tests.litagent.stub_proxy import StubProxy, attempt_of, running_proxy
 from tests.stub_model.script import Answer, Script
-from tests.stub_model.server import StubModel
+from tests.stub_model.server import StubModel, running
 
 SECRET = "agl-proxy-0123456789"
 OWN_KEY = "sk-very-secret"
@@ -277,8 +276,8 @@ def test_sampling_parameters_are_named_as_the_api_does(path: str, sampling: Any,
 
 
 @pytest.fixture
-def proxy() -> Iterator[StubProxy]:
-    with running_proxy(models=("mine", "stub-model", "other"), token_ids="none") as served:
+def proxy() -> Iterator[StubModel]:
+    with running(is_proxy=True, models=("mine", "stub-model", "other"), token_ids="none") as served:
         yield served
 
 
@@ -314,7 +313,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads, call: Any
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads, call: Any
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client:
@@ -325,7 +324,7 @@ async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
 
     assert stub_model.requests == []
     [request] = proxy.requests
-    assert attempt_of(request) == ("ro-1", "at-1")
+    assert request.attempt == ("ro-1", "at-1")
     assert (request.body["model"], request.body["temperature"]) == ("mine", 0.25)
     key = request.headers["authorization"].removeprefix("Bearer ")
     assert read_attempt_key(SECRET, key) == AttemptKey("ro-1", "at-1")
@@ -334,7 +333,7 @@ async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
 
 
 async def test_embeddings_of_the_named_model_reach_the_proxy_and_others_do_not(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client:
@@ -348,7 +347,7 @@ async def test_embeddings_of_the_named_model_reach_the_proxy_and_others_do_not(
 
 
 async def test_asynchronous_and_anthropic_clients_reach_the_proxy(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     async def agent(task: str) -> None:
         async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
@@ -362,12 +361,12 @@ async def test_asynchronous_and_anthropic_clients_reach_the_proxy(
 
     assert stub_model.requests == []
     assert [request.dialect for request in proxy.requests] == ["chat", "messages", "messages"]
-    assert {attempt_of(request) for request in proxy.requests} == {("ro-1", "at-1")}
+    assert {request.attempt for request in proxy.requests} == {("ro-1", "at-1")}
     assert OWN_KEY not in str(proxy.requests)
 
 
 async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
-    proxy: StubProxy, threads: DaemonThreads
+    proxy: StubModel, threads: DaemonThreads
 ) -> None:
     class Agent(LitAgent[str]):
         def rollout(self, task: str, resources: Any, rollout: Any) -> float:
@@ -378,14 +377,14 @@ async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
 
     assert await run(Agent(), {"llm": proxied(endpoint=proxy.url)}, threads) == 1.0
 
-    assert [attempt_of(request) for request in proxy.requests] == [("ro-1", "at-1")] * 2
+    assert [request.attempt for request in proxy.requests] == [("ro-1", "at-1")] * 2
     assert current_router() is None
     with pytest.raises(openai.APIConnectionError):
         KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
 
 
 async def test_a_client_that_authenticates_with_headers_does_not_show_them(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         headers = {"authorization": f"Bearer {OWN_KEY}", "X-Gateway-Key": OWN_KEY}
@@ -400,7 +399,7 @@ async def test_a_client_that_authenticates_with_headers_does_not_show_them(
 
 
 async def test_an_agent_that_uses_its_resource_is_left_alone(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str, llm: LLM) -> None:
         with openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
@@ -416,7 +415,7 @@ async def test_an_agent_that_uses_its_resource_is_left_alone(
 
 
 async def test_clients_blocks_and_models_can_be_excluded(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client, exclude_from_redirect(original_client(stub_model)) as judge:
@@ -446,7 +445,7 @@ async def test_a_proxy_that_is_not_there_is_an_error_and_the_original_is_not_ask
 
 
 async def test_without_a_model_that_takes_calls_they_go_where_they_went(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client:
@@ -460,7 +459,7 @@ async def test_without_a_model_that_takes_calls_they_go_where_they_went(
 
 
 async def test_calls_are_redirected_also_where_no_tracer_instruments(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client, ThreadPoolExecutor(1) as pool:
@@ -492,7 +491,7 @@ def speaker(model: StubModel) -> Any:
 
 
 async def test_a_function_has_the_model_of_its_own_name(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     own = ProxyLLM(endpoint="", model="other", sampling_parameters={"temperature": 0.5})
 
@@ -502,7 +501,7 @@ async def test_a_function_has_the_model_of_its_own_name(
 
 
 async def test_each_agent_of_a_router_has_the_model_of_its_scope(
-    proxy: StubProxy, stub_model: StubModel, threads: DaemonThreads
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     agent = FunctionalLitAgent[str](speaker(stub_model))
     router = AgentRouter[str]({"writer": (lambda task: task == "task", agent)}, default=agent)
@@ -565,28 +564,28 @@ def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> 
 MANY = 64
 
 
-def check_many(proxies: list[StubProxy], original: StubModel, count: int, calls: int) -> None:
+def check_many(proxies: list[StubModel], original: StubModel, count: int, calls: int) -> None:
     """Every call came to the proxy and under the attempt of the rollout that made it."""
     assert original.requests == []
     seen = [(place, request) for place, proxy in enumerate(proxies) for request in proxy.requests]
     assert len(seen) == count * calls
     for place, request in seen:
         number = int(request.text.removeprefix("I am "))
-        assert (number % len(proxies), attempt_of(request)) == (place, (f"ro-{number}", f"at-{number}"))
+        assert (number % len(proxies), request.attempt) == (place, (f"ro-{number}", f"at-{number}"))
         key = request.headers["authorization"].removeprefix("Bearer ")
         assert read_attempt_key(SECRET, key) == AttemptKey(f"ro-{number}", f"at-{number}")
         assert request.body["model"] == f"model-{number}"
 
 
 @pytest.fixture
-def proxies() -> Iterator[list[StubProxy]]:
+def proxies() -> Iterator[list[StubModel]]:
     slow = Script(lambda request: Answer(request.text, latency_seconds=0.005))
     models = tuple(f"model-{number}" for number in range(MANY))
-    with running_proxy(slow, models=models) as one, running_proxy(slow, models=models) as two:
+    with running(slow, models=models, is_proxy=True) as one, running(slow, models=models, is_proxy=True) as two:
         yield [one, two]
 
 
-def resources_of(proxies: list[StubProxy], number: int) -> NamedResources:
+def resources_of(proxies: list[StubModel], number: int) -> NamedResources:
     url = proxies[number % len(proxies)].url
     return {"llm": ProxyLLM(endpoint=url, model=f"model-{number}", api_key=SECRET)}
 
@@ -595,7 +594,7 @@ def said(task: str) -> dict[str, Any]:
     return {"model": "stub-model", "messages": [{"role": "user", "content": task}]}
 
 
-async def work_all(agent: LitAgent[Any], proxies: list[StubProxy], threads: DaemonThreads, count: int) -> None:
+async def work_all(agent: LitAgent[Any], proxies: list[StubModel], threads: DaemonThreads, count: int) -> None:
     async def work(number: int) -> None:
         async with tracer.trace_context():
             await call_agent(
@@ -611,7 +610,7 @@ async def work_all(agent: LitAgent[Any], proxies: list[StubProxy], threads: Daem
 
 
 async def test_64_asynchronous_rollouts_with_one_client_are_not_crossed(
-    proxies: list[StubProxy], stub_model: StubModel, threads: DaemonThreads
+    proxies: list[StubModel], stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
 
@@ -627,7 +626,7 @@ async def test_64_asynchronous_rollouts_with_one_client_are_not_crossed(
 
 
 async def test_64_rollouts_in_threads_with_one_client_are_not_crossed(
-    proxies: list[StubProxy], stub_model: StubModel, threads: DaemonThreads
+    proxies: list[StubModel], stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     with original_client(stub_model) as client:
 
@@ -643,7 +642,7 @@ async def test_64_rollouts_in_threads_with_one_client_are_not_crossed(
 
 
 async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(
-    proxy: StubProxy, stub_model: StubModel
+    proxy: StubModel, stub_model: StubModel
 ) -> None:
     store = InMemoryLightningStore()
     runner = LitAgentRunner[Any](OtelTracer(), heartbeat_interval=0)
@@ -657,7 +656,7 @@ async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(
             rollout = await runner.step("task", resources={"llm": proxied(endpoint=proxy.url)})
             client.chat.completions.create(**CHAT)
 
-    assert [attempt_of(r)[0] for r in proxy.requests] == [rollout.rollout_id]
+    assert [r.attempt[0] for r in proxy.requests] == [rollout.rollout_id]
     assert len(stub_model.requests) == 1
 
 

@@ -1,4 +1,3 @@
 """A stub model with a proxy in front of it, for all tests of the proxy."""
 
 from tests.llm_proxy.fixtures import door as door
-from tests.stub_model.fixtures import stub_model as stub_model

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.llm_proxy.rough_server import Act, streamed, whole
+from tests.stub_model.raw import streamed, whole
+from tests.stub_model.script import Handler
 
 __all__ = ["agents_request", "body_of", "names", "recorded", "replayed"]
 
@@ -43,7 +44,7 @@ def body_of(name: str, **changed: Any) -> bytes:
     return json.dumps({**recorded(name)["response"], **changed}).encode()
 
 
-def replayed(name: str) -> Act:
+def replayed(name: str) -> Handler:
     """The answer, byte for byte but for the spaces of JSON."""
     entry = recorded(name)
     if "lines" in entry:

@@ -13,28 +13,26 @@ from agentlightning.llm_proxy.backends.errors import BackendBroken
 from agentlightning.llm_proxy.relay import StreamRelay
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
-from tests.llm_proxy.rough_server import (
+from tests.stub_model.raw import (
     DONE,
     EVENT_STREAM,
     FINE,
     STREAM_HEAD,
-    Act,
-    Asked,
     Connection,
-    RoughServer,
     chunk,
     completion,
     drop,
     event,
     head,
     reset,
-    rough,
     sent,
     streamed,
     then_hang,
     until,
     whole,
 )
+from tests.stub_model.script import Handler, Request
+from tests.stub_model.server import StubModel, serving
 
 PAGE = b"<html><head><title>It works!</title></head></html>"
 JSON_HEAD = head(200, "content-type: application/json", "content-length: 500")
@@ -55,13 +53,13 @@ def listen(door: Proxied, said: list[str]) -> None:
         said.append(told.choices[0].delta.content or "")  # noqa: PERF401  # a comprehension would lose it
 
 
-def check_idle(door: Proxied, server: RoughServer) -> None:
+def check_idle(door: Proxied, server: StubModel) -> None:
     """Nothing of a call is left behind."""
     until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
     until(lambda: all(backend["in_flight"] == 0 for backend in door.proxy.status()["backends"]))
 
 
-WHOLE: list[tuple[str, Act, int, str]] = [
+WHOLE: list[tuple[str, Handler, int, str]] = [
     ("hang before headers", then_hang(), 503, "did not begin to answer within 0.3 s"),
     ("hang within headers", then_hang(b"HTTP/1.1 200 OK\r\ncontent-"), 503, "did not begin to answer"),
     ("hang within body", then_hang(JSON_HEAD, b'{"id":'), 502, "fell silent for 0.3 s"),
@@ -84,8 +82,8 @@ WHOLE: list[tuple[str, Act, int, str]] = [
 
 
 @pytest.mark.parametrize(("act", "status", "words"), [case[1:] for case in WHOLE], ids=[case[0] for case in WHOLE])
-def test_answer_that_is_none(act: Act, status: int, words: str) -> None:
-    with rough(act) as server, proxied(entry(server.url, timeout=0.3)) as door:
+def test_answer_that_is_none(act: Handler, status: int, words: str) -> None:
+    with serving(act) as server, proxied(entry(server.url, timeout=0.3)) as door:
         with pytest.raises(openai.APIStatusError, match=words) as caught:
             ask(door)
         call = door.only_call()
@@ -96,7 +94,7 @@ def test_answer_that_is_none(act: Act, status: int, words: str) -> None:
         assert words in (call.error or "")
 
 
-STREAMS: list[tuple[str, Act, str]] = [
+STREAMS: list[tuple[str, Handler, str]] = [
     ("close after an event", sent(STREAM_HEAD, chunk(event("fi"))), "broke off"),
     ("hang after an event", then_hang(STREAM_HEAD, chunk(event("fi"))), "fell silent for 0.3 s"),
     ("end without the end", streamed(event("fi")), "before its answer was complete"),
@@ -112,9 +110,9 @@ STREAMS: list[tuple[str, Act, str]] = [
 
 @pytest.mark.parametrize(("act", "words"), [case[1:] for case in STREAMS], ids=[case[0] for case in STREAMS])
 @pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
-def test_stream_that_breaks(act: Act, words: str, asks_for_ids: bool) -> None:
+def test_stream_that_breaks(act: Handler, words: str, asks_for_ids: bool) -> None:
     options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
-    with rough(act) as server, proxied(entry(server.url, timeout=0.3), **options) as door:
+    with serving(act) as server, proxied(entry(server.url, timeout=0.3), **options) as door:
         said: list[str] = []
         with pytest.raises(openai.APIError, match=words):
             listen(door, said)
@@ -131,13 +129,13 @@ def test_stream_that_breaks(act: Act, words: str, asks_for_ids: bool) -> None:
 def test_stream_whose_chunks_break() -> None:
     has_begun = threading.Event()
 
-    async def act(asked: Asked, connection: Connection) -> None:
+    async def act(request: Request, connection: Connection) -> None:
         await connection.send(STREAM_HEAD, chunk(event("fi")))
         await asyncio.to_thread(has_begun.wait, 10.0)
         await connection.send(b"zz\r\nnonsense")
         connection.end()
 
-    with rough(act) as server, proxied(entry(server.url)) as door:
+    with serving(act) as server, proxied(entry(server.url)) as door:
         chunks = iter(door.openai(timeout=2.0).chat.completions.create(model=MODEL, messages=USER, stream=True))
         next(chunks)
         has_begun.set()
@@ -150,7 +148,7 @@ def test_stream_whose_chunks_break() -> None:
 # ---------------------------------------------------------------------- streams that are odd and right
 
 
-def split(stream: bytes) -> Act:
+def split(stream: bytes) -> Handler:
     """A stream of which every byte comes by itself."""
     return streamed(*(stream[place : place + 1] for place in range(len(stream))))
 
@@ -158,7 +156,7 @@ def split(stream: bytes) -> Act:
 TEXT = "Stra\u00dfe \U0001f600"
 PROPER = event("Stra\u00dfe ") + event("\U0001f600") + event(None, "stop") + DONE
 LARGE = "x" * 5_000_000
-ODD: list[tuple[str, Act, str]] = [
+ODD: list[tuple[str, Handler, str]] = [
     ("every byte by itself", split(PROPER), TEXT),
     ("carriage returns", streamed(PROPER.replace(b"\n", b"\r\n")), TEXT),
     ("carriage returns, every byte by itself", split(PROPER.replace(b"\n", b"\r\n")), TEXT),
@@ -178,9 +176,9 @@ ODD: list[tuple[str, Act, str]] = [
 
 @pytest.mark.parametrize(("act", "text"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
 @pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
-def test_odd_stream_is_read(act: Act, text: str, asks_for_ids: bool) -> None:
+def test_odd_stream_is_read(act: Handler, text: str, asks_for_ids: bool) -> None:
     options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
-    with rough(act) as server, proxied(entry(server.url), **options) as door:
+    with serving(act) as server, proxied(entry(server.url), **options) as door:
         assert ask(door, stream=True) == text
         call = door.only_call()
         check_idle(door, server)
@@ -190,7 +188,7 @@ def test_odd_stream_is_read(act: Act, text: str, asks_for_ids: bool) -> None:
 
 
 def test_stream_of_another_content_type_is_an_error() -> None:
-    with rough(whole(completion())) as server, proxied(entry(server.url)) as door:
+    with serving(whole(completion())) as server, proxied(entry(server.url)) as door:
         with pytest.raises(openai.InternalServerError, match="asked for a stream and answered with"):
             ask(door, stream=True)
 
@@ -199,22 +197,22 @@ def test_stream_of_another_content_type_is_an_error() -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "text/html; charset=utf-8"])
 def test_answer_of_a_wrong_content_type_is_read(kind: str) -> None:
-    with rough(whole(completion(), kind=kind)) as server, proxied(entry(server.url)) as door:
+    with serving(whole(completion(), kind=kind)) as server, proxied(entry(server.url)) as door:
         assert ask(door) == "fine"
 
 
 def test_headers_that_are_no_text_do_no_harm() -> None:
     odd = "x-request-id: \xe9\xff\u00e2\u0082\u00ac"
-    with rough(whole(completion(), 200, odd)) as server, proxied(entry(server.url)) as door:
+    with serving(whole(completion(), 200, odd)) as server, proxied(entry(server.url)) as door:
         assert ask(door) == "fine"
 
 
 def test_answer_that_comes_in_drops() -> None:
-    async def act(asked: Asked, connection: Connection) -> None:
+    async def act(request: Request, connection: Connection) -> None:
         body = completion()
         await connection.send(head(200, f"content-length: {len(body)}"), *(body[n : n + 1] for n in range(len(body))))
 
-    with rough(act) as server, proxied(entry(server.url, timeout=5.0)) as door:
+    with serving(act) as server, proxied(entry(server.url, timeout=5.0)) as door:
         assert ask(door) == "fine"
 
 
@@ -227,10 +225,10 @@ def test_answer_that_comes_in_drops() -> None:
     [drop, reset, whole(b"{}", 500), whole(b"{}", 429, "retry-after-ms: 1"), sent(b"nonsense\r\n\r\n")],
     ids=["close", "reset", "500", "429", "garbage"],
 )
-def test_failure_before_the_answer_is_retried(failing: Act, stream: bool) -> None:
+def test_failure_before_the_answer_is_retried(failing: Handler, stream: bool) -> None:
     with (
-        rough(failing) as bad,
-        rough(FINE if stream else whole(completion())) as good,
+        serving(failing) as bad,
+        serving(FINE if stream else whole(completion())) as good,
         proxied(entry(bad.url, weight=1e9), entry(good.url, weight=1e-9), num_retries=1) as door,
     ):
         assert ask(door, stream=stream) == "fine"
@@ -238,32 +236,32 @@ def test_failure_before_the_answer_is_retried(failing: Act, stream: bool) -> Non
 
         assert (call.outcome, call.status, call.tries) == ("answered", 200, 2)
         assert good.url in call.get("agentlightning.proxy.backend")
-        assert (len(bad.asked), len(good.asked)) == (1, 1)
+        assert (len(bad.requests), len(good.requests)) == (1, 1)
 
 
 def test_answer_that_has_begun_is_not_retried() -> None:
     with (
-        rough(sent(STREAM_HEAD, chunk(event("fi"))), FINE) as server,
+        serving(sent(STREAM_HEAD, chunk(event("fi"))), FINE) as server,
         proxied(entry(server.url), num_retries=3) as door,
     ):
         with pytest.raises(openai.APIError):
             ask(door, stream=True)
 
-        assert len(server.asked) == door.only_call().tries == 1
+        assert len(server.requests) == door.only_call().tries == 1
 
 
 def test_connection_that_was_closed_between_two_calls_is_not_noticed() -> None:
-    async def act(asked: Asked, connection: Connection) -> None:
-        await whole(completion())(asked, connection)
+    async def act(request: Request, connection: Connection) -> None:
+        await whole(completion())(request, connection)
         connection.end()
 
-    with rough(act) as server, proxied(entry(server.url)) as door:
+    with serving(act) as server, proxied(entry(server.url)) as door:
         assert [ask(door) for _ in range(5)] == ["fine"] * 5
         assert [call.outcome for call in door.calls()] == ["answered"] * 5
 
 
 def test_stream_leaves_its_connection_to_the_next_call() -> None:
-    with rough(FINE) as server, proxied(entry(server.url)) as door:
+    with serving(FINE) as server, proxied(entry(server.url)) as door:
         assert [ask(door, stream=True) for _ in range(5)] == ["fine"] * 5
 
         assert server.connections == 1
@@ -271,11 +269,11 @@ def test_stream_leaves_its_connection_to_the_next_call() -> None:
 
 def test_fields_that_a_backend_refuses_are_taken_back() -> None:
     refusal = whole(b'{"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}', 400)
-    with rough(refusal, whole(completion())) as server, proxied(entry(server.url)) as door:
+    with serving(refusal, whole(completion())) as server, proxied(entry(server.url)) as door:
         assert [ask(door), ask(door)] == ["fine", "fine"]
         calls = door.calls()
 
-        assert [asked.json.get("return_token_ids") for asked in server.asked] == [True, None, None]
+        assert [asked.body.get("return_token_ids") for asked in server.requests] == [True, None, None]
         assert [call.tries for call in calls] == [2, 1]
         assert [call.get("agentlightning.proxy.token_ids") for call in calls] == ["not given", "not asked"]
 

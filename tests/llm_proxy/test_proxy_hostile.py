@@ -18,16 +18,9 @@ from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.wire import read_body
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
-from tests.llm_proxy.rough_server import (
-    STREAM_HEAD,
-    Asked,
-    Connection,
-    chunk,
-    event,
-    rough,
-    until,
-)
-from tests.stub_model.server import StubModel
+from tests.stub_model.raw import STREAM_HEAD, Connection, chunk, event, until
+from tests.stub_model.script import Request
+from tests.stub_model.server import StubModel, serving
 
 BODY = json.dumps({"model": MODEL, "messages": USER}).encode()
 CHAT = "/v1/chat/completions"
@@ -270,14 +263,14 @@ def test_slow_reader_holds_the_backend_back() -> None:
     sent_bytes = 0
     part = chunk(event("x" * 65_000))
 
-    async def act(asked: Asked, connection: Connection) -> None:
+    async def act(request: Request, connection: Connection) -> None:
         nonlocal sent_bytes
         await connection.send(STREAM_HEAD)
         for _ in range(3000):
             await connection.send(part)
             sent_bytes += len(part)
 
-    with rough(act) as server, proxied(entry(server.url)) as door:
+    with serving(act) as server, proxied(entry(server.url)) as door:
         memory = psutil.Process(os.getpid()).memory_info
         before = memory().rss
         with connected(door) as caller:

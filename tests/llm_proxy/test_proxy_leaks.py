@@ -25,24 +25,22 @@ from agentlightning.llm_proxy.relay import StreamRelay
 from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
-from tests.llm_proxy.rough_server import (
+from tests.stub_model.raw import (
     FINE,
     STREAM_HEAD,
-    Act,
-    Asked,
     Connection,
-    RoughServer,
     chunk,
     completion,
     drop,
     event,
-    rough,
     sent,
     streamed,
     then_hang,
     until,
     whole,
 )
+from tests.stub_model.script import Handler, Request
+from tests.stub_model.server import StubModel, serving
 
 CALLERS = 64
 CALLS = int(os.environ.get("AGL_LEAK_CALLS", "1000"))
@@ -62,7 +60,7 @@ BREAKABLE, BAD_BACKENDS = "breakable", 20
 class Kind:
     """One kind of call."""
 
-    act: Act
+    handler: Handler
     """What the backend does."""
     stream: bool = False
     leaves: bool = False
@@ -85,9 +83,9 @@ KINDS = [
 ]
 
 
-async def act(asked: Asked, connection: Connection) -> None:
+async def handle(request: Request, connection: Connection) -> None:
     """What the request asks for."""
-    await KINDS[asked.json["seed"]].act(asked, connection)
+    await KINDS[request.body["seed"]].handler(request, connection)
 
 
 class Watched:
@@ -139,12 +137,12 @@ def count_objects() -> int:
     return len(gc.get_objects())
 
 
-def settle(door: Proxied, server: RoughServer) -> None:
+def settle(door: Proxied, server: StubModel) -> None:
     """Wait until nothing is under way, and forget what the backend remembers."""
     until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
     assert door.proxy.flush(30.0)
     until(lambda: all(backend["in_flight"] == 0 for backend in door.proxy.status()["backends"]))
-    server.asked.clear()
+    server.requests.clear()
     gc.collect()
 
 
@@ -155,7 +153,7 @@ def test_thousands_of_calls_leave_nothing_behind(tmp_path: Path, caplog: pytest.
     store, watched, process = SqliteLightningStore(tmp_path / "calls.db"), Watched(), psutil.Process(os.getpid())
     options: Any = {"store": store, "middlewares": [watched.middleware], "journal": False}
     of_others = alive()  # a test that failed before keeps what was in its frames
-    with rough(act) as server, ExitStack() as life:
+    with serving(handle) as server, ExitStack() as life:
         breakable = [entry(server.url, model=BREAKABLE) for _ in range(BAD_BACKENDS)]
         door = life.enter_context(proxied(entry(server.url), *breakable, **options))
         asyncio.run(drive(door, CALLS))

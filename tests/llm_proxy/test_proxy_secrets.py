@@ -6,7 +6,9 @@ import pytest
 
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
-from tests.llm_proxy.rough_server import Act, rough, streamed, whole
+from tests.stub_model.raw import streamed, whole
+from tests.stub_model.script import Handler
+from tests.stub_model.server import serving
 
 SECRET = "sk-provider-0123456789"
 CREATED = b'event: response.created\ndata: {"type": "response.created", "response": {"id": "r", "output": []}}\n\n'
@@ -28,7 +30,7 @@ def recorded(door: Proxied) -> str:
     ids=["an event at a time", "all at once", "cut within the key"],
 )
 def test_stream_that_ends_with_its_own_failure(parts: list[bytes]) -> None:
-    with rough(streamed(*parts)) as server, proxied(entry(server.url, "responses", api_key=SECRET)) as door:
+    with serving(streamed(*parts)) as server, proxied(entry(server.url, "responses", api_key=SECRET)) as door:
         events = list(door.openai().responses.create(model=MODEL, input="hi", stream=True))
 
         assert [event.type for event in events] == ["response.created", "response.failed"]
@@ -40,8 +42,8 @@ def test_stream_that_ends_with_its_own_failure(parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "act", [whole(f"garbage {SECRET}".encode()), whole(f'"{SECRET}"'.encode())], ids=["no JSON", "no object"]
 )
-def test_answer_that_is_none(act: Act) -> None:
-    with rough(act) as server, proxied(entry(server.url, api_key=SECRET)) as door:
+def test_answer_that_is_none(act: Handler) -> None:
+    with serving(act) as server, proxied(entry(server.url, api_key=SECRET)) as door:
         with pytest.raises(openai.APIStatusError) as refused:
             door.openai().chat.completions.create(model=MODEL, messages=USER)
 
@@ -51,7 +53,7 @@ def test_answer_that_is_none(act: Act) -> None:
 
 def test_error_with_a_status_of_success() -> None:
     told = orjson.dumps({"error": {"message": f"wrong key {SECRET}"}})
-    with rough(whole(told)) as server, proxied(entry(server.url, api_key=SECRET)) as door:
+    with serving(whole(told)) as server, proxied(entry(server.url, api_key=SECRET)) as door:
         answer = door.openai().chat.completions.with_raw_response.create(model=MODEL, messages=USER)
 
         assert answer.text == '{"error":{"message":"wrong key [redacted]"}}'

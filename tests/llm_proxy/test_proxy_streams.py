@@ -15,19 +15,9 @@ from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.fixtures import CLAUDE
 from tests.llm_proxy.openai_suite import CHAT_TOOLS, USER, WEATHER
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
-from tests.llm_proxy.rough_server import (
-    DONE,
-    STREAM_HEAD,
-    chunk,
-    event,
-    rough,
-    streamed,
-    then_hang,
-    until,
-    whole,
-)
+from tests.stub_model.raw import DONE, STREAM_HEAD, chunk, event, streamed, then_hang, until, whole
 from tests.stub_model.script import Answer, Script
-from tests.stub_model.server import StubModel
+from tests.stub_model.server import StubModel, serving
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 ODD_REQUEST = b'{ "model" :"stub-model",\n"messages": [{"role":"user","content":"\\u00e9 \xc3\xa9"}],"seed":1e0 }'
@@ -43,11 +33,11 @@ def post(door: Proxied, body: bytes, **options: Any) -> requests.Response:
 
 
 def test_request_and_answer_are_passed_on_as_they_are() -> None:
-    with rough(whole(ODD_ANSWER)) as server, proxied(entry(server.url), **WITHOUT_IDS) as door:
+    with serving(whole(ODD_ANSWER)) as server, proxied(entry(server.url), **WITHOUT_IDS) as door:
         answer = post(door, ODD_REQUEST)
         call = door.only_call()
 
-        assert (answer.content, server.asked[0].body) == (ODD_ANSWER, ODD_REQUEST)
+        assert (answer.content, server.requests[0].content) == (ODD_ANSWER, ODD_REQUEST)
         assert (call.request_body, call.response_body) == (ODD_REQUEST.decode(), ODD_ANSWER.decode())
         assert f"{HERE}.received_body" not in call.raw.attributes
 
@@ -55,20 +45,20 @@ def test_request_and_answer_are_passed_on_as_they_are() -> None:
 def test_stream_is_passed_on_as_it_is() -> None:
     stream = b": note\nid: 7\nretry: 10\n" + event("fi") + b"event: x\n" + event("ne", "stop") + b"\r\n" + DONE
     body = ODD_REQUEST.replace(b"{", b'{"stream": true,', 1)
-    with rough(streamed(stream[:31], stream[31:])) as server, proxied(entry(server.url), **WITHOUT_IDS) as door:
+    with serving(streamed(stream[:31], stream[31:])) as server, proxied(entry(server.url), **WITHOUT_IDS) as door:
         answer = post(door, body)
 
-        assert (answer.content, server.asked[0].body) == (stream, body)
+        assert (answer.content, server.requests[0].content) == (stream, body)
         assert answer.headers["content-type"] == "text/event-stream"
         assert door.only_call().response_body == stream.decode()
 
 
 def test_answer_without_ids_is_passed_on_as_it_is_where_they_were_asked_for() -> None:
-    with rough(whole(ODD_ANSWER)) as server, proxied(entry(server.url)) as door:
+    with serving(whole(ODD_ANSWER)) as server, proxied(entry(server.url)) as door:
         answer = post(door, ODD_REQUEST)
 
         assert answer.content == ODD_ANSWER
-        assert server.asked[0].json["return_token_ids"] is True
+        assert server.requests[0].body["return_token_ids"] is True
         assert door.only_call().get(f"{HERE}.token_ids") == "not given"
 
 
@@ -86,7 +76,7 @@ def test_provider_key_reaches_the_backend_alone(stub_model: StubModel) -> None:
 def test_provider_key_in_an_error_is_hidden() -> None:
     key = "sk-very-secret-0123456789"
     refusal = whole(json.dumps({"error": {"message": f"Incorrect API key: {key}"}}).encode(), 401)
-    with rough(refusal) as server, proxied(entry(server.url, api_key=key)) as door:
+    with serving(refusal) as server, proxied(entry(server.url, api_key=key)) as door:
         answer = post(door, ODD_REQUEST)
         spans = door.spans()
 
@@ -186,7 +176,7 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
         event("one", token_ids=[1]).replace(b'"choices"', b'"prompt_token_ids": [7, 8], "choices"'),
         event(" two", token_ids=[2]),
     ]
-    with rough(then_hang(STREAM_HEAD, *map(chunk, begun))) as server, proxied(entry(server.url)) as door:
+    with serving(then_hang(STREAM_HEAD, *map(chunk, begun))) as server, proxied(entry(server.url)) as door:
         with door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True) as chunks:
             said = [next(chunks).choices[0].delta.content for _ in range(2)]
         until(lambda: server.open_connections == 0, seconds=5.0)
@@ -202,7 +192,7 @@ def test_cancelled_stream_is_recorded_with_what_was_sent() -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_caller_who_leaves_before_the_first_byte(stream: bool) -> None:
-    with rough(then_hang()) as server, proxied(entry(server.url)) as door:
+    with serving(then_hang()) as server, proxied(entry(server.url)) as door:
         with pytest.raises(openai.APITimeoutError):
             door.openai(timeout=0.5).chat.completions.create(model=MODEL, messages=USER, stream=stream)
         until(lambda: server.open_connections == 0, seconds=5.0)
@@ -236,7 +226,7 @@ def test_caller_whose_connection_is_reset(door: Proxied, stub_model: StubModel) 
 
 def test_proxy_that_stops_in_the_middle_of_a_stream_tells_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STOP_SECONDS", 2.0)
-    with rough(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
+    with serving(then_hang(STREAM_HEAD, chunk(event("one")))) as server, proxied(entry(server.url)) as door:
         chunks = door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True)
         next(chunks)
         door.proxy.stop()

@@ -13,23 +13,25 @@ from agentlightning.adapter import TraceToTrajectory
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.llm_proxy.recorded import body_of, replayed
-from tests.llm_proxy.rough_server import PATIENCE_SECONDS, Act, Asked, Connection, RoughServer, rough, until, whole
+from tests.stub_model.raw import PATIENCE_SECONDS, Connection, until, whole
+from tests.stub_model.script import Handler, Request
+from tests.stub_model.server import StubModel, serving
 
 ANSWER = replayed("chat_ids_logprobs")
 VERSION = "agentlightning.weights_version"
 
 
-def held(gate: threading.Event, act: Act) -> Act:
+def held(gate: threading.Event, act: Handler) -> Handler:
     """The act, once the gate is open."""
 
-    async def later(asked: Asked, connection: Connection) -> None:
+    async def later(request: Request, connection: Connection) -> None:
         assert await asyncio.to_thread(gate.wait, PATIENCE_SECONDS)
-        await act(asked, connection)
+        await act(request, connection)
 
     return later
 
 
-def served(server: RoughServer, version: int | None, *, name: str = MODEL, **params: Any) -> Any:
+def served(server: StubModel, version: int | None, *, name: str = MODEL, **params: Any) -> Any:
     listed = entry(server.url, model_of=f"hosted_vllm/{name}", **params)
     return {**listed, "model_info": {} if version is None else {"version": version}}
 
@@ -49,7 +51,7 @@ def in_line(door: Proxied) -> int:
 
 
 def test_answers_of_a_server_that_reports_no_version_get_that_of_the_list() -> None:
-    with rough(ANSWER) as server, proxied(served(server, 3)) as door:
+    with serving(ANSWER) as server, proxied(served(server, 3)) as door:
         ask(door)
         (sequence,) = TraceToTrajectory().adapt(door.spans()).sequences
 
@@ -59,7 +61,7 @@ def test_answers_of_a_server_that_reports_no_version_get_that_of_the_list() -> N
 
 def test_version_that_the_server_reports_comes_first() -> None:
     reporting = whole(body_of("chat_ids_logprobs", weights_version=7))
-    with rough(reporting) as server, proxied(served(server, 3)) as door:
+    with serving(reporting) as server, proxied(served(server, 3)) as door:
         ask(door)
         call = door.only_call()
 
@@ -70,10 +72,10 @@ def test_call_is_stamped_with_the_version_at_which_it_was_sent(callers: ThreadPo
     gate = threading.Event()
     with ExitStack() as life:
         life.callback(gate.set)
-        server = life.enter_context(rough(held(gate, ANSWER), ANSWER))
+        server = life.enter_context(serving(held(gate, ANSWER), ANSWER))
         door = life.enter_context(proxied(served(server, 1, max_parallel_requests=1)))
         sent: Future[str] = callers.submit(ask, door)
-        until(lambda: len(server.asked) == 1)
+        until(lambda: len(server.requests) == 1)
         queued = callers.submit(ask, door)
         until(lambda: in_line(door) == 1)
 
@@ -83,23 +85,23 @@ def test_call_is_stamped_with_the_version_at_which_it_was_sent(callers: ThreadPo
         assert {sent.result(PATIENCE_SECONDS), queued.result(PATIENCE_SECONDS)} == {"3 + 4 = 7"}
         calls = door.calls()
     assert [call.get(VERSION) for call in calls] == ["1", "2"]
-    assert [asked.json["model"] for asked in server.asked] == [MODEL, "policy-v2"]
+    assert [asked.body["model"] for asked in server.requests] == [MODEL, "policy-v2"]
     assert server.connections == 1
 
 
 def test_backend_that_refuses_additional_fields_is_still_known_after_a_new_version() -> None:
     refusing = whole(b'{"error": {"message": "Unrecognized request argument: return_token_ids"}}', 400)
     plain = whole(b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi."}}]}')
-    with rough(refusing, plain) as server, proxied(served(server, 1)) as door:
+    with serving(refusing, plain) as server, proxied(served(server, 1)) as door:
         ask(door)
         door.proxy.update_model_list([served(server, 2)])
         ask(door)
 
-    assert ["return_token_ids" in asked.json for asked in server.asked] == [True, False, False]
+    assert ["return_token_ids" in asked.body for asked in server.requests] == [True, False, False]
 
 
 def test_versions_change_under_load_without_a_lost_call(callers: ThreadPoolExecutor) -> None:
-    with rough(ANSWER) as server, proxied(served(server, 0)) as door:
+    with serving(ANSWER) as server, proxied(served(server, 0)) as door:
         loads = [callers.submit(lambda: [ask(door) for _ in range(15)]) for _ in range(3)]
         version = 0
         while not all(load.done() for load in loads):

@@ -11,8 +11,9 @@ import pytest
 from agentlightning.adapter import TokenSequence, TraceToTrajectory
 from tests.llm_proxy.proxied import HERE, MODEL, Proxied, entry, proxied
 from tests.llm_proxy.recorded import agents_request, body_of, names, recorded, replayed
-from tests.llm_proxy.rough_server import STREAM_HEAD, chunk, rough, then_hang, until, whole
 from tests.llm_proxy.speakers import SPEAKERS
+from tests.stub_model.raw import STREAM_HEAD, chunk, then_hang, until, whole
+from tests.stub_model.server import serving
 
 SERVED = "feat"
 """The name of the model in most recordings."""
@@ -55,14 +56,14 @@ def only_sequence(door: Proxied) -> TokenSequence:
 @pytest.mark.parametrize("name", [*CHATS, *TEXTS])
 def test_every_recorded_answer_has_as_many_log_probabilities_as_ids_in_its_span(name: str) -> None:
     asked = recorded(name)["request"]
-    with rough(replayed(name)) as server, proxied(vllm(server.url, model=asked["model"])) as door:
+    with serving(replayed(name)) as server, proxied(vllm(server.url, model=asked["model"])) as door:
         told = post(door, name)
         call = door.only_call()
         sequence = only_sequence(door)
 
     assert told.status_code == 200
     assert '"token_ids":[' not in told.text.replace(" ", "")
-    sent = server.asked[0].json
+    sent = server.requests[0].body
     assert sent["return_token_ids"] is True
     assert {field: sent[field] for field in agents_request(name)} == agents_request(name)
     first = choices_of(name)[0]
@@ -73,7 +74,7 @@ def test_every_recorded_answer_has_as_many_log_probabilities_as_ids_in_its_span(
 
 
 def test_stream_whose_last_chunk_has_several_tokens_is_shown_without_them() -> None:
-    with rough(replayed("chat_stream_ids_logprobs_usage")) as server, proxied(vllm(server.url)) as door:
+    with serving(replayed("chat_stream_ids_logprobs_usage")) as server, proxied(vllm(server.url)) as door:
         told = post(door, "chat_stream_ids_logprobs_usage")
 
     chunks = [json.loads(line.removeprefix("data: ")) for line in told.text.splitlines() if line.startswith("data: {")]
@@ -83,7 +84,7 @@ def test_stream_whose_last_chunk_has_several_tokens_is_shown_without_them() -> N
 
 
 def test_both_answers_of_one_call_reach_the_agent_and_the_first_is_trained() -> None:
-    with rough(replayed("chat_n2_seed")) as server, proxied(vllm(server.url)) as door:
+    with serving(replayed("chat_n2_seed")) as server, proxied(vllm(server.url)) as door:
         told = post(door, "chat_n2_seed").json()
         call = door.only_call()
 
@@ -103,7 +104,7 @@ def test_both_answers_of_one_call_reach_the_agent_and_the_first_is_trained() -> 
     ],
 )
 def test_training_knows_how_answers_ended(name: str, reason: str) -> None:
-    with rough(replayed(name)) as server, proxied(vllm(server.url)) as door:
+    with serving(replayed(name)) as server, proxied(vllm(server.url)) as door:
         post(door, name)
         sequence = only_sequence(door)
 
@@ -113,7 +114,7 @@ def test_training_knows_how_answers_ended(name: str, reason: str) -> None:
 
 def test_answer_that_the_agent_left_is_cut_off() -> None:
     begun = [f"{line}\n\n".encode() for line in recorded("chat_stream_ids_logprobs_usage")["lines"][:3]]
-    with rough(then_hang(STREAM_HEAD, *map(chunk, begun))) as server, proxied(vllm(server.url)) as door:
+    with serving(then_hang(STREAM_HEAD, *map(chunk, begun))) as server, proxied(vllm(server.url)) as door:
         with httpx.stream(
             "POST", f"{door.endpoint}/v1/chat/completions", json=agents_request("chat_stream_ids_logprobs_usage")
         ) as told:
@@ -127,7 +128,7 @@ def test_answer_that_the_agent_left_is_cut_off() -> None:
 
 def test_two_turns_are_one_sequence() -> None:
     turns = "chat_ids_logprobs", "chat_second_turn"
-    with rough(*map(replayed, turns)) as server, proxied(vllm(server.url)) as door:
+    with serving(*map(replayed, turns)) as server, proxied(vllm(server.url)) as door:
         for name in turns:
             post(door, name)
         sequence = only_sequence(door)
@@ -161,11 +162,11 @@ def text_of(door: Proxied, client: str, *, stream: bool) -> str:
     ids=["whole", "stream"],
 )
 def test_other_apis_are_chats_with_tokens_for_vllm(client: str, name: str, is_streaming: bool) -> None:
-    with rough(replayed(name)) as server, proxied(entry(server.url)) as door:
+    with serving(replayed(name)) as server, proxied(entry(server.url)) as door:
         said = text_of(door, client, stream=is_streaming)
         sequence = only_sequence(door)
 
-    assert [asked.path for asked in server.asked] == ["/v1/chat/completions"]
+    assert [asked.path for asked in server.requests] == ["/v1/chat/completions"]
     assert said == ("3 + 4 =" if is_streaming else "3 + 4 = 7")
     assert list(sequence.sampled_ids) == choices_of(name)[0]["token_ids"]
     assert None not in sequence.logprobs[-len(sequence.sampled_ids) :]
@@ -173,7 +174,7 @@ def test_other_apis_are_chats_with_tokens_for_vllm(client: str, name: str, is_st
 
 @pytest.mark.parametrize(("client", "ended"), [("responses", "incomplete"), ("messages", "max_tokens")])
 def test_answer_that_vllm_broke_off_is_not_whole_in_other_apis(client: str, ended: str) -> None:
-    with rough(replayed("chat_while_pausing_abort")) as server, proxied(entry(server.url)) as door:
+    with serving(replayed("chat_while_pausing_abort")) as server, proxied(entry(server.url)) as door:
         speaker = SPEAKERS[client](door, is_streaming=False)
         speaker.user(QUESTION)
 
@@ -192,7 +193,7 @@ def test_tool_call_in_vllms_form_is_trained(client: str) -> None:
     }
     message = {**choice["message"], "content": None, "tool_calls": [called]}
     body = body_of("chat_ids_logprobs", choices=[{**choice, "message": message, "finish_reason": "tool_calls"}])
-    with rough(whole(body)) as server, proxied(entry(server.url)) as door:
+    with serving(whole(body)) as server, proxied(entry(server.url)) as door:
         speaker = SPEAKERS[client](door, is_streaming=False)
         speaker.user("Weather?")
         said = speaker.turn()
@@ -208,7 +209,7 @@ def test_tool_call_in_vllms_form_is_trained(client: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusal_reaches_the_agent_as_vllm_wrote_it(name: str) -> None:
-    with rough(replayed(name)) as server, proxied(vllm(server.url)) as door:
+    with serving(replayed(name)) as server, proxied(vllm(server.url)) as door:
         told = post(door, name)
         call = door.only_call()
 
@@ -228,7 +229,7 @@ def test_refusal_reaches_the_agent_as_vllm_wrote_it(name: str) -> None:
 def test_errors_are_those_of_the_agents_own_client(name: str, of_openai: type, of_anthropic: type) -> None:
     words = recorded(name)["response"]["error"]["message"][:40]
     for client, kind in (("chat", of_openai), ("responses", of_openai), ("messages", of_anthropic)):
-        with rough(replayed(name)) as server, proxied(entry(server.url)) as door:
+        with serving(replayed(name)) as server, proxied(entry(server.url)) as door:
             speaker = SPEAKERS[client](door, is_streaming=False)
             speaker.user(QUESTION)
             with pytest.raises(kind) as raised:
@@ -238,7 +239,7 @@ def test_errors_are_those_of_the_agents_own_client(name: str, of_openai: type, o
 
 
 def test_refusal_that_is_not_about_additional_fields_is_not_asked_again() -> None:
-    with rough(replayed("error_max_tokens_too_many")) as server, proxied(vllm(server.url)) as door:
+    with serving(replayed("error_max_tokens_too_many")) as server, proxied(vllm(server.url)) as door:
         post(door, "error_max_tokens_too_many")
 
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1

@@ -1,12 +1,12 @@
-"""A dialect: where a protocol is served, how its requests are read, and how answers and errors are told in it."""
+"""A dialect: where a protocol is served, how its requests are read, and how answers and errors are written in it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.stub_model.reply import BadRequest, Reply, Wish
-from tests.stub_model.script import Failure
+from tests.stub_model.script import BadRequest, Failure, Reply, Wish
+from tests.stub_model.words import as_json
 
 OPENAI_ERROR_TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 404: "invalid_request_error"}
 OPENAI_ERROR_TYPES |= {403: "permission_error", 429: "rate_limit_error"}
@@ -23,7 +23,7 @@ class Dialect:
     id_prefix: str
     tool_call_prefix: str
     read: Callable[[dict[str, Any]], Wish]
-    tell: Callable[[Reply], dict[str, Any]]
+    write: Callable[[Reply], dict[str, Any]]
     stream: Callable[[Reply], Iterator[bytes]]
     """The events of a stream, each as it goes over the wire."""
     fail: Callable[[Failure], dict[str, Any]]
@@ -96,3 +96,20 @@ def json_schema_of(form: Any) -> Mapping[str, Any] | None:
         schema: Mapping[str, Any] = form.get("json_schema", form).get("schema", {})
         return schema
     raise BadRequest(f"Invalid response format {kind!r}.", "response_format")
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """Stop texts, given as one or as a list."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def positive(body: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these numbers that is given; each must be a whole number above zero."""
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadRequest(f"Invalid '{name}': expected a whole number above 0, but got {as_json(value)}.", name)
+        return value
+    return None

@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.stub_model.dialect import Dialect, content_of, list_of, named_event
-from tests.stub_model.reply import BadRequest, Choice, Reply, Wish, positive, stops_of
-from tests.stub_model.script import Failure
+from tests.stub_model.dialect import Dialect, content_of, list_of, named_event, positive, stops_of
+from tests.stub_model.script import BadRequest, Choice, Failure, Reply, Wish
 from tests.stub_model.words import Message, ToolCall, as_json
 
 ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
@@ -57,15 +56,15 @@ def _messages(message: dict[str, Any], place: str) -> Iterator[Message]:
         yield Message(message["role"], *content_of(rest, place), tuple(calls))
 
 
-# ---------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------- writing
 
 
-def tell(reply: Reply) -> dict[str, Any]:
+def write(reply: Reply) -> dict[str, Any]:
     choice = reply.choices[0]
-    told = {**_frame(reply), "content": _blocks(choice), **_ending(choice), "usage": _usage(reply)}
+    written = {**_frame(reply), "content": _blocks(choice), **_ending(choice), "usage": _usage(reply)}
     if reply.returns_token_ids:
-        told |= {"prompt_token_ids": list(reply.request.prompt_token_ids), "token_ids": choice.token_ids}
-    return told
+        written |= {"prompt_token_ids": list(reply.request.prompt_token_ids), "token_ids": choice.token_ids}
+    return written
 
 
 def _frame(reply: Reply) -> dict[str, Any]:
@@ -79,18 +78,23 @@ def _ending(choice: Choice) -> dict[str, Any]:
 
 
 def _usage(reply: Reply, output_tokens: int | None = None) -> dict[str, Any]:
-    used = {"input_tokens": reply.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    used = {"input_tokens": reply.prompt_tokens - reply.cached_tokens, "cache_creation_input_tokens": 0}
+    used["cache_read_input_tokens"] = reply.cached_tokens
     return {**used, "output_tokens": reply.completion_tokens if output_tokens is None else output_tokens}
 
 
 def _blocks(choice: Choice) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": choice.text}] if choice.text else []
+    blocks: list[dict[str, Any]] = []
+    if choice.thought:
+        blocks.append({"type": "thinking", "thinking": choice.thought, "signature": "s"})
+    if choice.text:
+        blocks.append({"type": "text", "text": choice.text})
     calls = choice.tool_calls
     return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in calls]
 
 
 def _input(call: ToolCall) -> Any:
-    """The arguments as an object; those that a token limit cut short are told as none."""
+    """The arguments as an object; those that a token limit cut short are left out."""
     try:
         return json.loads(call.arguments)
     except ValueError:
@@ -121,17 +125,19 @@ def _events(reply: Reply) -> Iterator[dict[str, Any]]:
 
 
 def _opened(block: dict[str, Any]) -> dict[str, Any]:
-    return {**block, "text": ""} if block["type"] == "text" else {**block, "input": {}}
+    empty: dict[str, Any] = {"thinking": "", "signature": "", "text": "", "input": {}}
+    return {name: empty.get(name, value) for name, value in block.items()}
 
 
 def _deltas(choice: Choice, block: dict[str, Any], tool: int) -> Iterator[dict[str, Any]]:
-    if block["type"] == "tool_use":
-        yield {"type": "input_json_delta", "partial_json": ""}
-    for piece in choice.pieces:
-        if block["type"] == "text" and piece.kind == "text":
-            yield {"type": "text_delta", "text": piece.text}
-        elif block["type"] == "tool_use" and piece.kind == "arguments" and piece.tool == tool:
-            yield {"type": "input_json_delta", "partial_json": piece.text}
+    if block["type"] == "thinking":
+        yield from ({"type": "thinking_delta", "thinking": piece} for piece in choice.texts("thought"))
+        yield {"type": "signature_delta", "signature": block["signature"]}
+    elif block["type"] == "text":
+        yield from ({"type": "text_delta", "text": piece} for piece in choice.texts("text"))
+    else:
+        pieces = ["", *choice.texts("arguments", tool)]
+        yield from ({"type": "input_json_delta", "partial_json": piece} for piece in pieces)
 
 
 def _error(failure: Failure) -> dict[str, Any]:
@@ -143,4 +149,4 @@ def _error_event(failure: Failure) -> bytes:
     return named_event(_error(failure))
 
 
-MESSAGES = Dialect("messages", "/messages", "msg", "toolu", read, tell, stream, _error, _error_event)
+MESSAGES = Dialect("messages", "/messages", "msg", "toolu", read, write, stream, _error, _error_event)

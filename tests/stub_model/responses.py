@@ -4,16 +4,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from tests.stub_model.dialect import (
-    Dialect,
-    content_of,
-    json_schema_of,
-    list_of,
-    named_event,
-    openai_error,
-)
-from tests.stub_model.reply import BadRequest, Choice, Reply, Wish, positive
-from tests.stub_model.script import Failure
+from tests.stub_model.dialect import Dialect, content_of, json_schema_of, list_of, named_event, openai_error, positive
+from tests.stub_model.script import BadRequest, Choice, Failure, Reply, Wish
 from tests.stub_model.words import ROLES, Message, ToolCall
 
 
@@ -69,52 +61,58 @@ def _merged(messages: list[Message]) -> list[Message]:
     return merged
 
 
-# ---------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------- writing
 
 
-def tell(reply: Reply) -> dict[str, Any]:
+def write(reply: Reply) -> dict[str, Any]:
     choice = reply.choices[0]
     is_cut = choice.finish_reason == "length"
-    told = _frame(reply, "incomplete" if is_cut else "completed")
-    told["output"] = _items(reply)
-    told["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-    told["usage"] = {
+    written = _frame(reply, "incomplete" if is_cut else "completed")
+    written["output"] = _items(reply)
+    written["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+    written["usage"] = {
         "input_tokens": reply.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": reply.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
     if reply.returns_token_ids:
-        told |= {"prompt_token_ids": list(reply.request.prompt_token_ids), "token_ids": choice.token_ids}
-    return told
+        written |= {"prompt_token_ids": list(reply.request.prompt_token_ids), "token_ids": choice.token_ids}
+    return written
 
 
 def _frame(reply: Reply, status: str) -> dict[str, Any]:
     body = reply.body
-    told = {"id": reply.id, "object": "response", "created_at": reply.created, "status": status, "model": reply.model}
-    told |= {"error": None, "incomplete_details": None, "output": [], "usage": None, "metadata": {}}
-    told |= {"instructions": body.get("instructions"), "previous_response_id": body.get("previous_response_id")}
-    told |= {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice", "auto")}
-    told |= {"parallel_tool_calls": True, "store": True, "truncation": "disabled", "temperature": 1.0, "top_p": 1.0}
-    told["text"] = body.get("text") or {"format": {"type": "text"}}
-    return told
+    written = {
+        "id": reply.id,
+        "object": "response",
+        "created_at": reply.created,
+        "status": status,
+        "model": reply.model,
+    }
+    written |= {"error": None, "incomplete_details": None, "output": [], "usage": None, "metadata": {}}
+    written |= {"instructions": body.get("instructions"), "previous_response_id": body.get("previous_response_id")}
+    written |= {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice", "auto")}
+    written |= {"parallel_tool_calls": True, "store": True, "truncation": "disabled", "temperature": 1.0, "top_p": 1.0}
+    written["text"] = body.get("text") or {"format": {"type": "text"}}
+    return written
 
 
 def _items(reply: Reply) -> list[dict[str, Any]]:
     choice = reply.choices[0]
     items: list[dict[str, Any]] = []
+    if choice.thought:
+        part = {"type": "reasoning_text", "text": choice.thought}
+        items.append({"id": f"{reply.id}-thought", "type": "reasoning", "summary": [], "content": [part]})
     if choice.text or not choice.tool_calls:
         item = {"id": f"{reply.id}-message", "type": "message", "role": "assistant", "status": "completed"}
-        items.append({**item, "content": [_text_part(choice.text)]})
+        part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": []}
+        items.append({**item, "content": [part]})
     for number, call in enumerate(choice.tool_calls):
         item = {"id": f"{reply.id}-call-{number}", "type": "function_call", "status": "completed"}
         items.append({**item, "call_id": call.id, "name": call.name, "arguments": call.arguments})
     return items
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 # ---------------------------------------------------------------------- streaming
@@ -132,25 +130,26 @@ def _events(reply: Reply) -> Iterator[dict[str, Any]]:
     yield {"type": "response.in_progress", "response": frame}
     calls = 0
     for index, item in enumerate(_items(reply)):
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             yield from _text_events(reply.choices[0], item, index)
         else:
             yield from _call_events(reply.choices[0], item, index, calls)
             calls += 1
-    whole = tell(reply)
+    whole = write(reply)
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
 def _text_events(choice: Choice, item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
-    place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-    opened = {**item, "status": "in_progress", "content": []}
+    (part,) = item["content"]
+    kind, place = f"response.{part['type']}", {"item_id": item["id"], "output_index": index, "content_index": 0}
+    extra = {"logprobs": []} if item["type"] == "message" else {}
+    opened = {**item, "content": [], **({"status": "in_progress"} if "status" in item else {})}
     yield {"type": "response.output_item.added", "output_index": index, "item": opened}
-    yield {"type": "response.content_part.added", **place, "part": _text_part("")}
-    for piece in choice.pieces:
-        if piece.kind == "text":
-            yield {"type": "response.output_text.delta", **place, "delta": piece.text, "logprobs": []}
-    yield {"type": "response.output_text.done", **place, "text": choice.text, "logprobs": []}
-    yield {"type": "response.content_part.done", **place, "part": item["content"][0]}
+    yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+    for piece in choice.texts("text" if item["type"] == "message" else "thought"):
+        yield {"type": f"{kind}.delta", **place, "delta": piece, **extra}
+    yield {"type": f"{kind}.done", **place, "text": part["text"], **extra}
+    yield {"type": "response.content_part.done", **place, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
@@ -158,17 +157,18 @@ def _call_events(choice: Choice, item: dict[str, Any], index: int, tool: int) ->
     place = {"item_id": item["id"], "output_index": index}
     opened = {**item, "status": "in_progress", "arguments": ""}
     yield {"type": "response.output_item.added", "output_index": index, "item": opened}
-    for piece in choice.pieces:
-        if piece.kind == "arguments" and piece.tool == tool:
-            yield {"type": "response.function_call_arguments.delta", **place, "delta": piece.text}
+    for piece in choice.texts("arguments", tool):
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": piece}
     done = {"name": item["name"], "arguments": item["arguments"]}
     yield {"type": "response.function_call_arguments.done", **place, **done}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _error_event(failure: Failure) -> bytes:
-    told = openai_error(failure)["error"]
-    return named_event({"type": "error", "code": told["code"], "message": told["message"], "param": told["param"]})
+    written = openai_error(failure)["error"]
+    return named_event(
+        {"type": "error", "code": written["code"], "message": written["message"], "param": written["param"]}
+    )
 
 
-RESPONSES = Dialect("responses", "/responses", "resp", "call", read, tell, stream, openai_error, _error_event)
+RESPONSES = Dialect("responses", "/responses", "resp", "call", read, write, stream, openai_error, _error_event)

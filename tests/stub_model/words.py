@@ -54,7 +54,7 @@ class Message:
 class Piece:
     """What a model adds to its answer in one step."""
 
-    kind: Literal["text", "tool_call", "arguments", "end"]
+    kind: Literal["thought", "text", "tool_call", "arguments", "end"]
     text: str
     token_ids: tuple[int, ...]
     tool: int = 0
@@ -79,8 +79,10 @@ def encode(text: str) -> list[int]:
     return [id_of(word) for word in words_of(text)]
 
 
-def pieces_of(text: str, tool_calls: Sequence[ToolCall] = ()) -> Iterator[Piece]:
+def pieces_of(text: str, tool_calls: Sequence[ToolCall] = (), thought: str = "") -> Iterator[Piece]:
     """The steps in which a model says this, without the end mark."""
+    for word in words_of(thought):
+        yield Piece("thought", word, (id_of(word),))
     for word in words_of(text):
         yield Piece("text", word, (id_of(word),))
     for number, call in enumerate(tool_calls):

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from agentlightning.llm_proxy.backends import Fleet
-from tests.llm_proxy.backends.scripted_server import Act, ScriptedServer, TurnedClock
+from tests.llm_proxy.backends.turned_clock import TurnedClock
+from tests.stub_model.raw import whole
+from tests.stub_model.script import Handler, Script
+from tests.stub_model.server import StubModel
 
-Serve = Callable[..., Awaitable[ScriptedServer]]
+Serve = Callable[..., Awaitable[StubModel]]
 MakeFleet = Callable[..., Fleet]
 
 PROVIDER_VARIABLES = [
@@ -29,10 +32,10 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Starts a server with a script."""
-    servers: list[ScriptedServer] = []
+    servers: list[StubModel] = []
 
-    async def start(*script: Act) -> ScriptedServer:
-        server = await ScriptedServer(*script).start()
+    async def start(*script: Handler) -> StubModel:
+        server = await StubModel(Script(script or (whole(),), repeats_last=True)).start()
         servers.append(server)
         return server
 
@@ -47,8 +50,8 @@ async def make_fleet() -> AsyncIterator[MakeFleet]:
     before = asyncio.all_tasks()
     fleets: list[Fleet] = []
 
-    def make(*backends: ScriptedServer | dict[str, Any], **options: Any) -> Fleet:
-        entries = [backend.entry() if isinstance(backend, ScriptedServer) else backend for backend in backends]
+    def make(*backends: StubModel | dict[str, Any], **options: Any) -> Fleet:
+        entries = [backend.entry() if isinstance(backend, StubModel) else backend for backend in backends]
         fleet = Fleet(entries, **options)
         fleets.append(fleet)
         return fleet

@@ -14,18 +14,9 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.backends import Backend, BackendBroken, BackendError, BackendUnavailable, Fleet
 from agentlightning.llm_proxy.backends.asking import Outgoing
 from tests.llm_proxy.backends.conftest import MakeFleet, Serve
-from tests.llm_proxy.backends.scripted_server import (
-    Received,
-    after,
-    ask_for,
-    chat,
-    drop,
-    halve,
-    hang,
-    reply,
-    trickle,
-    until,
-)
+from tests.llm_proxy.backends.turned_clock import ask_for, chat, until
+from tests.stub_model.raw import Connection, after, drop, halve, hang, trickle, whole
+from tests.stub_model.script import Request, Script
 
 SECRET = "sk-very-secret-0123"
 
@@ -49,10 +40,10 @@ async def cut(*tasks: "asyncio.Task[object]") -> None:
 
 
 async def test_cap_is_never_exceeded_and_nobody_is_starved(serve: Serve, make_fleet: MakeFleet) -> None:
-    async def in_company(request: Received, out: asyncio.StreamWriter) -> None:
+    async def in_company(request: Request, connection: Connection) -> None:
         await until(lambda: server.most_in_flight >= 3)
         await asyncio.sleep(0.002)  # time for one too many to arrive
-        await reply()(request, out)
+        await whole()(request, connection)
 
     server = await serve(in_company)
     fleet = make_fleet(server.entry(max_parallel_requests=3))
@@ -96,7 +87,7 @@ async def test_answer_that_is_cut_under_its_reader_is_kept_by_nobody(serve: Serv
 
 async def test_time_in_line_is_told(serve: Serve, make_fleet: MakeFleet) -> None:
     go = asyncio.Event()
-    fleet = make_fleet((await serve(after(go, reply()))).entry(max_parallel_requests=1))
+    fleet = make_fleet((await serve(after(go, whole()))).entry(max_parallel_requests=1))
     first, second = (asyncio.create_task(fleet.ask(ask_for())) for _ in range(2))
     await until(lambda: in_flight(fleet) == 2)
 
@@ -108,8 +99,8 @@ async def test_time_in_line_is_told(serve: Serve, make_fleet: MakeFleet) -> None
 
 
 async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, make_fleet: MakeFleet) -> None:
-    acts = [reply(), reply(500), reply(), halve, reply(429), drop, reply()]
-    server = await serve(*acts * 300, reply())
+    acts = [whole(), whole(status=500), whole(), halve, whole(status=429), drop, whole()]
+    server = await serve(*acts * 300, whole())
     fleet = make_fleet(*[server.entry(max_parallel_requests=16)] * 5)
     tasks_before = asyncio.all_tasks()
 
@@ -129,7 +120,7 @@ async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, 
     assert {"BackendBroken", "BackendUnavailable"} < outcomes.keys()
     assert in_flight(fleet) == 0
     await fleet.close()
-    await until(lambda: server.connections == 0)
+    await until(lambda: server.open_connections == 0)
     await until(lambda: not [task for task in asyncio.all_tasks() - tasks_before if "_serve" not in repr(task)])
 
 
@@ -146,7 +137,7 @@ async def test_thousand_cancelled_calls_leak_no_place(serve: Serve, make_fleet: 
         await cut(*tasks)
         assert in_flight(fleet) == 0
 
-    server.script = [reply()]
+    server.script = Script([whole()], repeats_last=True)
     await asyncio.gather(*(call(fleet) for _ in range(12)))
     await until(lambda: server.in_flight == 0)
     assert server.most_in_flight <= 8  # four of the fleet, and four of whose end the server has not heard yet
@@ -160,7 +151,7 @@ async def test_call_cancelled_while_being_sent_closes_its_connection(serve: Serv
 
     await cut(task)
 
-    await until(lambda: server.connections == 0)
+    await until(lambda: server.open_connections == 0)
     assert in_flight(fleet) == 0
 
 
@@ -178,7 +169,7 @@ async def test_reader_cancelled_in_mid_body_closes_its_connection(serve: Serve, 
     await until(lambda: came == [b"first"])
     await cut(task)
 
-    await until(lambda: server.connections == 0)
+    await until(lambda: server.open_connections == 0)
     assert in_flight(fleet) == 0
     assert fleet.describe()[0]["failures"] == 0
 
@@ -191,7 +182,7 @@ async def test_answer_left_half_read_closes_its_connection(serve: Serve, make_fl
         assert in_flight(fleet) == 1
 
     await answer.close()
-    await until(lambda: server.connections == 0)
+    await until(lambda: server.open_connections == 0)
     assert in_flight(fleet) == 0
 
 
@@ -220,7 +211,7 @@ async def test_answer_read_to_its_end_gives_its_place_and_connection_back(serve:
         await answer.close()
 
     assert in_flight(fleet) == 0
-    assert server.connections == 1
+    assert server.open_connections == 1
 
 
 async def test_preparation_that_fails_gives_the_place_back(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -238,12 +229,12 @@ async def test_preparation_that_fails_gives_the_place_back(serve: Serve, make_fl
 async def test_body_arrives_as_it_is_sent(serve: Serve, make_fleet: MakeFleet) -> None:
     go = asyncio.Event()
 
-    async def stream(request: Received, out: asyncio.StreamWriter) -> None:
-        out.write(
+    async def stream(request: Request, connection: Connection) -> None:
+        await connection.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n"
         )
         await go.wait()
-        out.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        await connection.send(b"3\r\ntwo\r\n0\r\n\r\n")
 
     fleet = make_fleet(await serve(stream))
     came: list[bytes] = []
@@ -263,7 +254,7 @@ async def test_call_in_flight_ends_on_the_old_list_and_the_next_sees_the_new(
     serve: Serve, make_fleet: MakeFleet
 ) -> None:
     go = asyncio.Event()
-    old, new = await serve(after(go, reply(200, b"old"))), await serve(reply(200, b"new"))
+    old, new = await serve(after(go, whole(b"old"))), await serve(whole(b"new"))
     fleet = make_fleet({**old.entry(max_parallel_requests=1), "version": "1"})
     sent, queued = (asyncio.create_task(fleet.ask(ask_for())) for _ in range(2))
     await until(lambda: in_flight(fleet) == 2)
@@ -278,7 +269,7 @@ async def test_call_in_flight_ends_on_the_old_list_and_the_next_sees_the_new(
 
 
 async def test_backend_in_both_lists_keeps_what_is_known_of_it(serve: Serve, make_fleet: MakeFleet) -> None:
-    server, other = await serve(reply(500)), await serve()
+    server, other = await serve(whole(status=500)), await serve()
     fleet = make_fleet(server)
     for _ in range(5):
         await call(fleet)
@@ -286,10 +277,10 @@ async def test_backend_in_both_lists_keeps_what_is_known_of_it(serve: Serve, mak
     fleet.replace([other.entry(), server.entry()])
 
     assert [(entry["name"], entry["breaker"]) for entry in fleet.describe()] == [
-        (f"m#0 at {other.url}", "closed"),
-        (f"m#1 at {server.url}", "open"),
+        (f"m#0 at {other.openai_url}", "closed"),
+        (f"m#1 at {server.openai_url}", "open"),
     ]
-    assert server.connections == 1
+    assert server.open_connections == 1
     fleet.replace([other.entry(), server.entry(weight=2)])
     assert [entry["breaker"] for entry in fleet.describe()] == ["closed", "closed"]
 
@@ -300,7 +291,7 @@ async def test_backend_in_both_lists_keeps_what_is_known_of_it(serve: Serve, mak
 async def test_backend_of_a_new_version_keeps_what_is_known_of_it(
     serve: Serve, make_fleet: MakeFleet, changed: dict[str, Any]
 ) -> None:
-    server, other = await serve(reply(500)), await serve()
+    server, other = await serve(whole(status=500)), await serve()
     fleet = make_fleet({**server.entry(), "version": 1}, other.entry("other"))
     for _ in range(5):
         await call(fleet)
@@ -309,7 +300,7 @@ async def test_backend_of_a_new_version_keeps_what_is_known_of_it(
     fleet.replace([other.entry("other"), {**server.entry(**params), "version": changed.get("version", 1)}])
 
     updated = fleet.describe()[1]
-    assert (updated["breaker"], updated["failures"], server.connections) == ("open", 5, 1)
+    assert (updated["breaker"], updated["failures"], server.open_connections) == ("open", 5, 1)
     assert (updated["version"], updated["upstream_model"]) == (
         str(changed.get("version", 1)),
         params["model"].removeprefix("hosted_vllm/"),
@@ -348,12 +339,12 @@ async def test_rollouts_stay_with_their_backends_when_one_is_added(serve: Serve,
     fleet.replace([server.entry() for server in reversed(servers)])
     now = await homes()
 
-    assert {now[who] for who in whos if now[who] != before[who]} == {servers[2].url}
+    assert {now[who] for who in whos if now[who] != before[who]} == {servers[2].openai_url}
 
 
 async def test_retry_goes_to_the_new_list(serve: Serve, make_fleet: MakeFleet) -> None:
     go = asyncio.Event()
-    old, new = await serve(after(go, drop)), await serve(reply(200, b"new"))
+    old, new = await serve(after(go, drop)), await serve(whole(b"new"))
     fleet = make_fleet(old, num_retries=1)
     task = asyncio.create_task(call(fleet))
     await until(lambda: old.in_flight == 1)
@@ -420,7 +411,7 @@ async def test_close_ends_calls_in_flight_and_in_line_with_an_error(serve: Serve
     assert in_flight(fleet) == 0
     with pytest.raises(BackendUnavailable, match="The proxy is closing"):
         await fleet.ask(ask_for())
-    await until(lambda: hanging.connections == streaming.connections == 0)
+    await until(lambda: hanging.open_connections == streaming.open_connections == 0)
 
 
 async def test_close_reaches_calls_in_line_of_an_old_list(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -452,7 +443,7 @@ async def test_secrets_are_in_no_error_no_state_and_no_log(
     serve: Serve, make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server = await serve(drop, halve, reply(500), hang, reply(401, SECRET.encode()), reply(500))
+    server = await serve(drop, halve, whole(status=500), hang, whole(SECRET.encode(), 401), whole(status=500))
     fleet = make_fleet(
         server.entry(api_key=SECRET, timeout=0.2, extra_headers={"X-Second": SECRET + "-2"}), num_retries=0
     )
@@ -465,7 +456,7 @@ async def test_secrets_are_in_no_error_no_state_and_no_log(
             told += [repr(part) + str(part) for part in (error, error.__cause__, error.__context__, error.tries)]
         told.append(repr(fleet.describe()) + repr(fleet.backends()))
 
-    assert server.received[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert server.requests[0].headers["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in "".join(told)
     assert SECRET not in caplog.text + repr([vars(record) for record in caplog.records])
     assert "out of use" in caplog.text
@@ -479,7 +470,7 @@ async def test_state_tells_the_first_line_of_the_last_error(serve: Serve, make_f
         await fleet.ask(ask_for())
 
     state = fleet.describe()[0]
-    assert (state["name"], state["model"], state["provider"]) == (f"m#0 at {server.url}", "m", "hosted_vllm")
+    assert (state["name"], state["model"], state["provider"]) == (f"m#0 at {server.openai_url}", "m", "hosted_vllm")
     assert (state["breaker"], state["in_flight"], state["waiting"], state["failures"]) == ("closed", 0, 0, 1)
     assert state["last_error"].startswith("closed the connection before answering")
 
@@ -494,13 +485,13 @@ async def test_proxy_of_the_environment_is_not_used(
 
 
 async def test_cookie_of_one_call_is_not_sent_with_the_next(serve: Serve, make_fleet: MakeFleet) -> None:
-    server = await serve(reply(200, b"x", {"Set-Cookie": "a=b"}))
+    server = await serve(whole(b"x", 200, "Set-Cookie: a=b"))
     fleet = make_fleet(server)
 
     await call(fleet)
     await call(fleet)
 
-    assert "cookie" not in server.received[1].headers
+    assert "cookie" not in server.requests[1].headers
 
 
 async def test_nothing_is_left_for_the_collector_to_complain_about(serve: Serve) -> None:
@@ -514,4 +505,4 @@ async def test_nothing_is_left_for_the_collector_to_complain_about(serve: Serve)
     del answer, fleet
     gc.collect()  # a warning of something unclosed fails the test
 
-    await until(lambda: server.connections == 0)
+    await until(lambda: server.open_connections == 0)

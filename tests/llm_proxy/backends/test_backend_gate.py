@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from agentlightning.llm_proxy.backends.admission import Admission, Gate
-from tests.llm_proxy.backends.scripted_server import TurnedClock, until
+from tests.llm_proxy.backends.turned_clock import TurnedClock, until
 
 FAR = 10_000.0
 

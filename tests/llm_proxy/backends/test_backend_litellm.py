@@ -12,7 +12,7 @@ import pytest
 from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends import Backend, BackendBroken, Fleet, Outgoing, backend_of
 from tests.llm_proxy.backends.conftest import MakeFleet
-from tests.llm_proxy.backends.scripted_server import ask_for
+from tests.llm_proxy.backends.turned_clock import ask_for
 
 SECRET = "aws-very-secret"
 LIBRARY = """

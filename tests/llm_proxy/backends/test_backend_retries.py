@@ -18,18 +18,9 @@ from agentlightning.llm_proxy.backends import (
 )
 from agentlightning.llm_proxy.backends.retries import backoff_seconds, is_passing, wished_hold_seconds
 from tests.llm_proxy.backends.conftest import MakeFleet, Serve
-from tests.llm_proxy.backends.scripted_server import (
-    Act,
-    Received,
-    TurnedClock,
-    after,
-    ask_for,
-    drop,
-    garble,
-    hang,
-    reply,
-    until,
-)
+from tests.llm_proxy.backends.turned_clock import TurnedClock, ask_for, until
+from tests.stub_model.raw import Connection, after, drop, garble, hang, whole
+from tests.stub_model.script import Handler, Request
 
 
 async def status_of(fleet: Fleet, who: str = "") -> int:
@@ -42,7 +33,7 @@ async def status_of(fleet: Fleet, who: str = "") -> int:
 
 
 async def test_answer_with_an_error_is_an_answer(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(reply(500, b"boom", {"X-Mark": "1"})))
+    fleet = make_fleet(await serve(whole(b"boom", 500, "X-Mark: 1")))
 
     async with await fleet.ask(ask_for()) as answer:
         assert (answer.status, await answer.read(), answer.headers["x-mark"]) == (500, b"boom", "1")
@@ -69,7 +60,7 @@ async def test_refused_call_is_tried_once_more_where_another_backend_is_well(
     fleet = make_fleet(dead, alive)
 
     assert [await status_of(fleet) for _ in range(6)] == [200] * 6
-    assert len(alive.received) == 6
+    assert len(alive.requests) == 6
 
 
 async def test_refused_call_is_not_tried_a_third_time(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -84,7 +75,7 @@ async def test_refused_call_is_not_tried_a_third_time(serve: Serve, make_fleet: 
 
 
 async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_fleet: MakeFleet) -> None:
-    server = await serve(reply(), drop, reply())
+    server = await serve(whole(), drop, whole())
     fleet = make_fleet(server)
     await status_of(fleet)
 
@@ -95,28 +86,28 @@ async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_
 
 
 async def test_kept_connection_to_a_backend_that_died_costs_no_call(serve: Serve, make_fleet: MakeFleet) -> None:
-    dying, other = await serve(reply(), drop), await serve()
+    dying, other = await serve(whole(), drop), await serve()
     fleet = make_fleet(dying.entry(weight=1e9), other)
     await status_of(fleet, "r")
     dying.stop_listening()
 
     async with await fleet.ask(ask_for(who="r")) as answer:
         assert answer.status == 200
-        assert [name for name, _ in answer.tries] == [f"m#0 at {dying.url}"] * 2 + [f"m#1 at {other.url}"]
+        assert [name for name, _ in answer.tries] == [f"m#0 at {dying.openai_url}"] * 2 + [f"m#1 at {other.openai_url}"]
 
 
 @pytest.mark.parametrize("act", [drop, garble])
-async def test_new_connection_that_breaks_is_not_tried_again(serve: Serve, make_fleet: MakeFleet, act: Act) -> None:
+async def test_new_connection_that_breaks_is_not_tried_again(serve: Serve, make_fleet: MakeFleet, act: Handler) -> None:
     server, other = await serve(act), await serve(act)
 
     with pytest.raises(BackendUnavailable):
         await make_fleet(server, other).ask(ask_for())
 
-    assert len(server.received) + len(other.received) == 1
+    assert len(server.requests) + len(other.requests) == 1
 
 
 async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(reply(307, b"", {"Location": "http://elsewhere.invalid/"})))
+    fleet = make_fleet(await serve(whole(b"", 307, "Location: http://elsewhere.invalid/")))
 
     with pytest.raises(BackendUnavailable, match=r"redirects elsewhere \(307\): give the final address as api_base"):
         await fleet.ask(ask_for())
@@ -125,20 +116,23 @@ async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_fleet: MakeF
 # ---------------------------------------------------------------------- with retries
 
 
-@pytest.mark.parametrize("first", [reply(500), reply(503), reply(408), reply(409), reply(429), drop, garble])
+@pytest.mark.parametrize(
+    "first",
+    [whole(status=500), whole(status=503), whole(status=408), whole(status=409), whole(status=429), drop, garble],
+)
 async def test_failure_that_may_pass_is_tried_at_another_backend(
-    serve: Serve, make_fleet: MakeFleet, first: Act
+    serve: Serve, make_fleet: MakeFleet, first: Handler
 ) -> None:
     failing, other = await serve(first), await serve()
     fleet = make_fleet(failing, other, num_retries=1, clock=TurnedClock())
 
     async with await fleet.ask(ask_for()) as answer:
         assert answer.status == 200
-        assert [name for name, _ in answer.tries] == [f"m#0 at {failing.url}", f"m#1 at {other.url}"]
+        assert [name for name, _ in answer.tries] == [f"m#0 at {failing.openai_url}", f"m#1 at {other.openai_url}"]
 
 
 async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_fleet: MakeFleet) -> None:
-    failing, busy = await serve(reply(500)), await serve()
+    failing, busy = await serve(whole(status=500)), await serve()
     fleet = make_fleet(failing, busy)
 
     answers = []
@@ -154,23 +148,23 @@ async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_fl
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
 async def test_mistake_of_the_caller_is_not_tried_again(serve: Serve, make_fleet: MakeFleet, status: int) -> None:
-    server = await serve(reply(status))
+    server = await serve(whole(status=status))
     fleet = make_fleet(server, num_retries=3)
 
     assert await status_of(fleet) == status
-    assert len(server.received) == 1
+    assert len(server.requests) == 1
 
 
 async def test_only_backend_is_tried_again_after_a_pause(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    server = await serve(reply(500), reply(500), reply(200))
+    server = await serve(whole(status=500), whole(status=500), whole())
     fleet = make_fleet(server, num_retries=5, clock=turned_clock, chance=random.Random(1))
 
     call = asyncio.create_task(status_of(fleet))
     pauses = []
     for expected in (1, 2):
-        await until(lambda expected=expected: len(server.received) == expected and turned_clock.alarms)
+        await until(lambda expected=expected: len(server.requests) == expected and turned_clock.alarms)
         pauses.append(turned_clock.alarms[0].rings_at - turned_clock.now())
         turned_clock.turn(pauses[-1])
 
@@ -181,8 +175,8 @@ async def test_only_backend_is_tried_again_after_a_pause(
 
 
 async def test_last_answer_is_handed_on_when_retries_are_used_up(serve: Serve, make_fleet: MakeFleet) -> None:
-    server = await serve(reply(500))
-    other = await serve(reply(502))
+    server = await serve(whole(status=500))
+    other = await serve(whole(status=502))
     fleet = make_fleet(server, other, num_retries=1)
 
     async with await fleet.ask(ask_for()) as answer:
@@ -190,7 +184,7 @@ async def test_last_answer_is_handed_on_when_retries_are_used_up(serve: Serve, m
 
 
 async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_fleet: MakeFleet) -> None:
-    failing, other = await serve(reply(500)), await serve()
+    failing, other = await serve(whole(status=500)), await serve()
     prepared: list[str] = []
 
     def prepare(backend: Backend) -> Outgoing:
@@ -201,12 +195,12 @@ async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_fleet: Ma
     async with await fleet.ask(ask_for(prepare=prepare)) as answer:
         assert answer.status == 200
 
-    assert prepared == [failing.url, other.url]
-    assert other.received[0].path == "/v1/completions"
-    assert other.received[0].body.decode() == f"m#1 at {other.url}"
-    assert other.received[0].headers["x-try"] == "yes"
-    assert other.received[0].headers["accept-encoding"] == "identity"
-    assert other.received[0].headers["content-type"] == "application/json"
+    assert prepared == [failing.openai_url, other.openai_url]
+    assert other.requests[0].path == "/v1/completions"
+    assert other.requests[0].content.decode() == f"m#1 at {other.openai_url}"
+    assert other.requests[0].headers["x-try"] == "yes"
+    assert other.requests[0].headers["accept-encoding"] == "identity"
+    assert other.requests[0].headers["content-type"] == "application/json"
 
 
 async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -218,7 +212,7 @@ async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_flee
 
     for _ in range(4):
         async with await fleet.ask(ask_for(prepare=prepare)) as answer:
-            assert answer.backend.base_url == second.url
+            assert answer.backend.base_url == second.openai_url
     assert [entry["in_flight"] for entry in fleet.describe()] == [0, 0]
 
 
@@ -236,31 +230,31 @@ async def test_dialect_nobody_speaks_is_an_error_in_words(serve: Serve, make_fle
 async def test_backend_that_wants_a_rest_is_left_alone_by_everybody(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    limited = await serve(reply(429, b"", {"Retry-After": "7"}), reply(200))
+    limited = await serve(whole(b"", 429, "Retry-After: 7"), whole())
     fleet = make_fleet(limited, clock=turned_clock)
 
     assert await status_of(fleet, "a") == 429
     waiting = asyncio.create_task(status_of(fleet, "b"))
     await until(lambda: fleet.describe()[0]["waiting"] == 1)
     turned_clock.turn(6.9)
-    assert len(limited.received) == 1
+    assert len(limited.requests) == 1
 
     turned_clock.turn(0.1)
     assert await waiting == 200
 
 
 async def test_other_backend_serves_while_one_rests(serve: Serve, make_fleet: MakeFleet) -> None:
-    limited, other = await serve(reply(429, b"", {"Retry-After": "60"})), await serve()
+    limited, other = await serve(whole(b"", 429, "Retry-After: 60")), await serve()
     fleet = make_fleet(limited, other, num_retries=1)
 
     assert [await status_of(fleet, f"r{number}") for number in range(20)] == [200] * 20
-    assert len(limited.received) == 1
+    assert len(limited.requests) == 1
     assert fleet.describe()[0]["on_hold_seconds"] > 50
 
 
 async def test_calls_in_line_move_on_when_their_backend_wants_a_rest(serve: Serve, make_fleet: MakeFleet) -> None:
     go = asyncio.Event()
-    limited, other = await serve(after(go, reply(429, b"", {"Retry-After": "60"}))), await serve()
+    limited, other = await serve(after(go, whole(b"", 429, "Retry-After: 60"))), await serve()
     fleet = make_fleet(limited.entry(max_parallel_requests=1), other.entry())
     whos = [f"r{number}" for number in range(40)]
     calls = [asyncio.create_task(status_of(fleet, who)) for who in whos]
@@ -272,7 +266,7 @@ async def test_calls_in_line_move_on_when_their_backend_wants_a_rest(serve: Serv
 
 
 async def test_rest_beyond_the_deadline_is_told_at_once(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(reply(429, b"", {"Retry-After": "900"})), num_retries=3)
+    fleet = make_fleet(await serve(whole(b"", 429, "Retry-After: 900")), num_retries=3)
 
     assert await status_of(fleet) == 429
     with pytest.raises(BackendUnavailable, match=r"is at its rate limit for another \d+\.\d s") as caught:
@@ -287,7 +281,7 @@ async def test_calls_per_minute_are_kept(serve: Serve, make_fleet: MakeFleet, tu
     calls = [asyncio.create_task(status_of(fleet)) for _ in range(5)]
     for served in (2, 4, 5):
         await until(
-            lambda served=served: len(server.received) == served and fleet.describe()[0]["waiting"] == 5 - served
+            lambda served=served: len(server.requests) == served and fleet.describe()[0]["waiting"] == 5 - served
         )
         turned_clock.turn(60)
 
@@ -372,7 +366,7 @@ async def test_call_may_bring_its_own_deadline(serve: Serve, make_fleet: MakeFle
     with pytest.raises(DeadlineExceeded, match="before a backend of 'm' was asked"):
         await make_fleet(server).ask(ask_for(deadline=time.monotonic() - 1))
 
-    assert server.received == []
+    assert server.requests == []
 
 
 async def test_deadline_in_line_says_how_many_waited(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -396,10 +390,10 @@ async def test_deadline_in_line_says_how_many_waited(serve: Serve, make_fleet: M
 async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, make_fleet: MakeFleet, ends: bool) -> None:
     came: list[bytes] = []
 
-    async def half(request: Received, out: asyncio.StreamWriter) -> None:
-        out.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+    async def half(request: Request, connection: Connection) -> None:
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await until(lambda: came)
-        await (drop if ends else hang)(request, out)
+        await (drop if ends else hang)(request, connection)
 
     server = await serve(half)
     fleet = make_fleet(server.entry(timeout=0.2), num_retries=3)
@@ -416,13 +410,13 @@ async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, mak
     assert came == [b"half"]
     assert caught.value.status == 502
     assert len(caught.value.tries) == 1
-    assert len(server.received) == 1
+    assert len(server.requests) == 1
     assert (fleet.describe()[0]["in_flight"], fleet.describe()[0]["failures"]) == (0, 1)
     await answer.close()
 
 
 async def test_answer_above_the_limit_is_not_read_to_its_end(serve: Serve, make_fleet: MakeFleet) -> None:
-    server = await serve(reply(200, b"x" * 100))
+    server = await serve(whole(b"x" * 100))
     fleet = make_fleet(server)
 
     async with await fleet.ask(ask_for()) as answer:
@@ -439,7 +433,7 @@ async def test_large_body_goes_through_without_a_warning(serve: Serve, make_flee
 
     async with await fleet.ask(ask_for(prepare=lambda _: Outgoing("chat", body, stream=False))) as answer:
         assert answer.status == 200
-    assert server.received[0].body == body
+    assert server.requests[0].content == body
 
 
 # ---------------------------------------------------------------------- breaker and health
@@ -454,7 +448,7 @@ async def test_breaker_opens_lets_one_probe_through_and_closes(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
     go = asyncio.Event()
-    sick, well = await serve(*[reply(500)] * 5, after(go, reply(200)), reply(200)), await serve()
+    sick, well = await serve(*[whole(status=500)] * 5, after(go, whole()), whole()), await serve()
     fleet = make_fleet(sick, clock=turned_clock)
     await failing(fleet, 5)
     fleet.replace([sick.entry(), well.entry()])
@@ -464,21 +458,21 @@ async def test_breaker_opens_lets_one_probe_through_and_closes(
         return str(fleet.describe()[0]["breaker"])
 
     assert [await state() for _ in range(5)] == ["open"] * 5
-    assert len(sick.received) == 5
+    assert len(sick.requests) == 5
     turned_clock.turn(10)
     probe = asyncio.create_task(fleet.ask(ask_for()))
-    await until(lambda: len(sick.received) == 6)
+    await until(lambda: len(sick.requests) == 6)
     assert [await state() for _ in range(5)] == ["half-open"] * 5
     go.set()
     async with await probe as answer:
-        assert answer.backend.base_url == sick.url
+        assert answer.backend.base_url == sick.openai_url
     assert fleet.describe()[0]["breaker"] == "closed"
 
 
 async def test_probe_that_fails_opens_the_breaker_for_twice_as_long(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    sick, well = await serve(reply(500)), await serve()
+    sick, well = await serve(whole(status=500)), await serve()
     fleet = make_fleet(sick, clock=turned_clock)
     await failing(fleet, 5)
     fleet.replace([sick.entry(), well.entry()])
@@ -486,21 +480,21 @@ async def test_probe_that_fails_opens_the_breaker_for_twice_as_long(
     turned_clock.turn(10)
     for _ in range(6):
         await status_of(fleet)
-    assert len(sick.received) == 6
+    assert len(sick.requests) == 6
     turned_clock.turn(19)
     for _ in range(6):
         await status_of(fleet)
-    assert len(sick.received) == 6
+    assert len(sick.requests) == 6
     turned_clock.turn(1)
     for _ in range(6):
         await status_of(fleet)
-    assert len(sick.received) == 7
+    assert len(sick.requests) == 7
 
 
 async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    sick = await serve(*[reply(500)] * 5, reply(200))
+    sick = await serve(*[whole(status=500)] * 5, whole())
     fleet = make_fleet(sick, clock=turned_clock)
     await failing(fleet, 5)
 
@@ -514,7 +508,7 @@ async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
 async def test_cancelled_probe_leaves_room_for_another(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    sick = await serve(*[reply(500)] * 5, hang, reply(200))
+    sick = await serve(*[whole(status=500)] * 5, hang, whole())
     fleet = make_fleet(sick, clock=turned_clock)
     await failing(fleet, 5)
     turned_clock.turn(10)
@@ -542,8 +536,8 @@ async def test_backend_that_can_be_reached_again_comes_back_without_a_call(
     turned_clock.turn(1)
     await until(lambda: fleet.describe()[0]["breaker"] == "closed")
 
-    assert server.received == []
-    assert [(check.path, check.headers["authorization"]) for check in server.health_checks] == [
+    assert server.requests == []
+    assert [(check.path, check.headers["authorization"]) for check in server.gets] == [
         ("/v1/models", "Bearer sk-health")
     ]
     assert await status_of(fleet) == 200
@@ -553,7 +547,7 @@ async def test_health_check_goes_on_while_the_backend_is_down(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
     server = await serve(drop)
-    server.health_status = 503
+    server.get_status = 503
     fleet = make_fleet({**server.entry(), "model_info": {"health_path": "/up"}}, clock=turned_clock)
     for _ in range(5):
         with pytest.raises(BackendUnavailable):
@@ -562,33 +556,33 @@ async def test_health_check_goes_on_while_the_backend_is_down(
     for checked in range(1, 4):
         await until(lambda: turned_clock.alarms)
         turned_clock.turn(1)
-        await until(lambda checked=checked: len(server.health_checks) == checked)
+        await until(lambda checked=checked: len(server.gets) == checked)
 
     assert fleet.describe()[0]["breaker"] == "open"
-    assert server.health_checks[0].path == "/v1/up"
+    assert server.gets[0].path == "/v1/up"
 
 
 async def test_backend_that_answers_with_errors_is_not_asked_for_its_health(
     serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
 ) -> None:
-    server = await serve(reply(500))
+    server = await serve(whole(status=500))
     fleet = make_fleet(server, clock=turned_clock)
 
     await failing(fleet, 5)
     await until(lambda: not [task for task in asyncio.all_tasks() if "health" in task.get_name()])
 
     assert fleet.describe()[0]["breaker"] == "open"
-    assert server.health_checks == []
+    assert server.gets == []
 
 
 async def test_calls_in_line_are_not_sent_to_a_backend_that_went_out_of_use(
     serve: Serve, make_fleet: MakeFleet
 ) -> None:
-    server = await serve(reply(500))
+    server = await serve(whole(status=500))
     fleet = make_fleet(server.entry(max_parallel_requests=1))
 
     outcomes = await asyncio.gather(*(status_of(fleet) for _ in range(30)), return_exceptions=True)
 
     assert outcomes.count(500) == 5
     assert len([outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]) == 25
-    assert len(server.received) == 5
+    assert len(server.requests) == 5

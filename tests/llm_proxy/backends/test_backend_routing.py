@@ -6,7 +6,8 @@ import pytest
 
 from agentlightning.llm_proxy.backends import BackendUnavailable, Fleet, UnknownModel, VersionNotServed
 from tests.llm_proxy.backends.conftest import MakeFleet, Serve
-from tests.llm_proxy.backends.scripted_server import ScriptedServer, ask_for
+from tests.llm_proxy.backends.turned_clock import ask_for
+from tests.stub_model.server import StubModel
 
 WHOS = [f"rollout-{number}" for number in range(200)]
 
@@ -28,7 +29,7 @@ async def test_calls_of_nobody_are_shared_by_weight(serve: Serve, make_fleet: Ma
         async with await fleet.ask(ask_for()) as answer:
             await answer.read()
 
-    assert [len(server.received) for server in servers] == [10, 20, 50]
+    assert [len(server.requests) for server in servers] == [10, 20, 50]
 
 
 async def test_any_stretch_of_calls_keeps_close_to_the_weights(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -38,7 +39,7 @@ async def test_any_stretch_of_calls_keeps_close_to_the_weights(serve: Serve, mak
     for sent in range(1, 25):
         async with await fleet.ask(ask_for()) as answer:
             await answer.read()
-        assert abs(len(heavy.received) - 0.75 * sent) <= 1
+        assert abs(len(heavy.requests) - 0.75 * sent) <= 1
 
 
 async def test_calls_of_nobody_go_where_least_is_going_on(serve: Serve, make_fleet: MakeFleet) -> None:
@@ -70,18 +71,18 @@ async def test_weights_rule_where_rollouts_live(serve: Serve, make_fleet: MakeFl
 
     await homes_of(fleet, WHOS)
 
-    assert 125 <= len(heavy.received) <= 190
+    assert 125 <= len(heavy.requests) <= 190
 
 
 async def test_only_rollouts_of_a_backend_that_dies_move(serve: Serve, make_fleet: MakeFleet) -> None:
-    servers: list[ScriptedServer] = [await serve() for _ in range(4)]
+    servers: list[StubModel] = [await serve() for _ in range(4)]
     fleet = make_fleet(*servers)
     before = await homes_of(fleet, WHOS)
 
     await servers[0].stop()
     during = await homes_of(fleet, WHOS)
 
-    stayed = {who for who in WHOS if before[who] != servers[0].url}
+    stayed = {who for who in WHOS if before[who] != servers[0].openai_url}
     assert {who: during[who] for who in stayed} == {who: before[who] for who in stayed}
     assert len({during[who] for who in WHOS if who not in stayed}) == 3
     assert len([entry for entry in fleet.describe() if entry["breaker"] == "open"]) == 1
@@ -138,9 +139,9 @@ async def test_calls_without_a_pin_may_go_to_backends_of_no_version(make_fleet: 
 
     await homes_of(fleet, WHOS[:40])
 
-    assert old.received == []
-    assert latest.received
-    assert free.received
+    assert old.requests == []
+    assert latest.requests
+    assert free.requests
 
 
 async def test_pin_means_nothing_where_no_backend_has_a_version(make_fleet: MakeFleet, serve: Serve) -> None:

@@ -21,7 +21,9 @@ from litellm.types.utils import all_litellm_params  # noqa: E402
 from agentlightning.errors import ProxyError  # noqa: E402
 from agentlightning.llm_proxy.backends import Backend, Fleet, Outgoing  # noqa: E402
 from tests.llm_proxy.backends.conftest import MakeFleet, Serve  # noqa: E402
-from tests.llm_proxy.backends.scripted_server import ScriptedServer, ask_for, reply  # noqa: E402
+from tests.llm_proxy.backends.turned_clock import ask_for  # noqa: E402
+from tests.stub_model.raw import whole  # noqa: E402
+from tests.stub_model.server import StubModel  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Item 'summary' on TypedDict class:UserWarning",
@@ -83,7 +85,7 @@ def forgotten_clients() -> Iterator[None]:
 class Loopback:
     """A provider that the library knows the way to, and a server of the caller's."""
 
-    def __init__(self, provider: ScriptedServer, caller: ScriptedServer, fleet: Fleet) -> None:
+    def __init__(self, provider: StubModel, caller: StubModel, fleet: Fleet) -> None:
         self.provider = provider
         self.caller = caller
         self.fleet = fleet
@@ -98,24 +100,24 @@ class Loopback:
     @property
     def sent(self) -> list[Any]:
         """What the provider was asked for; that it shall not stream, the library says or leaves out."""
-        bodies = [orjson.loads(request.body) for request in self.provider.received]
+        bodies = [request.body for request in self.provider.requests]
         return [{name: value for name, value in body.items() if name != "stream"} for body in bodies]
 
     def forget(self) -> None:
         for server in (self.provider, self.caller):
-            server.received.clear()
-            server.health_checks.clear()
+            server.requests.clear()
+            server.gets.clear()
 
     @property
     def caller_was_asked(self) -> bool:
-        return bool(self.caller.received or self.caller.health_checks)
+        return bool(self.caller.requests or self.caller.gets)
 
 
 @pytest.fixture
 async def loopback(serve: Serve, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> Loopback:
     """The entry names no address, as most do; the library finds the provider by itself."""
-    provider, caller = await serve(reply(body=orjson.dumps(ANSWER))), await serve()
-    monkeypatch.setenv("GROQ_API_BASE", provider.url)
+    provider, caller = await serve(whole(orjson.dumps(ANSWER))), await serve()
+    monkeypatch.setenv("GROQ_API_BASE", provider.openai_url)
     chat = {"model_name": "m", "litellm_params": {"model": "groq/llama", "api_key": KEY}}
     everything = {"model_name": "hf/*", "litellm_params": {"model": "huggingface/*", "api_key": KEY}}
     return Loopback(provider, caller, make_fleet(chat, everything))
@@ -126,16 +128,16 @@ async def test_a_request_reaches_the_provider_with_its_fields(loopback: Loopback
 
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "Hi")
     assert loopback.sent == [{"model": "llama", "messages": HELLO, **ORDINARY}]
-    assert loopback.provider.received[0].headers["authorization"] == f"Bearer {KEY}"
+    assert loopback.provider.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_no_argument_of_the_library_is_the_callers_to_set(loopback: Loopback, part: int) -> None:
     obeyed = []
     for name in FOREIGN[part::PARTS]:
-        await loopback.call({"messages": HELLO, name: loopback.caller.url})
+        await loopback.call({"messages": HELLO, name: loopback.caller.openai_url})
         is_as_ever = loopback.sent == [{"model": "llama", "messages": HELLO}]
-        is_named = loopback.caller.url in str([request.headers for request in loopback.provider.received])
+        is_named = loopback.caller.openai_url in str([request.headers for request in loopback.provider.requests])
         if loopback.caller_was_asked or is_named or not is_as_ever:
             obeyed.append(name)
         loopback.forget()
@@ -145,7 +147,7 @@ async def test_no_argument_of_the_library_is_the_callers_to_set(loopback: Loopba
 
 @pytest.mark.parametrize("kind", ["text", "object", "list"])
 async def test_all_arguments_at_once_change_nothing(loopback: Loopback, kind: str) -> None:
-    url = loopback.caller.url
+    url = loopback.caller.openai_url
     value: Any = {"text": url, "object": {"Authorization": url, "url": url}, "list": [{"url": url}]}[kind]
     await loopback.call({**dict.fromkeys(FOREIGN, value), "messages": HELLO})
 
@@ -156,7 +158,7 @@ async def test_all_arguments_at_once_change_nothing(loopback: Loopback, kind: st
 async def test_no_header_of_the_caller_reaches_the_provider(loopback: Loopback) -> None:
     await loopback.call({"messages": HELLO}, **{"openai-beta": "callers"})
 
-    assert "openai-beta" not in loopback.provider.received[0].headers
+    assert "openai-beta" not in loopback.provider.requests[0].headers
 
 
 @pytest.mark.parametrize("address", ["{caller}/image.png", "file:///etc/passwd", "/etc/passwd", "gs://bucket/file"])
@@ -175,7 +177,7 @@ async def test_no_header_of_the_caller_reaches_the_provider(loopback: Loopback) 
     ids=lambda part: "-".join(orjson.dumps(part).decode().split('"')[3::4]),
 )
 async def test_nothing_is_fetched_or_opened_for_a_message(loopback: Loopback, part: Any, address: str) -> None:
-    address = address.format(caller=loopback.caller.url)
+    address = address.format(caller=loopback.caller.openai_url)
     written = orjson.loads(orjson.dumps(part).replace(b"ADDRESS", address.encode()))
 
     with pytest.raises(ProxyError, match=r"messages\[0\]\.content\[0\]") as refusal:
@@ -197,7 +199,7 @@ async def test_an_image_within_the_request_reaches_the_provider(loopback: Loopba
 
 async def test_a_name_for_a_pattern_is_no_address(loopback: Loopback) -> None:
     with pytest.raises(ProxyError, match="There is no model") as refusal:
-        await loopback.call({"messages": HELLO}, model=f"hf/{loopback.caller.url}")
+        await loopback.call({"messages": HELLO}, model=f"hf/{loopback.caller.openai_url}")
 
     assert refusal.value.http_status == 404
     assert not loopback.caller_was_asked
@@ -206,14 +208,14 @@ async def test_a_name_for_a_pattern_is_no_address(loopback: Loopback) -> None:
 async def test_embeddings_are_asked_of_the_provider_alone(
     serve: Serve, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider, caller = await serve(reply(body=orjson.dumps(EMBEDDING))), await serve()
-    monkeypatch.setenv("JINA_AI_API_BASE", provider.url)
+    provider, caller = await serve(whole(orjson.dumps(EMBEDDING))), await serve()
+    monkeypatch.setenv("JINA_AI_API_BASE", provider.openai_url)
     entry = {"model_name": "m", "litellm_params": {"model": "jina_ai/embed", "api_key": KEY}}
     loopback = Loopback(provider, caller, make_fleet(entry))
-    foreign = dict.fromkeys(set(FOREIGN) | {"api_type", "client"}, caller.url)
+    foreign = dict.fromkeys(set(FOREIGN) | {"api_type", "client"}, caller.openai_url)
 
     status, _ = await loopback.call({**foreign, "input": ["Hello"]}, dialect="embeddings")
 
     assert (status, loopback.caller_was_asked) == (200, False)
     assert [body["input"] for body in loopback.sent] == [["Hello"]]
-    assert caller.url not in str(loopback.sent)
+    assert caller.openai_url not in str(loopback.sent)

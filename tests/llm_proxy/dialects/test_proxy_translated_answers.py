@@ -13,28 +13,30 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.sse import InvalidStream, ServerSentEvent
+from agentlightning.llm_proxy.dialects.sse import InvalidStream, ServerSentEvent, SseParser
 from agentlightning.llm_proxy.dialects.translation import (
     BackendStreamError,
     InvalidAnswer,
     StreamTranslation,
     translation,
 )
-from tests.llm_proxy.dialects.answers import Answer, Call, events, whole
 from tests.llm_proxy.dialects.sdks import anthropic_client, openai_client, sent
+from tests.stub_model.chat import CHAT
+from tests.stub_model.dialect import Dialect
+from tests.stub_model.messages import MESSAGES
+from tests.stub_model.responses import RESPONSES
+from tests.stub_model.script import Answer, Choice, Reply, Request
+from tests.stub_model.words import ToolCall, pieces_of
 
 SPEAKERS: tuple[DialectName, ...] = ("chat", "messages", "responses")
 PAIRS = [(client, backend) for client in SPEAKERS for backend in SPEAKERS if client != backend]
-RICH = Answer(
-    text=("Let me ", "look."),
-    thought=("Hmm, ", "weather."),
-    calls=(Call("call_1", "weather", {"city": "Zürich", "days": [1, 2]}), Call("call_2", "now", {})),
-)
+CALLS = (ToolCall("weather", '{"city":"Zürich","days":[1,2]}', "call_1"), ToolCall("now", "{}", "call_2"))
+RICH = Answer("Let me look.", CALLS, thought="Hmm, weather.")
 ANSWERS = {
     "rich": RICH,
-    "text": Answer(text=("Hello", " there")),
-    "call": Answer(calls=RICH.calls[:1]),
-    "cut": Answer(text=("Once upon",), is_cut=True),
+    "text": Answer("Hello there"),
+    "call": Answer(tool_calls=CALLS[:1]),
+    "cut": Answer("Once upon", cut_after_events=0),
     "empty": Answer(),
 }
 REQUESTS: dict[DialectName, dict[str, Any]] = {
@@ -43,6 +45,30 @@ REQUESTS: dict[DialectName, dict[str, Any]] = {
     "responses": {"model": "m", "input": "hi"},
 }
 TYPES: dict[DialectName, Any] = {"chat": ChatCompletion, "messages": Message, "responses": Response}
+
+
+BACKENDS: dict[DialectName, Dialect] = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}
+PROMPT_TOKENS, CACHED_TOKENS = 20, 5
+
+
+def reply_of(backend: DialectName, answer: Answer) -> Reply:
+    """The answer as a backend with all its extras gives it; `cut_after_events` stands for the token limit."""
+    body = {**REQUESTS[backend], "return_token_ids": backend == "chat", "stream_options": {"include_usage": True}}
+    request = Request("/", {}, json.dumps(body).encode(), prompt_token_ids=tuple(range(PROMPT_TOKENS)))
+    pieces = tuple(pieces_of(answer.text, answer.tool_calls, answer.thought))
+    ending = "stop" if answer.cut_after_events is None else "length"
+    ids = tuple(str(call.id) for call in answer.tool_calls)
+    choice = Choice(0, pieces, ids, "tool_calls" if ids and ending == "stop" else ending)
+    return Reply("chatcmpl-1", 1700000000, request, (choice,), cached_tokens=CACHED_TOKENS)
+
+
+def whole(backend: DialectName, answer: Answer) -> dict[str, Any]:
+    return BACKENDS[backend].write(reply_of(backend, answer))
+
+
+def events(backend: DialectName, answer: Answer) -> list[ServerSentEvent]:
+    parser = SseParser()
+    return parser.feed(b"".join(BACKENDS[backend].stream(reply_of(backend, answer))))
 
 
 def request_of(client: DialectName) -> dict[str, Any]:
@@ -162,17 +188,19 @@ def comparable(value: Any) -> Any:
     return [comparable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 answers = st.builds(
     Answer,
-    text=st.lists(words, max_size=3).map(tuple),
-    thought=st.lists(words, max_size=2).map(tuple),
-    calls=st.lists(st.dictionaries(words, words | st.integers(-9, 9) | st.none(), max_size=2), max_size=3).map(
-        lambda inputs: tuple(Call(f"call_{n}", f"tool_{n}", given) for n, given in enumerate(inputs))
+    text=st.lists(words, max_size=3).map("".join),
+    tool_calls=st.lists(st.dictionaries(words, words | st.integers(-9, 9) | st.none(), max_size=2), max_size=3).map(
+        lambda inputs: tuple(ToolCall(f"tool_{n}", compact(given), f"call_{n}") for n, given in enumerate(inputs))
     ),
-    is_cut=st.booleans(),
-    prompt_tokens=st.integers(10, 99),
-    cached_tokens=st.integers(0, 10),
+    cut_after_events=st.sampled_from([None, 0]),
+    thought=st.lists(words, max_size=2).map("".join),
 )
 
 
@@ -192,6 +220,10 @@ def test_random_stream_equals_the_whole_answer(client: DialectName, backend: Dia
 # ---------------------------------------------------------------------- the events themselves
 
 
+SHORT = Answer("a b", (ToolCall("f", "{1}", "c"),), thought="t")
+"""A piece of thought, two of text, and a call of three."""
+
+
 def types_of(stream: list[ServerSentEvent]) -> list[str]:
     contents = [json.loads(event.data) for event in stream]
     assert [event.name for event in stream] == [content["type"] for content in contents]
@@ -199,21 +231,21 @@ def types_of(stream: list[ServerSentEvent]) -> list[str]:
 
 
 def test_messages_stream_opens_fills_and_closes_each_block() -> None:
-    stream = told("messages", "chat", Answer(text=("a", "b"), thought=("t",), calls=(Call("c", "f", {"x": 1}),)))
+    stream = told("messages", "chat", SHORT)
 
     block = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
     calls = ["content_block_start", *["content_block_delta"] * 3, "content_block_stop"]
     assert types_of(stream) == ["message_start", *block, *block, *calls, "message_delta", "message_stop"]
     assert json.loads(stream[-2].data)["usage"] == {
-        "input_tokens": 15,
+        "input_tokens": PROMPT_TOKENS - CACHED_TOKENS,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 5,
-        "output_tokens": 7,
+        "cache_read_input_tokens": CACHED_TOKENS,
+        "output_tokens": reply_of("chat", SHORT).completion_tokens,
     }
 
 
 def test_responses_stream_opens_fills_and_closes_each_item() -> None:
-    stream = told("responses", "chat", Answer(text=("a", "b"), thought=("t",), calls=(Call("c", "f", {"x": 1}),)))
+    stream = told("responses", "chat", SHORT)
 
     def parts(kind: str, deltas: int) -> list[str]:
         filled = [f"response.{kind}.delta"] * deltas + [f"response.{kind}.done"]
@@ -240,10 +272,10 @@ def test_responses_repeat_the_request() -> None:
 @pytest.mark.parametrize(("client", "backend"), PAIRS)
 def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None:
     stream = translation(client, backend).stream(request_of(client))
-    marks = [f"word{number} " for number in range(5)]
+    marks = [f"word{number}" for number in range(5)]
 
     seen = []
-    for event in events(backend, Answer(text=tuple(marks))):
+    for event in events(backend, Answer(" ".join(marks))):
         out = sent(stream.add(event)).decode()
         if "delta" in event.data.decode():
             seen += [mark for mark in marks if mark in event.data.decode() and mark in out]
@@ -338,7 +370,7 @@ def test_answer_of_another_shape_is_invalid(body: dict[str, Any]) -> None:
     ],
 )
 def test_finish_reason_becomes_a_stop_reason(choice: dict[str, Any], reason: str, text: str | None) -> None:
-    body = whole("chat", Answer(text=("a",)))
+    body = whole("chat", Answer("a"))
     body["choices"][0] |= choice
 
     message = translation("messages", "chat").response(body)
@@ -347,7 +379,7 @@ def test_finish_reason_becomes_a_stop_reason(choice: dict[str, Any], reason: str
 
 
 def test_call_asked_for_by_name_ends_as_tool_use() -> None:
-    body = whole("chat", Answer(calls=RICH.calls))
+    body = whole("chat", Answer(tool_calls=CALLS))
     body["choices"][0]["finish_reason"] = "stop"
 
     assert translation("messages", "chat").response(body)["stop_reason"] == "tool_use"
@@ -358,7 +390,7 @@ def test_call_asked_for_by_name_ends_as_tool_use() -> None:
     [("end_turn", "stop"), ("stop_sequence", "stop"), ("refusal", "content_filter"), ("pause_turn", "stop")],
 )
 def test_stop_reason_becomes_a_finish_reason(reason: str, finish: str) -> None:
-    body = {**whole("messages", Answer(text=("a",))), "stop_reason": reason}
+    body = {**whole("messages", Answer("a")), "stop_reason": reason}
 
     assert translation("chat", "messages").response(body)["choices"][0]["finish_reason"] == finish
 
@@ -386,7 +418,7 @@ def test_refusal_is_streamed_as_a_part_of_its_own() -> None:
 
 
 def test_arguments_that_are_no_json_are_not_lost() -> None:
-    body = whole("chat", Answer(calls=RICH.calls[:1]))
+    body = whole("chat", Answer(tool_calls=CALLS[:1]))
     body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = '{"city": '
 
     message = translation("messages", "chat").response(body)

@@ -23,10 +23,10 @@ import orjson
 
 from agentlightning.engine.loading import load
 from agentlightning.engine.scheduler import InferenceEngine
-from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
+from agentlightning.engine.server import EngineApp
 from agentlightning.engine.weights import read_weights
-from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.engine.scripted import running
 
 __all__ = ["FakeVllm", "fake_vllm", "install_fake_vllm"]
 
@@ -297,23 +297,9 @@ def fake_vllm(source: str = "tiny", **options: Any) -> Iterator[FakeVllm]:
     """One that runs in a thread of this process."""
     model, codec = load(source, device="cpu")
     app = EngineApp(InferenceEngine(model, max_sequences=16), codec)
-    thread = LoopThread("fake-vllm")
-
-    async def start() -> tuple[FakeVllm, PythonServerLauncher, Any]:
-        fake, running = FakeVllm(app, **options), app.running()
-        await running.__aenter__()
-        launcher = PythonServerLauncher(fake, PythonServerLauncherArgs(timeout_keep_alive=KEEP_ALIVE_SECONDS))
-        await launcher.start()
-        fake.url = launcher.access_endpoint
-        return fake, launcher, running
-
-    fake, launcher, running = thread.run(start())
-    try:
+    fake = FakeVllm(app, **options)
+    with running(app, fake) as fake.url:
         yield fake
-    finally:
-        thread.run(launcher.stop())
-        thread.run(running.__aexit__(None, None, None))
-        thread.stop()
 
 
 def install_fake_vllm(folder: Path) -> Path:

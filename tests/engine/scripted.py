@@ -80,23 +80,30 @@ class Served:
 
 
 @contextmanager
-def serving(model: Any, *, max_sequences: int = 16, **options: Any) -> Iterator[Served]:
-    """Serve a model from a thread."""
-    app = EngineApp(InferenceEngine(model, max_sequences=max_sequences), TinyChatCodec(), **options)
+def running(app: EngineApp, front: Any = None) -> Iterator[str]:
+    """Serve an engine from a thread, behind `front` if there is one; yields the address."""
     thread = LoopThread("test-engine")
     arguments = PythonServerLauncherArgs(timeout_keep_alive=KEEP_ALIVE_SECONDS)
 
     async def start() -> tuple[PythonServerLauncher, Any]:
-        running = app.running()
-        await running.__aenter__()
-        launcher = PythonServerLauncher(app, arguments)
+        engine = app.running()
+        await engine.__aenter__()
+        launcher = PythonServerLauncher(front or app, arguments)
         await launcher.start()
-        return launcher, running
+        return launcher, engine
 
-    launcher, running = thread.run(start())
+    launcher, engine = thread.run(start())
     try:
-        yield Served(launcher.access_endpoint, app, model)
+        yield launcher.access_endpoint
     finally:
         thread.run(launcher.stop())
-        thread.run(running.__aexit__(None, None, None))
+        thread.run(engine.__aexit__(None, None, None))
         thread.stop()
+
+
+@contextmanager
+def serving(model: Any, *, max_sequences: int = 16, **options: Any) -> Iterator[Served]:
+    """Serve a model with the tiny model's codec."""
+    app = EngineApp(InferenceEngine(model, max_sequences=max_sequences), TinyChatCodec(), **options)
+    with running(app) as url:
+        yield Served(url, app, model)

@@ -1,12 +1,14 @@
-"""Model calls of agents that do not use their resources, which go there all the same."""
+"""Which model of an attempt takes the calls of an agent that does not use its resources.
 
-import asyncio
+That every client and every call goes where a router says is tested in `tests/instrumentation/test_redirect.py`, whole
+trainings in `tests/e2e/test_redirected_rollouts.py`.
+"""
+
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -16,8 +18,6 @@ from agentlightning.litagent import (
     AgentRouter,
     FunctionalLitAgent,
     LitAgent,
-    exclude_from_redirect,
-    not_redirected,
 )
 from agentlightning.litagent.calling import call_agent, method_of
 from agentlightning.litagent.redirection import _warn_of_embedding, _warn_of_several, redirecting, router_for
@@ -27,8 +27,7 @@ from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
 from agentlightning.utils.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
-from tests.instrumentation.asking import CHAT, read, read_async
-from tests.stub_model.script import Answer, Script
+from tests.instrumentation.asking import CHAT
 from tests.stub_model.server import StubModel, running
 
 SECRET = "agl-proxy-0123456789"
@@ -302,22 +301,12 @@ async def run(agent: Any, resources: NamedResources, threads: DaemonThreads, *, 
             return await call_agent(method, task="task", resources=resources, rollout=rollout, threads=threads)
 
 
-CALLS: dict[str, Any] = {
-    "chat": lambda client: client.chat.completions.create(**CHAT),
-    "chat stream": lambda client: client.chat.completions.create(**CHAT, stream=True),
-    "responses": lambda client: client.responses.create(model="stub-model", input="Hello"),
-    "responses stream": lambda client: client.responses.create(model="stub-model", input="Hello", stream=True),
-    "completions": lambda client: client.completions.create(model="stub-model", prompt="Hello"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads, call: Any
+    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     def agent(task: str) -> None:
         with original_client(stub_model) as client:
-            read(call(client))
+            client.chat.completions.create(**CHAT)
 
     llm = proxied(endpoint=proxy.url, api_key=SECRET, sampling_parameters={"temperature": 0.25})
     await run(agent, {"llm": llm}, threads)
@@ -330,39 +319,6 @@ async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
     assert read_attempt_key(SECRET, key) == AttemptKey("ro-1", "at-1")
     assert OWN_KEY not in str(request)
     assert SECRET not in str(request)
-
-
-async def test_embeddings_of_the_named_model_reach_the_proxy_and_others_do_not(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client:
-            client.embeddings.create(model="other", input="there")
-            client.embeddings.create(model="stub-model", input="here")
-
-    await run(agent, {"llm": proxied(endpoint=proxy.url), "embedder": proxied("other", endpoint=proxy.url)}, threads)
-
-    assert [request.body["input"] for request in proxy.requests] == ["there"]
-    assert [request.body["input"] for request in stub_model.requests] == ["here"]
-
-
-async def test_asynchronous_and_anthropic_clients_reach_the_proxy(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    async def agent(task: str) -> None:
-        async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
-            await read_async(await client.chat.completions.create(**CHAT, stream=True))
-        async with anthropic.AsyncAnthropic(base_url=stub_model.url, api_key=OWN_KEY) as other:
-            await read_async(other.messages.stream(**CHAT, max_tokens=9))
-        with anthropic.Anthropic(base_url=stub_model.url, auth_token=OWN_KEY) as third:
-            await asyncio.to_thread(third.messages.create, **CHAT, max_tokens=9)
-
-    await run(agent, {"llm": proxied(endpoint=f"{proxy.url}/v1")}, threads)
-
-    assert stub_model.requests == []
-    assert [request.dialect for request in proxy.requests] == ["chat", "messages", "messages"]
-    assert {request.attempt for request in proxy.requests} == {("ro-1", "at-1")}
-    assert OWN_KEY not in str(proxy.requests)
 
 
 async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
@@ -383,21 +339,6 @@ async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
         KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
 
 
-async def test_a_client_that_authenticates_with_headers_does_not_show_them(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        headers = {"authorization": f"Bearer {OWN_KEY}", "X-Gateway-Key": OWN_KEY}
-        with original_client(stub_model, default_headers=headers) as client:
-            client.chat.completions.create(**CHAT)
-
-    await run(agent, {"llm": proxied(endpoint=proxy.url)}, threads)
-
-    [request] = proxy.requests
-    assert OWN_KEY not in str(request)
-    assert request.headers["authorization"] == "Bearer agentlightning"
-
-
 async def test_an_agent_that_uses_its_resource_is_left_alone(
     proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
@@ -412,36 +353,6 @@ async def test_an_agent_that_uses_its_resource_is_left_alone(
     assert (request.body["model"], request.body["temperature"]) == ("other", 1)
     assert request.headers["authorization"] == f"Bearer {derive_attempt_key(SECRET, 'ro-1', 'at-1')}"
     assert "traceparent" not in request.headers
-
-
-async def test_clients_blocks_and_models_can_be_excluded(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client, exclude_from_redirect(original_client(stub_model)) as judge:
-            judge.chat.completions.create(**CHAT)
-            with not_redirected():
-                client.chat.completions.create(**CHAT)
-            client.chat.completions.create(**CHAT)
-            client.responses.create(model="other", input="Hello")
-
-    await run(agent, {"llm": proxied(endpoint=proxy.url, redirect_exclude=["stub-*"])}, threads)
-
-    assert [request.dialect for request in stub_model.requests] == ["chat"] * 3
-    assert [request.dialect for request in proxy.requests] == ["responses"]
-
-
-async def test_a_proxy_that_is_not_there_is_an_error_and_the_original_is_not_asked(
-    stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client:
-            client.chat.completions.create(**CHAT)
-
-    with pytest.raises(openai.APIConnectionError):
-        await run(agent, {"llm": proxied(endpoint="http://127.0.0.1:9")}, threads)
-
-    assert stub_model.requests == []
 
 
 async def test_without_a_model_that_takes_calls_they_go_where_they_went(
@@ -560,85 +471,6 @@ def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> 
 
 
 # ---------------------------------------------------------------------- many at once
-
-MANY = 64
-
-
-def check_many(proxies: list[StubModel], original: StubModel, count: int, calls: int) -> None:
-    """Every call came to the proxy and under the attempt of the rollout that made it."""
-    assert original.requests == []
-    seen = [(place, request) for place, proxy in enumerate(proxies) for request in proxy.requests]
-    assert len(seen) == count * calls
-    for place, request in seen:
-        number = int(request.text.removeprefix("I am "))
-        assert (number % len(proxies), request.attempt) == (place, (f"ro-{number}", f"at-{number}"))
-        key = request.headers["authorization"].removeprefix("Bearer ")
-        assert read_attempt_key(SECRET, key) == AttemptKey(f"ro-{number}", f"at-{number}")
-        assert request.body["model"] == f"model-{number}"
-
-
-@pytest.fixture
-def proxies() -> Iterator[list[StubModel]]:
-    slow = Script(lambda request: Answer(request.text, latency_seconds=0.005))
-    models = tuple(f"model-{number}" for number in range(MANY))
-    with running(slow, models=models, is_proxy=True) as one, running(slow, models=models, is_proxy=True) as two:
-        yield [one, two]
-
-
-def resources_of(proxies: list[StubModel], number: int) -> NamedResources:
-    url = proxies[number % len(proxies)].url
-    return {"llm": ProxyLLM(endpoint=url, model=f"model-{number}", api_key=SECRET)}
-
-
-def said(task: str) -> dict[str, Any]:
-    return {"model": "stub-model", "messages": [{"role": "user", "content": task}]}
-
-
-async def work_all(agent: LitAgent[Any], proxies: list[StubModel], threads: DaemonThreads, count: int) -> None:
-    async def work(number: int) -> None:
-        async with tracer.trace_context():
-            await call_agent(
-                method_of(agent, "rollout"),
-                task=f"I am {number}",
-                resources=resources_of(proxies, number),
-                rollout=rollout_of(number),
-                threads=threads,
-            )
-
-    with OtelTracer().lifespan() as tracer:
-        await asyncio.gather(*(work(number) for number in range(count)))
-
-
-async def test_64_asynchronous_rollouts_with_one_client_are_not_crossed(
-    proxies: list[StubModel], stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    async with openai.AsyncOpenAI(base_url=stub_model.openai_url, api_key=OWN_KEY) as client:
-
-        async def agent(task: str) -> None:
-            for stream in (False, True):
-                await read_async(await client.chat.completions.create(**said(task), stream=stream))
-            await asyncio.gather(*(client.chat.completions.create(**said(task)) for _ in range(2)))
-
-        await work_all(FunctionalLitAgent(agent), proxies, threads, MANY)
-
-    check_many(proxies, stub_model, MANY, 4)
-    assert current_router() is None
-
-
-async def test_64_rollouts_in_threads_with_one_client_are_not_crossed(
-    proxies: list[StubModel], stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    with original_client(stub_model) as client:
-
-        def agent(task: str) -> None:
-            read(client.chat.completions.create(**said(task), stream=True))
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda _: client.chat.completions.create(**said(task)), range(2)))
-
-        await work_all(FunctionalLitAgent(agent), proxies, threads, MANY)
-
-    check_many(proxies, stub_model, MANY, 3)
-    assert current_router() is None
 
 
 async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(

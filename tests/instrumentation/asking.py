@@ -38,6 +38,18 @@ CHAT_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "raw parse": ("chat.completions.with_raw_response.parse", {}),
 }
 """Methods of OpenAI's client that ask for a chat, and their options."""
+MESSAGE_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("messages.create", {}),
+    "stream": ("messages.create", {"stream": True}),
+    "helper": ("messages.stream", {}),
+    "raw": ("messages.with_raw_response.create", {}),
+    "raw stream": ("messages.with_raw_response.create", {"stream": True}),
+    "streamed response": ("messages.with_streaming_response.create", {}),
+    "beta": ("beta.messages.create", {}),
+    "beta stream": ("beta.messages.create", {"stream": True}),
+    "beta helper": ("beta.messages.stream", {}),
+}
+"""Those of Anthropic's that ask for a message."""
 
 
 class Verdict(BaseModel):

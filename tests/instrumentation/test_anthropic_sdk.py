@@ -1,6 +1,5 @@
 """Calls with Anthropic's SDK: one span each, although newer releases of it write spans of their own."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,27 +9,16 @@ from anthropic._base_client import AsyncAPIClient, SyncAPIClient
 
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation import asking
-from tests.instrumentation.asking import USER, WEATHER, Asking, AskingAnthropic, values
+from tests.instrumentation.asking import MESSAGE_WAYS, USER, WEATHER, Asking, AskingAnthropic, values
 from tests.instrumentation.observing import Trace, observed
-from tests.stub_model.script import Answer, Failure, Script
-from tests.stub_model.server import StubModel, running
+from tests.stub_model.script import Answer, Script
+from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
 ASK: dict[str, Any] = {"model": "stub-model", "max_tokens": 99, "messages": USER}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [{"name": "weather", "description": "It says.", "input_schema": SCHEMA}]
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": ("messages.create", {}),
-    "stream": ("messages.create", {"stream": True}),
-    "helper": ("messages.stream", {}),
-    "raw": ("messages.with_raw_response.create", {}),
-    "raw stream": ("messages.with_raw_response.create", {"stream": True}),
-    "streamed response": ("messages.with_streaming_response.create", {}),
-    "beta": ("beta.messages.create", {}),
-    "beta stream": ("beta.messages.create", {"stream": True}),
-    "beta helper": ("beta.messages.stream", {}),
-}
-each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+each_way = pytest.mark.parametrize("way", MESSAGE_WAYS.values(), ids=MESSAGE_WAYS)
 
 
 def call_of(trace: Trace) -> dict[str, Any]:
@@ -172,85 +160,7 @@ def test_what_is_no_message_leaves_no_span_of_ours(ask_anthropic: Asking, method
     assert "anthropic.messages" not in [span.name for span in trace.spans]
 
 
-# ---------------------------------------------------------------------- errors
-
-ERRORS = {
-    "400": (Failure(400, "no"), anthropic.BadRequestError),
-    "401": (Failure(401, "no"), anthropic.AuthenticationError),
-    "404": (Failure(404, "no"), anthropic.NotFoundError),
-    "429": (Failure(429, "no"), anthropic.RateLimitError),
-    "500": (Failure(500, "no"), anthropic.InternalServerError),
-    "too late": (Answer("late", latency_seconds=5), anthropic.APITimeoutError),
-}
-
-
-@pytest.mark.parametrize(("turn", "kind"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_is_raised_unchanged_and_told(
-    ask_anthropic: Asking, turn: Any, kind: type[Exception], stream: bool
-) -> None:
-    ask_anthropic.model.script = Script([turn])
-
-    trace = ask_anthropic(
-        "messages.create", **ASK, stream=stream, client={"timeout": 0.3} if isinstance(turn, Answer) else {}
-    )
-
-    assert type(trace.error) is kind
-    assert [(span.name, span.status.status_code) for span in trace.spans] == [("anthropic.messages", "ERROR")]
-    assert (trace.spans[0].status.description or "").startswith(f"{kind.__name__}: ")
-
-
-def test_a_call_that_is_tried_again_is_one_span(ask_anthropic: Asking) -> None:
-    ask_anthropic.model.script = Script([Failure(429, retry_after_seconds=0.01), "at last"])
-
-    attributes = call_of(ask_anthropic("messages.create", **ASK, client={"max_retries": 1}))
-
-    assert attributes["gen_ai.completion.0.content"] == "at last"
-    assert len(ask_anthropic.model.requests) == 2
-
-
-async def test_a_cancelled_call_is_told(stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("late", latency_seconds=5)])
-    with OtelTracer().lifespan() as tracer:
-        made = AskingAnthropic(stub_model, is_async=True).async_client()
-        async with made as client, tracer.trace_context() as recorder:
-            task = asyncio.create_task(client.messages.create(**ASK))
-            while not stub_model.requests:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            await asyncio.wait([task])
-
-    assert [(span.name, span.status.description) for span in recorder.spans()] == [
-        ("anthropic.messages", "CancelledError: ")
-    ]
-
-
 # ---------------------------------------------------------------------- nothing is changed
-
-ALL_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (method, {**ASK, **options}) for name, (method, options) in WAYS.items()},
-    "tools": ("messages.create", {**ASK, "tools": TOOLS}),
-    "tools stream": ("messages.create", {**ASK, "tools": TOOLS, "stream": True}),
-    "tools helper": ("messages.stream", {**ASK, "tools": TOOLS}),
-    "count": ("messages.count_tokens", {"model": "stub-model", "messages": USER}),
-}
-
-
-@pytest.mark.parametrize("call", ALL_CALLS.values(), ids=ALL_CALLS)
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_the_program_gets_what_it_would_get_anyway(call: tuple[str, dict[str, Any]], is_async: bool) -> None:
-    method, arguments = call
-    before = repr(arguments)
-    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
-        plainly = AskingAnthropic(model, is_async=is_async).plainly(method, **arguments)
-        sent = model.requests[-1].body
-    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
-        trace = AskingAnthropic(model, is_async=is_async)(method, **arguments)
-
-    assert trace.error is None
-    assert trace.result == plainly
-    assert model.requests[-1].body == sent
-    assert repr(arguments) == before
 
 
 def test_the_helper_gives_the_final_message(stub_model: StubModel) -> None:

@@ -1,9 +1,12 @@
-"""Clients of OpenAI's SDK, whoever made them: errors pass through them unchanged, and nobody notices us."""
+"""Clients of the vendors' SDKs, whoever made them: errors pass through them unchanged, and nobody notices us."""
 
 import asyncio
 import json
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from openai._base_client import AsyncAPIClient, SyncAPIClient
@@ -15,10 +18,13 @@ from tests.instrumentation.asking import (
     CHAT_WAYS,
     HTTP,
     IDS,
+    MESSAGE_WAYS,
+    PARAMETERS,
     TOOLS,
     USER,
     WEATHER,
     Asking,
+    AskingAnthropic,
     AskingOpenAI,
     Verdict,
     call_of,
@@ -29,34 +35,84 @@ from tests.instrumentation.observing import observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel, running
 
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 99}
+ANTHROPIC_TOOLS: Any = [{"name": "weather", "description": "It says.", "input_schema": PARAMETERS}]
+
+
+@dataclass(frozen=True)
+class Sdk:
+    """A vendor's SDK, and the plainest call with it."""
+
+    package: Any
+    asking: type[Asking]
+    method: str
+    arguments: dict[str, Any]
+    span: str
+
+
+OPENAI = Sdk(openai, AskingOpenAI, "chat.completions.create", CHAT, "openai.chat.completion")
+ANTHROPIC = Sdk(anthropic, AskingAnthropic, "messages.create", MESSAGE, "anthropic.messages")
+each_sdk = pytest.mark.parametrize("sdk", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
+each_kind = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
 # ---------------------------------------------------------------------- errors
 
-
 ERRORS = {
-    "400": (Failure(400, "no"), openai.BadRequestError),
-    "401": (Failure(401, "no"), openai.AuthenticationError),
-    "404": (Failure(404, "no"), openai.NotFoundError),
-    "429": (Failure(429, "no"), openai.RateLimitError),
-    "500": (Failure(500, "no"), openai.InternalServerError),
-    "too late": (Answer("late", latency_seconds=5), openai.APITimeoutError),
+    "400": (Failure(400, "no"), "BadRequestError"),
+    "401": (Failure(401, "no"), "AuthenticationError"),
+    "404": (Failure(404, "no"), "NotFoundError"),
+    "429": (Failure(429, "no"), "RateLimitError"),
+    "500": (Failure(500, "no"), "InternalServerError"),
+    "too late": (Answer("late", latency_seconds=5), "APITimeoutError"),
 }
 
 
 @pytest.mark.parametrize(("turn", "kind"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_is_raised_unchanged_and_told(ask: Asking, turn: Any, kind: type[Exception], stream: bool) -> None:
-    ask.model.script = Script([turn])
+@each_kind
+@each_sdk
+def test_an_error_is_raised_unchanged_and_told(
+    stub_model: StubModel, sdk: Sdk, is_async: bool, stream: bool, turn: Any, kind: str
+) -> None:
+    stub_model.script = Script([turn])
+    options = {"timeout": 0.3} if isinstance(turn, Answer) else {}
 
-    trace = ask(
-        "chat.completions.create", **CHAT, stream=stream, client={"timeout": 0.3} if isinstance(turn, Answer) else {}
-    )
+    trace = sdk.asking(stub_model, is_async=is_async)(sdk.method, **sdk.arguments, stream=stream, client=options)
 
-    assert type(trace.error) is kind
-    assert [span.name for span in trace.spans] == ["openai.chat.completion"]
-    assert trace.spans[0].status.status_code == "ERROR"
-    assert (trace.spans[0].status.description or "").startswith(f"{kind.__name__}: ")
-    assert trace.spans[0].attributes["gen_ai.prompt.0.content"] == "Hello there"
-    assert "gen_ai.completion.0.role" not in trace.spans[0].attributes
+    assert type(trace.error) is getattr(sdk.package, kind)
+    (call,) = trace.spans
+    assert (call.name, call.status.status_code) == (sdk.span, "ERROR")
+    assert (call.status.description or "").startswith(f"{kind}: ")
+    assert call.attributes["gen_ai.prompt.0.content"] == "Hello there"
+    assert "gen_ai.completion.0.role" not in call.attributes
+
+
+@each_kind
+@each_sdk
+def test_a_call_that_is_tried_again_is_one_span(stub_model: StubModel, sdk: Sdk, is_async: bool) -> None:
+    again = {"retry_after_seconds": 0.01}
+    stub_model.script = Script([Failure(429, **again), Failure(500, **again), "at last"])
+
+    trace = sdk.asking(stub_model, is_async=is_async)(sdk.method, **sdk.arguments, client={"max_retries": 2})
+
+    assert call_of(trace, sdk.span)["gen_ai.completion.0.content"] == "at last"
+    assert len(stub_model.requests) == 3
+
+
+@each_sdk
+async def test_a_cancelled_call_is_told(stub_model: StubModel, sdk: Sdk) -> None:
+    stub_model.script = Script([Answer("late", latency_seconds=5)])
+    with OtelTracer().lifespan() as tracer:
+        made = sdk.asking(stub_model, is_async=True).async_client()
+        async with made as client, tracer.trace_context() as recorder:
+            task = asyncio.create_task(attrgetter(sdk.method)(client)(**sdk.arguments))
+            while not stub_model.requests:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    assert [(span.name, span.status.description) for span in recorder.spans()] == [(sdk.span, "CancelledError: ")]
 
 
 @pytest.mark.parametrize("method", ["with_raw_response.create", "with_streaming_response.create"])
@@ -85,17 +141,6 @@ def test_nobody_listens_at_the_address(ask: Asking) -> None:
     assert [span.status.status_code for span in trace.spans] == ["ERROR"]
 
 
-def test_a_call_that_is_tried_again_is_one_span(ask: Asking) -> None:
-    ask.model.script = Script(
-        [Failure(429, retry_after_seconds=0.01), Failure(500, retry_after_seconds=0.01), "at last"]
-    )
-
-    attributes = call_of(ask("chat.completions.create", **CHAT, client={"max_retries": 2}))
-
-    assert attributes["gen_ai.completion.0.content"] == "at last"
-    assert len(ask.model.requests) == 3
-
-
 def test_a_call_that_is_tried_in_vain_is_one_span(ask: Asking) -> None:
     ask.model.script = Script(lambda _: Failure(429, retry_after_seconds=0.01))
 
@@ -103,23 +148,6 @@ def test_a_call_that_is_tried_in_vain_is_one_span(ask: Asking) -> None:
 
     assert isinstance(trace.error, openai.RateLimitError)
     assert (len(trace.spans), len(ask.model.requests)) == (1, 3)
-
-
-async def test_a_cancelled_call_is_told(stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("late", latency_seconds=5)])
-    with OtelTracer().lifespan() as tracer:
-        async with AskingOpenAI(stub_model, is_async=True).async_client() as client, tracer.trace_context() as recorder:
-            task = asyncio.create_task(client.chat.completions.create(**CHAT))
-            while not stub_model.requests:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    assert [(span.name, span.status.status_code.name) for span in recorder.spans()] == [
-        ("openai.chat.completion", "ERROR")
-    ]
-    assert recorder.spans()[0].status.description == "CancelledError: "
 
 
 def test_a_request_that_the_sdk_refuses_raises_what_it_did(ask: Asking) -> None:
@@ -246,7 +274,7 @@ def test_calls_that_opentelemetry_is_told_to_leave_out_are_left_out(stub_model: 
 # ---------------------------------------------------------------------- nothing is changed
 
 
-ALL_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+OPENAI_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (method, {**CHAT, **options}) for name, (method, options) in CHAT_WAYS.items()},
     "tools": ("chat.completions.create", {**CHAT, "tools": TOOLS}),
     "choices": ("chat.completions.create", {**CHAT, "n": 3, "logprobs": True, "extra_body": IDS}),
@@ -263,21 +291,34 @@ ALL_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "embeddings raw": ("embeddings.with_raw_response.create", {"model": "stub-model", "input": "hi"}),
     "models": ("models.retrieve", {"model": "stub-model"}),
 }
+ANTHROPIC_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (method, {**MESSAGE, **options}) for name, (method, options) in MESSAGE_WAYS.items()},
+    "tools": ("messages.create", {**MESSAGE, "tools": ANTHROPIC_TOOLS}),
+    "tools stream": ("messages.create", {**MESSAGE, "tools": ANTHROPIC_TOOLS, "stream": True}),
+    "tools helper": ("messages.stream", {**MESSAGE, "tools": ANTHROPIC_TOOLS}),
+    "count": ("messages.count_tokens", CHAT),
+}
+ALL_CALLS = [
+    pytest.param(sdk, *call, id=f"{sdk.package.__name__} {name}")
+    for sdk, calls in ((OPENAI, OPENAI_CALLS), (ANTHROPIC, ANTHROPIC_CALLS))
+    for name, call in calls.items()
+]
 
 
-@pytest.mark.parametrize("call", ALL_CALLS.values(), ids=ALL_CALLS)
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_the_program_gets_what_it_would_get_anyway(call: tuple[str, dict[str, Any]], is_async: bool) -> None:
-    method, arguments = call
+@pytest.mark.parametrize(("sdk", "method", "arguments"), ALL_CALLS)
+@each_kind
+def test_the_program_gets_what_it_would_get_anyway(
+    sdk: Sdk, method: str, arguments: dict[str, Any], is_async: bool
+) -> None:
     before = repr(arguments)
-    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
-        plainly = AskingOpenAI(model, is_async=is_async).plainly(method, **arguments)
+    script = Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))
+    with running(script) as model:
+        plainly = sdk.asking(model, is_async=is_async).plainly(method, **arguments)
         sent = (model.requests + model.gets)[-1].body
-    with running(Script(lambda _: Answer("I look.", (WEATHER,) if "tools" in arguments else ()))) as model:
-        trace = AskingOpenAI(model, is_async=is_async)(method, **arguments)
+    with running(script) as model:
+        trace = sdk.asking(model, is_async=is_async)(method, **arguments)
 
-    assert trace.error is None
-    assert trace.result == plainly
+    assert (trace.error, trace.result) == (None, plainly)
     assert (model.requests + model.gets)[-1].body == sent
     assert repr(arguments) == before
 

@@ -14,6 +14,7 @@ from autogen_core import MessageContext, RoutedAgent, message_handler
 from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient as Client
 
+from tests.frameworks.contract import weather_in
 from tests.instrumentation.observing import Trace
 from tests.stub_model.script import Answer, Request, Script
 from tests.stub_model.server import StubModel
@@ -34,11 +35,13 @@ MODEL: Any = {
 
 async def weather(city: str) -> str:
     """The weather of a city."""
-    return f"rain in {city}"
+    return weather_in(city)
 
 
 def client_of(model: StubModel, **options: Any) -> Client:
-    wish: Any = {"extra_body": {"return_token_ids": True}, "max_retries": 0}
+    # A connection that is kept would outlive the event loop of its test.
+    wish: Any = {"extra_body": {"return_token_ids": True}, "default_headers": {"Connection": "close"}}
+    wish["max_retries"] = 0
     return Client(model="stub-model", base_url=model.openai_url, api_key="any", model_info=MODEL, **wish, **options)
 
 

@@ -5,10 +5,9 @@ from typing import Any
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
+from tests.frameworks.contract import weather_in
 from tests.instrumentation.observing import Trace
-from tests.stub_model.script import Answer, Request, Turn
 from tests.stub_model.server import StubModel
-from tests.stub_model.words import ToolCall
 
 CALL = ["chat_model.llm", ["openai.chat.completion"]]
 """A model call, as it looks in the shape of a trace."""
@@ -30,16 +29,7 @@ def chat(stub_model: StubModel, **options: Any) -> ChatOpenAI:
 @tool
 def weather(city: str) -> str:
     """The weather of a city."""
-    if city == "Atlantis":
-        raise LookupError("no such city")
-    return f"rain in {city}"
-
-
-def forecast(request: Request) -> Turn:
-    """Looks up the city that was asked for, and says what it found."""
-    if request.messages[-1].role == "tool":
-        return f"I found {request.text}."
-    return Answer("", (ToolCall.of("weather", city=request.text),))
+    return weather_in(city)
 
 
 def question(city: str = "Oslo") -> Any:

@@ -1,22 +1,18 @@
 """Chats, group chats and tools of ag2 0.14 (`import autogen`), run unmodified against the stub model."""
 
-import asyncio
 import importlib
-import subprocess
-import sys
-import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentlightning.adapter import Framework, detect_framework
 from agentlightning.events import handovers
 from agentlightning.instrumentation.ag2 import AG2Patch
-from agentlightning.tracer import OtelTracer
+from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
 from tests.instrumentation.observing import Trace, observed, observed_async
-from tests.stub_model.script import Answer, Failure, Request, Script, Turn
+from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode
 
@@ -32,7 +28,7 @@ TOOL_CHAT = ["user.chat", ASSISTANT, [*USER, ["weather.tool"]], ASSISTANT, USER]
 
 
 def weather(city: str) -> str:
-    return f"rain in {city}"
+    return weather_in(city)
 
 
 def config_of(model: StubModel, **options: Any) -> dict[str, Any]:
@@ -53,9 +49,9 @@ def is_end(message: dict[str, Any]) -> bool:
     return "TERMINATE" in (message.get("content") or "")
 
 
-def pair(model: StubModel, tool: Any = weather, **options: Any) -> tuple[Any, Any]:
+def pair(model: StubModel, tool: Any = weather, name: str = "assistant", **options: Any) -> tuple[Any, Any]:
     """A user who runs the tool and an assistant who asks for it."""
-    assistant = autogen.AssistantAgent("assistant", llm_config=config_of(model, **options))
+    assistant = autogen.AssistantAgent(name, llm_config=config_of(model, **options))
     user = autogen.UserProxyAgent(
         "user", human_input_mode="NEVER", code_execution_config=False, is_termination_msg=is_end
     )
@@ -63,11 +59,42 @@ def pair(model: StubModel, tool: Any = weather, **options: Any) -> tuple[Any, An
     return user, assistant
 
 
-def tool_then_answer(request: Request) -> Turn:
-    """Asks for the weather of the place it is asked about, and tells it when it knows."""
-    if request.messages[-1].role == "tool":
-        return f"{request.text} TERMINATE"
-    return Answer("", (ToolCall.of("weather", city=request.text),))
+def forecast_and_end(request: Request) -> Turn:
+    turn = forecast(request)
+    return f"{turn} TERMINATE" if isinstance(turn, str) else turn
+
+
+def chat(agents: Any, city: str) -> str:
+    user, assistant = agents
+    return str(user.initiate_chat(assistant, message=city).summary).strip()
+
+
+async def chat_async(agents: Any, city: str) -> str:
+    user, assistant = agents
+    return str((await user.a_initiate_chat(assistant, message=city)).summary).strip()
+
+
+class TestAG2(FrameworkContract):
+    package, patch = "autogen", AG2Patch
+    owners = (
+        autogen.ConversableAgent,
+        autogen.OpenAIWrapper,
+        autogen.UserProxyAgent,
+        autogen.AssistantAgent,
+        autogen.GroupChatManager,
+    )
+    ways = (chat, chat_async)
+    script = staticmethod(forecast_and_end)
+    options: ClassVar[Any] = {"repair_hierarchy": False}
+
+    def agent(self, model: StubModel, name: str) -> Any:
+        return pair(model, name=name)
+
+    def shape(self, name: str, *tools: Any) -> Any:
+        return [*self.failed_shape(name), [*USER, *tools], [f"{name}.agent [{name}]", CALL], USER]
+
+    def failed_shape(self, name: str) -> Any:
+        return ["user.chat", [f"{name}.agent [{name}]", CALL]]
 
 
 def called_by(trace: Trace) -> list[str]:
@@ -100,48 +127,6 @@ def test_a_chat_tells_who_spoke_to_whom_and_by_which_framework(stub_model: StubM
     between = [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)]
     assert between == [("user", "assistant"), ("assistant", "user")] * 2
     assert detect_framework(trace.spans) is Framework.AG2
-
-
-def test_calls_carry_the_token_ids_of_the_model(stub_model: StubModel) -> None:
-    stub_model.script = Script([ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model)
-
-    trace = observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
-
-    first, second = trace.triplets()
-    assert first.prompt["token_ids"] == list(stub_model.requests[0].prompt_token_ids)
-    assert second.prompt["token_ids"] == list(stub_model.requests[1].prompt_token_ids)
-    assert second.response["token_ids"][:-1] == encode(ANSWER)
-
-
-def test_tool_span_says_what_was_asked_and_answered(stub_model: StubModel) -> None:
-    stub_model.script = Script([ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model)
-
-    trace = observed(lambda: user.initiate_chat(recipient=assistant, message="Weather in Oslo?"))
-
-    assert trace.named("weather.tool").attributes == {
-        "tool.name": "weather",
-        "tool.call.type": "function",
-        "tool.parameters": '{"city": "Oslo"}',
-        "tool.call.id": "call_1_0_0",
-        "tool.result": "rain in Oslo",
-    }
-
-
-async def test_asynchronous_chat_gives_the_same_tree_though_it_calls_the_model_in_a_pool(
-    stub_model: StubModel,
-) -> None:
-    stub_model.script = Script([ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model)
-
-    async def chat() -> Any:
-        return await user.a_initiate_chat(assistant, message="Weather in Oslo?")
-
-    trace = await observed_async(chat)
-
-    assert trace.shape == TOOL_CHAT
-    assert called_by(trace) == ["assistant", "assistant"]
 
 
 @pytest.mark.parametrize("is_async_chat", [False, True], ids=["chat", "async-chat"])
@@ -264,145 +249,3 @@ def test_nested_chat_is_beneath_the_agent_that_holds_it(stub_model: StubModel) -
         ],
     ]
     assert called_by(trace) == ["writer"]
-
-
-# ---------------------------------------------------------------------- errors
-
-
-def test_failing_model_marks_agent_and_chat_and_raises_what_the_library_raises(stub_model: StubModel) -> None:
-    stub_model.script = Script([Failure(400, "no such thing")])
-    user, assistant = pair(stub_model)
-
-    trace = observed(lambda: user.initiate_chat(assistant, message="Weather?"))
-
-    assert type(trace.error).__name__ == "BadRequestError"
-    assert trace.shape == ["user.chat", ASSISTANT]
-    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
-
-
-def test_failing_tool_is_marked_and_the_chat_goes_on(stub_model: StubModel) -> None:
-    def tool(city: str) -> str:
-        raise LookupError(f"no {city}")
-
-    stub_model.script = Script([ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model, tool)
-
-    trace = observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
-
-    failed = trace.named("weather.tool")
-    assert (failed.status.status_code, failed.status.description) == ("ERROR", "Error: no Oslo")
-    assert trace.shape == TOOL_CHAT
-    assert [span.status.status_code for span in trace.spans if span is not failed] == ["UNSET"] * 7
-
-
-# ---------------------------------------------------------------------- at the same time
-
-
-async def test_two_chats_at_once_keep_their_calls_apart(stub_model: StubModel) -> None:
-    stub_model.script = Script(tool_then_answer)
-
-    async def chat(place: str) -> Any:
-        user, assistant = pair(stub_model)
-        return await user.a_initiate_chat(assistant, message=place)
-
-    async def both() -> None:
-        await asyncio.gather(chat("Oslo"), chat("Rome"))
-
-    trace = await observed_async(both)
-
-    _root, *chats = trace.shape
-    assert chats == [TOOL_CHAT, TOOL_CHAT]
-    told = {(span.trace_id, span.attributes["gen_ai.prompt.1.content"]) for span in trace.model_calls}
-    assert {place for _, place in told} == {"Oslo", "Rome"}
-    assert len(told) == 2
-
-
-async def test_two_traces_at_once_keep_their_spans_apart(stub_model: StubModel) -> None:
-    stub_model.script = Script(tool_then_answer)
-
-    async def traced(place: str) -> Trace:
-        user, assistant = pair(stub_model)
-        return await observed_async(lambda: user.a_initiate_chat(assistant, message=place))
-
-    traces = await asyncio.gather(traced("Oslo"), traced("Rome"))
-
-    assert [trace.shape for trace in traces] == [TOOL_CHAT, TOOL_CHAT]
-    assert [trace.tools[0].attributes["tool.result"] for trace in traces] == ["rain in Oslo", "rain in Rome"]
-
-
-def test_two_threads_keep_their_spans_apart(stub_model: StubModel) -> None:
-    stub_model.script = Script(tool_then_answer)
-    traces: dict[str, Trace] = {}
-
-    def work(place: str) -> None:
-        user, assistant = pair(stub_model)
-        traces[place] = observed(lambda: user.initiate_chat(assistant, message=place))
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in ("Oslo", "Rome")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    for place, trace in traces.items():
-        assert trace.shape == TOOL_CHAT
-        assert trace.tools[0].attributes["tool.result"] == f"rain in {place}"
-
-
-# ---------------------------------------------------------------------- applying and undoing
-
-
-def test_undoing_leaves_the_library_as_it_was() -> None:
-    owners = (
-        autogen.ConversableAgent,
-        autogen.OpenAIWrapper,
-        autogen.UserProxyAgent,
-        autogen.AssistantAgent,
-        autogen.GroupChatManager,
-    )
-    before = [dict(vars(owner)) for owner in owners]
-
-    with AG2Patch() as patch:
-        assert patch.is_applied
-        assert [dict(vars(owner)) for owner in owners] != before
-
-    assert [dict(vars(owner)) for owner in owners] == before
-
-
-def test_chat_after_undoing_leaves_no_span(stub_model: StubModel) -> None:
-    stub_model.script = Script([ASK_WEATHER, ANSWER, ASK_WEATHER, ANSWER])
-    user, assistant = pair(stub_model)
-    tracer = OtelTracer(instrument=False)
-
-    observed(lambda: user.initiate_chat(assistant, message="Weather in Oslo?"))
-    with tracer.lifespan(), tracer._trace_context_sync():
-        user.initiate_chat(assistant, message="Weather in Oslo?")
-
-    assert tracer.get_last_trace() == []
-
-
-PROGRAM = """
-import sys
-from tests.instrumentation.observing import observed
-from tests.stub_model.script import Script
-from tests.stub_model.server import running
-
-def chat():
-    assert "autogen" not in sys.modules
-    from tests.frameworks.test_ag2 import pair
-    user, assistant = pair(model)
-    user.initiate_chat(assistant, message="Hello", max_turns=1)
-
-with running(Script(["Hi."])) as model:
-    print(observed(chat).shape)
-"""
-
-
-def test_library_may_be_imported_after_the_patch_was_applied() -> None:
-    root = Path(__file__).parents[2]
-
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert done.stdout.splitlines()[-1] == str(["user.chat", ASSISTANT])

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import sys
-import threading
 from collections import Counter
 from typing import Any
 
@@ -21,7 +20,6 @@ from opentelemetry import trace as otel_trace
 from agentlightning.adapter import Framework, TraceToMessages, detect_framework
 from agentlightning.events import handovers
 from agentlightning.instrumentation.autogen import AutoGenPatch
-from agentlightning.tracer import OtelTracer
 from tests.frameworks.autogen_teams import (
     ASK_WEATHER,
     MCP_SERVER,
@@ -41,45 +39,48 @@ from tests.frameworks.autogen_teams import (
 )
 from tests.frameworks.autogen_teams import client as client
 from tests.frameworks.autogen_teams import helper as helper
+from tests.frameworks.contract import CALL, FrameworkContract
 from tests.frameworks.fresh_process import told_by
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.observing import observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode
 
+
+async def run(agent: AssistantAgent, task: str) -> Any:
+    return (await agent.run(task=task)).messages[-1].content
+
+
+async def run_streamed(agent: AssistantAgent, task: str) -> Any:
+    return [item async for item in agent.run_stream(task=task)][-1].messages[-1].content
+
+
+def autogen_owners() -> list[Any]:
+    """The modules and the classes of AutoGen."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("autogen_")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    return [*modules, *(kind for kind in kinds if kind.__module__.startswith("autogen_"))]
+
+
+class TestAutoGen(FrameworkContract):
+    package, patch = "autogen_core", AutoGenPatch
+    owners = autogen_owners()
+    ways = (run, run_streamed)
+    tool = "execute_tool weather"
+    steps = ("as_json",)
+    left_behind = ("execute_tool weather", "invoke_agent forecaster")
+
+    def agent(self, model: StubModel, name: str) -> AssistantAgent:
+        return AssistantAgent(name, client_of(model), tools=[weather], reflect_on_tool_use=True)
+
+    def shape(self, name: str, *tools: Any) -> Any:
+        return [*self.failed_shape(name), *tools, CALL]
+
+    def failed_shape(self, name: str) -> Any:
+        return [f"invoke_agent {name} [{name}]", CALL]
+
+
 # ---------------------------------------------------------------------- one agent
-
-
-async def test_run_of_an_agent_is_a_tree_of_calls_and_tools_under_its_name(helper: AssistantAgent) -> None:
-    trace = await observed_async(helper.run, task="Weather in Oslo?")
-
-    assert trace.shape == [*TOOL_RUN, ["openai.chat.completion"]]
-    assert called_by(trace) == ["helper", "helper"]
-    assert trace.result.messages[-1].content == "It rains."
-
-
-async def test_calls_carry_the_token_ids_of_the_model(helper: AssistantAgent, stub_model: StubModel) -> None:
-    trace = await observed_async(helper.run, task="Weather in Oslo?")
-
-    first, second = trace.triplets()
-    assert first.prompt["token_ids"] == list(stub_model.requests[0].prompt_token_ids)
-    assert second.prompt["token_ids"] == list(stub_model.requests[1].prompt_token_ids)
-    assert second.response["token_ids"][:-1] == encode("It rains.")
-
-
-async def test_tool_span_says_what_was_asked_and_answered(helper: AssistantAgent) -> None:
-    trace = await observed_async(helper.run, task="Weather in Oslo?")
-
-    (tool,) = trace.tools
-    told = {name: value for name, value in tool.attributes.items() if name.startswith("tool.")}
-    assert told == {
-        "tool.name": "weather",
-        "tool.parameters": '{"city":"Oslo"}',
-        "tool.call.type": "function",
-        "tool.call.id": "call_1_0_0",
-        "tool.result": "rain in Oslo",
-    }
-    assert tool.attributes["gen_ai.tool.name"] == "weather"
 
 
 async def test_native_spans_are_no_model_calls(helper: AssistantAgent) -> None:
@@ -289,18 +290,6 @@ async def test_society_of_mind_answers_in_its_own_name_and_is_reset(client: Clie
 # ---------------------------------------------------------------------- errors
 
 
-async def test_failing_model_marks_the_agent_and_raises_what_the_framework_raises(
-    helper: AssistantAgent, stub_model: StubModel
-) -> None:
-    stub_model.script = Script([Failure(400, "no such thing")])
-
-    trace = await observed_async(helper.run, task="Weather?")
-
-    assert type(trace.error).__name__ == "BadRequestError"
-    assert trace.shape == ["invoke_agent helper [helper]", ["openai.chat.completion"]]
-    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
-
-
 async def test_failing_model_marks_the_team(client: Client, stub_model: StubModel) -> None:
     stub_model.script = Script(["Draft.", Failure(400, "no such thing")])
 
@@ -310,69 +299,6 @@ async def test_failing_model_marks_the_team(client: Client, stub_model: StubMode
     assert trace.named("RoundRobinGroupChat.team").status.status_code == "ERROR"
     assert trace.named("invoke_agent critic").status.status_code == "ERROR"
     assert trace.named("invoke_agent primary").status.status_code == "UNSET"
-
-
-async def test_failing_tool_is_marked_and_the_agent_goes_on(client: Client, stub_model: StubModel) -> None:
-    async def weather(city: str) -> str:
-        """The weather of a city."""
-        raise LookupError(f"no {city}")
-
-    stub_model.script = Script([ASK_WEATHER, "No idea."])
-    agent = AssistantAgent("helper", client, tools=[weather], reflect_on_tool_use=True)
-
-    trace = await observed_async(agent.run, task="Weather in Oslo?")
-
-    (tool,) = trace.tools
-    assert (tool.status.status_code, tool.status.description) == ("ERROR", "LookupError: no Oslo")
-    assert "tool.result" not in tool.attributes
-    assert trace.result.messages[-1].content == "No idea."
-
-
-# ---------------------------------------------------------------------- at the same time
-
-
-async def test_two_teams_at_once_keep_their_calls_apart(client: Client, stub_model: StubModel) -> None:
-    stub_model.script = Script(approve_second)
-
-    async def run() -> Any:
-        return await asyncio.gather(*(pair(client).run(task=task) for task in ("one", "two")))
-
-    trace = await observed_async(run)
-
-    assert_each_trace_has_one_task(trace)
-    assert Counter(called_by(trace)) == {"primary": 2, "critic": 2}
-
-
-async def test_two_traces_at_once_keep_their_spans_apart(client: Client, stub_model: StubModel) -> None:
-    stub_model.script = Script(approve_second)
-    first, second = pair(client), pair(client)
-
-    traces = await asyncio.gather(observed_async(first.run, task="one"), observed_async(second.run, task="two"))
-
-    assert [tasks_of(trace) for trace in traces] == [{"one"}, {"two"}]
-    assert [without_messages(trace.shape) for trace in traces] == [team_shape("primary", "critic")] * 2
-
-
-def test_two_threads_keep_their_spans_apart(stub_model: StubModel) -> None:
-    stub_model.script = Script(approve_second)
-    traces: dict[str, Trace] = {}
-
-    def work(task: str) -> None:
-        traces[task] = observed(lambda: asyncio.run(run(task)))
-
-    async def run(task: str) -> None:
-        client = client_of(stub_model)
-        await pair(client).run(task=task)
-        await client.close()
-
-    threads = [threading.Thread(target=work, args=(task,)) for task in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert {task: tasks_of(trace) for task, trace in traces.items()} == {"one": {"one"}, "two": {"two"}}
-    assert [called_by(trace) for trace in traces.values()] == [["primary", "critic"]] * 2
 
 
 # ---------------------------------------------------------------------- runtimes and MCP
@@ -457,33 +383,6 @@ async def test_tool_of_an_mcp_server_is_a_tool(client: Client, stub_model: StubM
 
 
 # ---------------------------------------------------------------------- applying and undoing
-
-
-def test_undoing_leaves_the_framework_as_it_was() -> None:
-    modules = [module for name, module in sys.modules.items() if name.startswith("autogen_")]
-    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
-    owners: list[Any] = [*modules, *(kind for kind in kinds if kind.__module__.startswith("autogen_"))]
-    before = [dict(vars(owner)) for owner in owners]
-
-    with AutoGenPatch() as patch:
-        assert patch.is_applied
-        assert [dict(vars(owner)) for owner in owners] != before
-
-    assert [dict(vars(owner)) for owner in owners] == before
-
-
-async def test_run_after_undoing_leaves_only_native_spans(helper: AssistantAgent, stub_model: StubModel) -> None:
-    await observed_async(helper.run, task="Weather in Oslo?")
-    stub_model.script = Script([ASK_WEATHER, "It rains."])
-    tracer = OtelTracer(instrument=False)
-
-    with tracer.lifespan():
-        async with tracer.trace_context():
-            await helper.run(task="Weather in Oslo?")
-
-    spans = tracer.get_last_trace()
-    assert [span.name for span in spans] == ["execute_tool weather", "invoke_agent helper"]
-    assert not [name for span in spans for name in span.attributes or () if name.startswith("tool.")]
 
 
 PROGRAM = """

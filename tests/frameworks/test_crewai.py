@@ -3,9 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from agentlightning.events import Progress, progress_of, subtasks
 from agentlightning.instrumentation.crewai import CrewAIPatch
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
-from tests.frameworks.fresh_process import told_by
+from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
 from tests.instrumentation.observing import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
@@ -40,7 +40,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:unclosed:ResourceWarning",  # neither closes its clients
 )
 
-CALL = ["openai.chat.completion"]
 LOOK_UP = Answer("", (ToolCall.of("weather", city="Oslo"),))
 FORECAST = [LOOK_UP, "It is sunny.", "Take a hat."]
 """The three answers that a crew of two needs."""
@@ -59,9 +58,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @tool("weather")
 def weather(city: str) -> str:
     """The weather of a city."""
-    if city == "Atlantis":
-        raise LookupError("no such city")
-    return f"Sunny in {city}"
+    return weather_in(city)
 
 
 class Team:
@@ -112,7 +109,60 @@ def check_token_ids(trace: Trace, stub_model: StubModel) -> None:
     assert all(triplet.response["token_ids"] for triplet in triplets)
 
 
-# ---------------------------------------------------------------------- ways of running a crew
+def look_up(request: Request) -> Turn:
+    """As `forecast`; the city stands within the prompt of CrewAI."""
+    if request.messages[-1].role == "tool":
+        return forecast(request)
+    return Answer("", (ToolCall.of("weather", city=re.findall(r"Look at (\w+)", request.prompt)[-1]),))
+
+
+def kick_off(crew: Crew, city: str) -> str:
+    return str(crew.kickoff(inputs={"city": city}).raw)
+
+
+async def kick_off_in_thread(crew: Crew, city: str) -> str:
+    return str((await crew.kickoff_async(inputs={"city": city})).raw)
+
+
+async def kick_off_async(crew: Crew, city: str) -> str:
+    return str((await crew.akickoff(inputs={"city": city})).raw)
+
+
+def kick_off_streamed(crew: Crew, city: str) -> str:
+    crew.stream = True
+    streaming = crew.kickoff(inputs={"city": city})
+    list(streaming)
+    return str(streaming.result.raw)
+
+
+async def kick_off_streamed_async(crew: Crew, city: str) -> str:
+    crew.stream = True
+    streaming = await crew.akickoff(inputs={"city": city})
+    [chunk async for chunk in streaming]
+    return str(streaming.result.raw)
+
+
+class TestCrewAI(FrameworkContract):
+    package, patch = "crewai", CrewAIPatch
+    owners = (type(crewai_event_bus), Crew, Task, Agent, Flow, AgentExecutor, step_executor)
+    steps = ("tool_step",)
+    ways = (kick_off, kick_off_in_thread, kick_off_async, kick_off_streamed, kick_off_streamed_async)
+    script = staticmethod(look_up)
+
+    def agent(self, model: StubModel, name: str) -> Crew:
+        agent = Team(model).agent(name, weather)
+        look = Task(name="look", description="Look at {city}.", expected_output="the weather", agent=agent)
+        return Crew(agents=[agent], tasks=[look])
+
+    def shape(self, name: str, *tools: Any) -> Any:
+        return ["crew.crew", ["look.task", [f"{name}.agent [{name}]", CALL, *tools, CALL]]]
+
+    def failed_shape(self, name: str) -> Any:
+        attempt = [f"{name}.agent [{name}]", CALL]
+        return ["crew.crew", ["look.task", attempt, attempt, attempt]]
+
+
+# ---------------------------------------------------------------------- crews and their tasks
 
 
 @pytest.mark.claim(289, 341)
@@ -122,33 +172,6 @@ def test_a_crew_gives_a_tree_of_tasks_agents_tools_and_calls(team: Team, stub_mo
     assert trace.result.raw == "Take a hat."
     assert trace.shape == CREW
     assert agents_of(trace) == ["Forecaster", "Forecaster", "Writer"]
-    check_token_ids(trace, stub_model)
-
-
-@pytest.mark.parametrize("method", ["kickoff_async", "akickoff"])
-async def test_an_asynchronous_crew_gives_the_same_tree(team: Team, stub_model: StubModel, method: str) -> None:
-    trace = await observed_async(getattr(team.crew(), method), inputs=INPUTS)
-
-    assert trace.shape == CREW
-    assert agents_of(trace) == ["Forecaster", "Forecaster", "Writer"]
-    check_token_ids(trace, stub_model)
-
-
-def test_a_streaming_crew_gives_the_same_tree(team: Team, stub_model: StubModel) -> None:
-    trace = observed(lambda: list(team.crew(stream=True).kickoff(inputs=INPUTS)))
-
-    assert trace.shape == CREW
-    assert all(call.attributes["gen_ai.request.streaming"] for call in trace.model_calls)
-    check_token_ids(trace, stub_model)
-
-
-async def test_an_asynchronous_streaming_crew_gives_the_same_tree(team: Team, stub_model: StubModel) -> None:
-    async def read() -> list[Any]:
-        return [chunk async for chunk in await team.crew(stream=True).akickoff(inputs=INPUTS)]
-
-    trace = await observed_async(read)
-
-    assert trace.shape == CREW
     check_token_ids(trace, stub_model)
 
 
@@ -193,16 +216,6 @@ async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(team: Team,
             await running
 
     assert (progress.completed, progress.open, progress.total, progress.fraction) == (1, 1, 2, 0.5)
-
-
-def test_tools_say_what_they_were_called_with_and_what_they_gave(team: Team) -> None:
-    trace = observed(team.crew().kickoff, inputs=INPUTS)
-
-    (used,) = trace.tools
-    assert used.attributes["tool.name"] == "weather"
-    assert json.loads(str(used.attributes["tool.parameters"])) == {"city": "Oslo"}
-    assert used.attributes["tool.result"] == "Sunny in Oslo"
-    assert used.attributes["tool.call.id"] == trace.model_calls[0].attributes["gen_ai.completion.0.tool_calls.0.id"]
 
 
 @pytest.mark.claim(340)
@@ -289,20 +302,6 @@ def test_a_flow_gives_its_methods(team: Team) -> None:
 # ---------------------------------------------------------------------- tools, guardrails and models of other kinds
 
 
-def test_tools_at_the_same_time_stand_beside_each_other(team: Team, stub_model: StubModel) -> None:
-    cities = [ToolCall.of("weather", city=city) for city in ("Oslo", "Rome")]
-    stub_model.script = Script([Answer("", tuple(cities)), "Sunny everywhere."])
-
-    trace = observed(team.crew_of_one(weather).kickoff)
-
-    assert trace.shape == [
-        "crew.crew",
-        ["look.task", ["Forecaster.agent [Forecaster]", CALL, ["weather.tool"], ["weather.tool"], CALL]],
-    ]
-    assert {used.attributes["tool.result"] for used in trace.tools} == {"Sunny in Oslo", "Sunny in Rome"}
-    assert len({used.attributes["tool.call.id"] for used in trace.tools}) == 2
-
-
 def test_tools_that_are_called_in_plain_text_are_recorded(team: Team, stub_model: StubModel) -> None:
     call = 'Thought: I look\nAction: weather\nAction Input: {"city": "Oslo"}'
     stub_model.script = Script([call, "Thought: I now know\nFinal Answer: It is sunny."])
@@ -313,19 +312,6 @@ def test_tools_that_are_called_in_plain_text_are_recorded(team: Team, stub_model
     assert trace.shape == ["crew.crew", ["look.task", FORECASTER]]
     assert json.loads(str(trace.tools[0].attributes["tool.parameters"])) == {"city": "Oslo"}
     assert "tool.call.id" not in trace.tools[0].attributes
-
-
-def test_a_tool_that_raises_is_a_span_with_its_error(team: Team, stub_model: StubModel) -> None:
-    stub_model.script = Script([Answer("", (ToolCall.of("weather", city="Atlantis"),)), "I do not know."])
-
-    trace = observed(team.crew_of_one(weather).kickoff)
-
-    assert trace.shape == ["crew.crew", ["look.task", FORECASTER]]
-    assert (trace.tools[0].status.status_code, trace.tools[0].status.description) == (
-        "ERROR",
-        "LookupError: no such city",
-    )
-    assert trace.result.raw == "I do not know."
 
 
 @pytest.mark.claim(343)
@@ -402,55 +388,6 @@ async def test_a_crew_that_is_cancelled_ends_its_spans(team: Team, stub_model: S
     assert {span.status.status_code for span in steps} == {"ERROR"}
 
 
-def test_a_mistake_of_ours_does_not_reach_the_crew(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = team.crew()
-    monkeypatch.setattr("agentlightning.instrumentation.crewai.tool_step", None)
-
-    trace = observed(crew.kickoff, inputs=INPUTS)
-
-    assert trace.result.raw == "Take a hat."
-    assert trace.shape == [
-        "crew.crew",
-        ["look.task", ["Forecaster.agent [Forecaster]", CALL, CALL]],
-        ["write.task", WRITER],
-    ]
-
-
-# ---------------------------------------------------------------------- at the same time
-
-
-def by_role(request: Request) -> Turn:
-    """Answers the forecaster in two turns and the writer in one, however their requests are mixed."""
-    if "Writer" in request.messages[0].text:
-        return "Take a hat."
-    return "It is sunny." if request.messages[-1].role == "tool" else LOOK_UP
-
-
-async def test_crews_at_the_same_time_do_not_mix(stub_model: StubModel) -> None:
-    stub_model.script = Script(by_role)
-    crews = [Team(stub_model).crew(name=f"crew-{number}") for number in range(4)]
-
-    async def run_all() -> None:
-        await asyncio.gather(*(crew.akickoff(inputs=INPUTS) for crew in crews))
-
-    trace = await observed_async(run_all)
-
-    _, *found = trace.shape
-    assert sorted(found) == [[f"crew-{number}.crew", *CREW[1:]] for number in range(4)]
-
-
-def test_threads_do_not_mix_their_crews(stub_model: StubModel) -> None:
-    stub_model.script = Script(by_role)
-
-    def run(number: int) -> Trace:
-        return observed(Team(stub_model).crew(name=f"crew-{number}").kickoff, inputs=INPUTS)
-
-    with ThreadPoolExecutor(2) as pool:
-        traces = list(pool.map(run, range(2)))
-
-    assert [trace.shape for trace in traces] == [[f"crew-{number}.crew", *CREW[1:]] for number in range(2)]
-
-
 # ---------------------------------------------------------------------- applied and undone
 
 
@@ -466,48 +403,3 @@ def test_listeners_of_the_program_hear_what_they_heard(team: Team) -> None:
         crewai_event_bus.flush()
 
     assert sorted(heard) == ["look", "write"]
-
-
-def test_nothing_is_left_when_it_is_undone() -> None:
-    kinds: list[Any] = [type(crewai_event_bus), Crew, Task, Agent, Flow, AgentExecutor, step_executor]
-    before = [dict(vars(kind)) for kind in kinds]
-    handlers = dict(crewai_event_bus._sync_handlers)
-    patch = CrewAIPatch()
-
-    with patch:
-        assert patch.is_applied
-        assert [dict(vars(kind)) for kind in kinds] != before
-
-    assert [dict(vars(kind)) for kind in kinds] == before
-    assert crewai_event_bus._sync_handlers == handlers
-
-
-def test_a_crew_made_before_is_recorded_and_after_undoing_is_not(team: Team, stub_model: StubModel) -> None:
-    crew = team.crew()
-    stub_model.script = Script(FORECAST * 2)
-
-    recorded = observed(crew.kickoff, inputs=INPUTS)
-    tracer = OtelTracer(instrument=False)
-    with tracer.lifespan(), tracer._trace_context_sync():
-        crew.kickoff(inputs=INPUTS)
-
-    assert recorded.shape == CREW
-    assert tracer.get_last_trace() == []
-
-
-def test_crewai_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: StubModel) -> None:
-    program = """
-    import json, sys
-    from agentlightning.instrumentation import instrument_all
-    from tests.instrumentation.observing import observed
-    instrument_all()
-    was_imported = "crewai" in sys.modules or "litellm" in sys.modules
-    from crewai import LLM, Agent
-    from crewai.events import crewai_event_bus
-    llm = LLM(model="openai/stub-model", base_url=sys.argv[1], api_key="any")
-    trace = observed(Agent(role="Echo", goal="echo", backstory="none", llm=llm).kickoff, "Hello")
-    crewai_event_bus.flush()  # it prints what happened
-    print(json.dumps([was_imported, trace.shape]))
-    """
-
-    assert told_by(program, stub_model.openai_url) == [False, ["Echo.agent [Echo]", CALL]]

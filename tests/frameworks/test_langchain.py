@@ -31,7 +31,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.adapter.frameworks import Framework, detect_framework
 from agentlightning.instrumentation.langchain import LangChainPatch
 from agentlightning.tracer import OtelTracer
-from tests.frameworks.fresh_process import told_by
+from tests.frameworks.contract import trace_of
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
 from tests.instrumentation.observing import observed, observed_async
 from tests.stub_model.script import Failure, Script
@@ -67,10 +67,18 @@ async def read_all_async(model: Any, asked: Any) -> str:
     return "".join([chunk.content async for chunk in model.astream(asked)])
 
 
-@pytest.mark.parametrize("how", [lambda model, asked: model.invoke(asked).content, read_all], ids=["invoke", "stream"])
+def invoke(model: Any, asked: Any) -> str:
+    return str(model.invoke(asked).content)
+
+
+async def invoke_async(model: Any, asked: Any) -> str:
+    return str((await model.ainvoke(asked)).content)
+
+
+@pytest.mark.parametrize("way", [invoke, read_all, invoke_async, read_all_async])
 @pytest.mark.claim(287, 334)
-def test_model_call_has_a_step_above_it(stub_model: StubModel, how: Callable[..., str]) -> None:
-    trace = observed(how, chat(stub_model), "Hello there")
+def test_model_call_has_a_step_above_it(stub_model: StubModel, way: Callable[..., Any]) -> None:
+    trace = trace_of(way, chat(stub_model), "Hello there")
 
     assert trace.result == "Hello there"
     assert trace.shape == CALL
@@ -79,29 +87,11 @@ def test_model_call_has_a_step_above_it(stub_model: StubModel, how: Callable[...
     assert detect_framework(trace.spans) is Framework.LANGCHAIN
 
 
-async def invoke_async(model: Any, asked: Any) -> str:
-    return str((await model.ainvoke(asked)).content)
-
-
-@pytest.mark.parametrize("how", [invoke_async, read_all_async])
-async def test_asynchronous_model_call_has_a_step_above_it(stub_model: StubModel, how: Callable[..., Any]) -> None:
-    trace = await observed_async(how, chat(stub_model), "Hello there")
-
-    assert trace.result == "Hello there"
-    assert trace.shape == CALL
-    assert_ids_are_those_of(trace, stub_model)
-
-
-def test_calls_of_a_batch_are_told_apart(stub_model: StubModel) -> None:
-    trace = observed(chat(stub_model).batch, ["one", "two", "three"])
+@pytest.mark.parametrize("method", ["batch", "abatch"])
+def test_calls_of_a_batch_are_told_apart(stub_model: StubModel, method: str) -> None:
+    trace = trace_of(getattr(chat(stub_model), method), ["one", "two", "three"])
 
     assert [message.content for message in trace.result] == ["one", "two", "three"]
-    assert trace.shape == ["virtual-root", CALL, CALL, CALL]
-
-
-async def test_calls_of_an_asynchronous_batch_are_told_apart(stub_model: StubModel) -> None:
-    trace = await observed_async(chat(stub_model).abatch, ["one", "two", "three"])
-
     assert trace.shape == ["virtual-root", CALL, CALL, CALL]
 
 
@@ -115,14 +105,9 @@ def assert_each_has_its_own(trace: Any, asked: list[str]) -> None:
     assert sorted(call.attributes["gen_ai.prompt.0.content"] for call in trace.model_calls) == sorted(asked)
 
 
-def test_conversations_that_begin_at_once_are_told_apart(stub_model: StubModel) -> None:
-    trace = observed(chat(stub_model).generate, CONVERSATIONS)
-
-    assert_each_has_its_own(trace, ["one", "two"])
-
-
-async def test_asynchronous_conversations_that_begin_at_once_are_told_apart(stub_model: StubModel) -> None:
-    trace = await observed_async(chat(stub_model).agenerate, CONVERSATIONS)
+@pytest.mark.parametrize("method", ["generate", "agenerate"])
+def test_conversations_that_begin_at_once_are_told_apart(stub_model: StubModel, method: str) -> None:
+    trace = trace_of(getattr(chat(stub_model), method), CONVERSATIONS)
 
     assert_each_has_its_own(trace, ["one", "two"])
 
@@ -157,21 +142,11 @@ def test_anthropic_call_has_a_step_above_it(stub_model: StubModel, how: str) -> 
 
 
 def test_text_model_has_a_step_above_its_call(stub_model: StubModel) -> None:
-    trace = observed(text_model(stub_model).invoke, "Hello there")
+    model = text_model(stub_model)
 
-    assert (trace.result, trace.shape) == ("Hello there", TEXT_CALL)
-
-
-def test_streamed_text_model_has_a_step_above_its_call(stub_model: StubModel) -> None:
-    trace = observed(lambda: "".join(text_model(stub_model).stream("Hello there")))
-
-    assert (trace.result, trace.shape) == ("Hello there", TEXT_CALL)
-
-
-async def test_asynchronous_text_model_has_a_step_above_its_call(stub_model: StubModel) -> None:
-    trace = await observed_async(text_model(stub_model).ainvoke, "Hello there")
-
-    assert (trace.result, trace.shape) == ("Hello there", TEXT_CALL)
+    for way in (model.invoke, model.ainvoke, lambda text: "".join(model.stream(text))):
+        trace = trace_of(way, "Hello there")
+        assert (trace.result, trace.shape) == ("Hello there", TEXT_CALL)
 
 
 @pytest.mark.parametrize("how", ["generate", "agenerate"])
@@ -482,17 +457,6 @@ def test_retriever_that_raises_is_marked() -> None:
 # ---------------------------------------------------------------------- failures
 
 
-def test_failing_model_reaches_the_program_unchanged(stub_model: StubModel) -> None:
-    stub_model.script = Script([Failure(500, "out of order")])
-    sequence = ChatPromptTemplate.from_template("{text}") | chat(stub_model)
-
-    trace = observed(sequence.invoke, {"text": "hi"})
-
-    assert isinstance(trace.error, openai.InternalServerError)
-    assert trace.shape == ["RunnableSequence.chain", CALL]
-    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
-
-
 @pytest.mark.parametrize("how", [invoke_async, read_all_async])
 async def test_failing_asynchronous_model_leaves_nothing_current(
     stub_model: StubModel, how: Callable[..., Any]
@@ -509,41 +473,22 @@ async def test_failing_asynchronous_model_leaves_nothing_current(
     assert trace.shape == ["virtual-root", CALL, ["openai.chat.completion"]]
 
 
-def test_mistake_of_ours_does_not_reach_the_program(
-    stub_model: StubModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("agentlightning.instrumentation.langchain_runs.Step", None)
-
-    trace = observed((RunnableLambda(str.upper) | chat(stub_model)).invoke, "hi")
-
-    assert trace.result.content == "HI"
-    assert "A step of LangChain could not be recorded." in caplog.text
-
-
 # ---------------------------------------------------------------------- several at once
 
 
-def test_threads_are_told_apart(stub_model: StubModel) -> None:
+def test_threads_and_tasks_are_told_apart(stub_model: StubModel) -> None:
     sequence = ChatPromptTemplate.from_template("{text}") | chat(stub_model)
+    asked = [{"text": f"task {number}"} for number in range(8)]
 
     def work() -> None:
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(sequence.invoke, [{"text": f"task {number}"} for number in range(8)]))
+            list(pool.map(sequence.invoke, asked))
 
-    trace = observed(work)
+    async def work_async() -> None:
+        await asyncio.gather(*map(sequence.ainvoke, asked))
 
-    assert trace.shape == ["virtual-root", *[["RunnableSequence.chain", CALL]] * 8]
-
-
-async def test_tasks_are_told_apart(stub_model: StubModel) -> None:
-    sequence = ChatPromptTemplate.from_template("{text}") | chat(stub_model)
-
-    async def work() -> None:
-        await asyncio.gather(*(sequence.ainvoke({"text": f"task {number}"}) for number in range(8)))
-
-    trace = await observed_async(work)
-
-    assert trace.shape == ["virtual-root", *[["RunnableSequence.chain", CALL]] * 8]
+    for way in (work, work_async):
+        assert trace_of(way).shape == ["virtual-root", *[["RunnableSequence.chain", CALL]] * 8]
 
 
 # ---------------------------------------------------------------------- the program's own callbacks
@@ -633,28 +578,3 @@ def test_run_after_undoing_leaves_no_span(stub_model: StubModel) -> None:
 
     assert (answer, tracer.get_last_trace()) == ("again", [])
     assert ours._runs == {}
-
-
-def test_langchain_may_be_imported_later() -> None:
-    told = told_by("""
-        import asyncio, json, sys
-        from agentlightning.tracer import OtelTracer
-
-        tracer = OtelTracer()
-        with tracer.lifespan():
-            assert "langchain_core" not in sys.modules
-            with tracer._trace_context_sync():
-                from langchain_core.language_models.fake_chat_models import FakeListChatModel
-                model = FakeListChatModel(responses=["one", "two"])
-
-                async def work():
-                    await model.ainvoke("hi")
-                    await model.ainvoke("ho")
-
-                asyncio.run(work())
-            spans = tracer.get_last_trace()
-        print(json.dumps([[span.name, span.parent is None, dict(span.attributes)["gen_ai.completion.0.content"]]
-                          for span in spans]))
-    """)
-
-    assert told == [["chat_model.llm", True, "one"], ["chat_model.llm", True, "two"]]

@@ -1,17 +1,20 @@
 """Agents and chains of the first LangChain, which live on in langchain-classic: `instrumentation.langchain`."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
+from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import config
 from langchain_core.tools import Tool
 
-from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, forecast, weather
+from agentlightning.instrumentation.langchain import LangChainPatch
+from tests.frameworks.contract import FrameworkContract
+from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
 from tests.instrumentation.observing import Trace, observed, observed_async
-from tests.stub_model.script import Failure, Request, Script, Turn
+from tests.stub_model.script import Request, Script, Turn
 from tests.stub_model.server import StubModel
 
 with warnings.catch_warnings():  # langchain-community, where it is installed, announces its end
@@ -41,11 +44,40 @@ def react_agent(stub_model: StubModel) -> Any:
     return initialize_agent(tools, chat(stub_model), agent=AgentType.ZERO_SHOT_REACT_DESCRIPTION)
 
 
-def tool_calling_agent(stub_model: StubModel) -> AgentExecutor:
-    stub_model.script = Script(forecast)
-    prompt = ChatPromptTemplate.from_messages([("user", "{input}"), ("placeholder", "{agent_scratchpad}")])
-    agent = create_tool_calling_agent(chat(stub_model), [weather], prompt)
-    return AgentExecutor(agent=agent, tools=[weather])
+def run(agent: AgentExecutor, city: str) -> Any:
+    return agent.invoke({"input": city})["output"]
+
+
+async def run_async(agent: AgentExecutor, city: str) -> Any:
+    return (await agent.ainvoke({"input": city}))["output"]
+
+
+def run_streamed(agent: AgentExecutor, city: str) -> Any:
+    return list(agent.stream({"input": city}))[-1]["output"]
+
+
+async def run_streamed_async(agent: AgentExecutor, city: str) -> Any:
+    return [part async for part in agent.astream({"input": city})][-1]["output"]
+
+
+class TestToolCallingAgent(FrameworkContract):
+    package, patch = "langchain_classic", LangChainPatch
+    owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
+    module, steps = "agentlightning.instrumentation.langchain_runs", ("Step",)
+    ways = (run, run_async, run_streamed, run_streamed_async)
+    tool, call, tool_error = "tool.tool", CALL, LookupError
+    has_call_ids = False
+
+    def agent(self, model: StubModel, name: str) -> AgentExecutor:
+        prompt = ChatPromptTemplate.from_messages([("user", "{input}"), ("placeholder", "{agent_scratchpad}")])
+        agent = create_tool_calling_agent(chat(model), [weather], prompt)
+        return AgentExecutor(agent=agent, tools=[weather], name=name)
+
+    def shape(self, name: str, *tools: Any) -> Any:
+        return [f"{name}.chain [{name}]", CALL, *tools, CALL]
+
+    def failed_shape(self, name: str) -> Any:
+        return [f"{name}.chain", CALL]
 
 
 def assert_is_run(trace: Trace, stub_model: StubModel, *, has_chain: bool = False) -> None:
@@ -79,34 +111,6 @@ async def test_asynchronous_react_agent_is_one_tree(stub_model: StubModel) -> No
     assert_is_run(trace, stub_model, has_chain=True)
 
 
-@pytest.mark.parametrize("how", [lambda agent, task: agent.invoke(task), lambda agent, task: list(agent.stream(task))])
-def test_tool_calling_agent_is_one_tree(stub_model: StubModel, how: Callable[..., Any]) -> None:
-    trace = observed(how, tool_calling_agent(stub_model), {"input": "Oslo"})
-
-    assert_is_run(trace, stub_model)
-
-
-async def read(agent: Any, task: Any) -> Any:
-    return [part async for part in agent.astream(task)]
-
-
-@pytest.mark.parametrize("how", [lambda agent, task: agent.ainvoke(task), read])
-async def test_asynchronous_tool_calling_agent_is_one_tree(stub_model: StubModel, how: Callable[..., Any]) -> None:
-    trace = await observed_async(how, tool_calling_agent(stub_model), {"input": "Oslo"})
-
-    assert_is_run(trace, stub_model)
-
-
-def test_agent_is_called_by_the_name_it_was_given(stub_model: StubModel) -> None:
-    agent = tool_calling_agent(stub_model)
-    agent.name = "forecaster"
-
-    trace = observed(agent.invoke, {"input": "Oslo"})
-
-    assert trace.shape[0] == "forecaster.chain [forecaster]"
-    assert agents_of(trace) == ["forecaster", "forecaster"]
-
-
 def test_chain_names_no_agent(stub_model: StubModel) -> None:
     chain = LLMChain(llm=chat(stub_model), prompt=PromptTemplate.from_template("{text}"))
 
@@ -123,14 +127,3 @@ def test_inputs_of_a_chain_are_told_apart(stub_model: StubModel) -> None:
 
     assert trace.shape == ["LLMChain.chain", CALL, CALL]
     assert_ids_are_those_of(trace, stub_model)
-
-
-def test_failing_model_reaches_the_program_unchanged(stub_model: StubModel) -> None:
-    agent = react_agent(stub_model)
-    stub_model.script = Script([Failure(500, "out of order")])
-
-    trace = observed(agent.invoke, {"input": "Oslo?"})
-
-    assert isinstance(trace.error, openai.InternalServerError)
-    assert trace.shape == ["AgentExecutor.chain", ["LLMChain.chain", CALL]]
-    assert {span.status.status_code for span in trace.spans} == {"ERROR"}

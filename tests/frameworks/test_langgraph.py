@@ -1,16 +1,16 @@
 """Graphs and agents of LangGraph: `agentlightning.instrumentation.langchain`."""
 
-import asyncio
 import operator
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import openai
 import pytest
 from langchain.agents import create_agent
+from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
@@ -21,13 +21,13 @@ from opentelemetry import trace as trace_api
 from typing_extensions import TypedDict
 
 from agentlightning.emitter import emit_reward
-from tests.frameworks.fresh_process import told_by
+from agentlightning.instrumentation.langchain import LangChainPatch
+from tests.frameworks.contract import FrameworkContract, forecast
 from tests.frameworks.langchain_agents import (
     CALL,
     agents_of,
     assert_ids_are_those_of,
     chat,
-    forecast,
     question,
     weather,
 )
@@ -164,37 +164,37 @@ async def test_events_of_a_graph_can_be_read(stub_model: StubModel) -> None:
 # ---------------------------------------------------------------------- agents
 
 
-@pytest.fixture
-def forecaster(stub_model: StubModel) -> Any:
-    stub_model.script = Script(forecast)
-    return create_agent(chat(stub_model), [weather], name="forecaster")
+def run(agent: Any, city: str) -> Any:
+    return agent.invoke(question(city))["messages"][-1].content
 
 
-def assert_is_forecast(trace: Trace, stub_model: StubModel) -> None:
-    assert trace.error is None
-    assert trace.shape == [
-        "forecaster.chain [forecaster]",
-        ["model.chain", CALL],
-        ["tools.chain", ["tool.tool"]],
-        ["model.chain", CALL],
-    ]
-    assert agents_of(trace) == ["forecaster", "forecaster"]
-    assert trace.tools[0].attributes["tool.call.id"] == "call_1_0_0"
-    assert_ids_are_those_of(trace, stub_model)
+async def run_async(agent: Any, city: str) -> Any:
+    return (await agent.ainvoke(question(city)))["messages"][-1].content
 
 
-@pytest.mark.parametrize("how", [lambda agent, asked: agent.invoke(asked), streamed], ids=["invoke", "stream"])
-def test_agent_is_one_tree(stub_model: StubModel, forecaster: Any, how: Callable[..., Any]) -> None:
-    trace = observed(how, forecaster, question())
-
-    assert_is_forecast(trace, stub_model)
+def run_streamed(agent: Any, city: str) -> Any:
+    return streamed(agent, question(city))[-1]["model"]["messages"][-1].content
 
 
-@pytest.mark.parametrize("how", [lambda agent, asked: agent.ainvoke(asked), streamed_async], ids=["ainvoke", "astream"])
-async def test_asynchronous_agent_is_one_tree(stub_model: StubModel, forecaster: Any, how: Callable[..., Any]) -> None:
-    trace = await observed_async(how, forecaster, question())
+async def run_streamed_async(agent: Any, city: str) -> Any:
+    return (await streamed_async(agent, question(city)))[-1]["model"]["messages"][-1].content
 
-    assert_is_forecast(trace, stub_model)
+
+class TestLangGraph(FrameworkContract):
+    package, patch = "langgraph", LangChainPatch
+    owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
+    module, steps = "agentlightning.instrumentation.langchain_runs", ("Step",)
+    ways = (run, run_async, run_streamed, run_streamed_async)
+    tool, tool_error = "tool.tool", LookupError
+
+    def agent(self, model: StubModel, name: str) -> Any:
+        return create_agent(chat(model), [weather], name=name)
+
+    def shape(self, name: str, *tools: Any) -> Any:
+        return [*self.failed_shape(name), *(["tools.chain", tool] for tool in tools), ["model.chain", CALL]]
+
+    def failed_shape(self, name: str) -> Any:
+        return [f"{name}.chain [{name}]", ["model.chain", CALL]]
 
 
 def test_agent_without_a_name_is_called_by_its_nodes(stub_model: StubModel) -> None:
@@ -208,18 +208,6 @@ def test_agent_without_a_name_is_called_by_its_nodes(stub_model: StubModel) -> N
         node("tools", ["tool.tool"]),
         node("model", CALL),
     ]
-
-
-def test_parallel_tools_are_told_apart(stub_model: StubModel, forecaster: Any) -> None:
-    both = Answer("", (ToolCall.of("weather", city="Oslo"), ToolCall.of("weather", city="Rome")))
-    stub_model.script = Script([both, "Done."])
-
-    trace = observed(forecaster.invoke, question())
-
-    told = {tool.attributes["tool.call.id"]: tool.attributes["tool.result"] for tool in trace.tools}
-    assert told == {"call_1_0_0": "rain in Oslo", "call_1_0_1": "rain in Rome"}
-    tools = ["tools.chain", ["tool.tool"]]
-    assert trace.shape == ["forecaster.chain [forecaster]", ["model.chain", CALL], tools, tools, ["model.chain", CALL]]
 
 
 def test_agent_as_a_tool_works_beneath_that_tool(stub_model: StubModel) -> None:
@@ -468,32 +456,6 @@ async def test_reader_of_an_asynchronous_graph_does_not_work_beneath_it(stub_mod
 # ---------------------------------------------------------------------- failures
 
 
-def test_failing_model_reaches_the_program_unchanged(stub_model: StubModel, forecaster: Any) -> None:
-    stub_model.script = Script([Failure(500, "out of order")])
-
-    trace = observed(forecaster.invoke, question())
-
-    assert isinstance(trace.error, openai.InternalServerError)
-    assert trace.shape == ["forecaster.chain [forecaster]", ["model.chain", CALL]]
-    assert {span.status.status_code for span in trace.spans} == {"ERROR"}
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_failing_tool_reaches_the_program_unchanged(forecaster: Any, how: str) -> None:
-    async def ask() -> Any:
-        return (
-            forecaster.invoke(question("Atlantis"))
-            if how == "invoke"
-            else await forecaster.ainvoke(question("Atlantis"))
-        )
-
-    trace = observed(lambda: asyncio.run(ask()))
-
-    assert isinstance(trace.error, LookupError)
-    assert trace.shape[1:] == [["model.chain", CALL], ["tools.chain", ["tool.tool"]]]
-    assert trace.tools[0].status.description == "LookupError: no such city"
-
-
 def test_failing_tool_that_the_graph_handles_is_marked(stub_model: StubModel) -> None:
     stub_model.script = Script(forecast)
     tools = ToolNode([weather], handle_tool_errors=True)
@@ -506,60 +468,3 @@ def test_failing_tool_that_the_graph_handles_is_marked(stub_model: StubModel) ->
     assert trace.shape == ["LangGraph.chain", node("tools", ["tool.tool"])]
     assert trace.tools[0].status.status_code == "ERROR"
     assert trace.named("tools.chain").status.status_code == "UNSET"
-
-
-# ---------------------------------------------------------------------- several at once
-
-
-def assert_are_two_forecasts(trace: Trace) -> None:
-    run = [
-        "forecaster.chain [forecaster]",
-        ["model.chain", CALL],
-        ["tools.chain", ["tool.tool"]],
-        ["model.chain", CALL],
-    ]
-    assert trace.shape == ["virtual-root", run, run]
-    above = {span.span_id: span for span in trace.spans}
-    for call in trace.model_calls:
-        root = call
-        while root.parent_id is not None:
-            root = above[root.parent_id]
-        others = [span for span in trace.spans if span.trace_id == root.trace_id]
-        cities = {span.attributes["gen_ai.prompt.0.content"] for span in others if span in trace.model_calls}
-        assert cities == {call.attributes["gen_ai.prompt.0.content"]}
-
-
-async def test_tasks_are_told_apart(forecaster: Any) -> None:
-    async def work() -> None:
-        await asyncio.gather(forecaster.ainvoke(question("Oslo")), forecaster.ainvoke(question("Rome")))
-
-    assert_are_two_forecasts(await observed_async(work))
-
-
-def test_threads_are_told_apart(forecaster: Any) -> None:
-    def work() -> None:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(forecaster.invoke, [question("Oslo"), question("Rome")]))
-
-    assert_are_two_forecasts(observed(work))
-
-
-def test_langgraph_may_be_imported_later(stub_model: StubModel) -> None:
-    told = told_by(
-        """
-        import json, sys
-        from agentlightning.tracer import OtelTracer
-
-        tracer = OtelTracer()
-        with tracer.lifespan(), tracer._trace_context_sync():
-            assert "langgraph" not in sys.modules and "openai" not in sys.modules
-            from langchain.agents import create_agent
-            from langchain_openai import ChatOpenAI
-            model = ChatOpenAI(model="stub-model", base_url=sys.argv[1], api_key="any")
-            create_agent(model, name="parrot").invoke({"messages": [("user", "hi")]})
-        print(json.dumps([span.name for span in tracer.get_last_trace()]))
-        """,
-        stub_model.openai_url,
-    )
-
-    assert told == ["openai.chat.completion", "chat_model.llm", "model.chain", "parrot.chain"]

@@ -1,6 +1,7 @@
 """LiteLLM as a library: `agentlightning.instrumentation.litellm`."""
 
 import asyncio
+import functools
 import gc
 import json
 import os
@@ -23,6 +24,7 @@ from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
 from agentlightning.instrumentation.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
 from agentlightning.instrumentation.spans import agent_step
 from agentlightning.tracer import OtelTracer
+from tests.frameworks.contract import trace_of
 from tests.frameworks.fresh_process import told_by
 from tests.instrumentation.observing import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
@@ -83,42 +85,30 @@ def forgotten_clients() -> Iterator[None]:
 # ---------------------------------------------------------------------- every provider, every way of calling
 
 
+def call(**options: Any) -> Any:
+    return completion(**options).choices[0].message.content
+
+
+def call_streamed(**options: Any) -> Any:
+    return texts(list(completion(stream=True, **options)))
+
+
+async def call_async(**options: Any) -> Any:
+    return (await acompletion(**options)).choices[0].message.content
+
+
+async def call_streamed_async(**options: Any) -> Any:
+    return texts([chunk async for chunk in await acompletion(stream=True, **options)])
+
+
+@pytest.mark.parametrize("way", [call, call_streamed, call_async, call_streamed_async])
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_call_is_one_span_whatever_the_provider(stub_model: StubModel, provider: str) -> None:
-    trace = observed(completion, **to(stub_model, provider))
+def test_a_call_is_one_span_whatever_the_provider(stub_model: StubModel, provider: str, way: Any) -> None:
+    trace = trace_of(functools.partial(way, **to(stub_model, provider)))
 
-    assert trace.result.choices[0].message.content == "Hello there"
+    assert trace.result == "Hello there"
     assert told(trace) == expected(provider)
-    check_token_ids(trace, provider)
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_stream_is_one_span_with_all_its_tokens(stub_model: StubModel, provider: str) -> None:
-    trace = observed(lambda: list(completion(stream=True, **to(stub_model, provider))))
-
-    assert texts(trace.result) == "Hello there"
-    assert told(trace) == expected(provider)
-    assert trace.spans[0].attributes["gen_ai.streaming.time_to_first_token"] > 0
-    check_token_ids(trace, provider)
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_an_asynchronous_call_is_one_span(stub_model: StubModel, provider: str) -> None:
-    trace = await observed_async(acompletion, **to(stub_model, provider))
-
-    assert told(trace) == expected(provider)
-    check_token_ids(trace, provider)
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_an_asynchronous_stream_is_one_span(stub_model: StubModel, provider: str) -> None:
-    async def read() -> list[Any]:
-        return [chunk async for chunk in await acompletion(stream=True, **to(stub_model, provider))]
-
-    trace = await observed_async(read)
-
-    assert texts(trace.result) == "Hello there"
-    assert told(trace) == expected(provider)
+    assert ("gen_ai.streaming.time_to_first_token" in trace.spans[0].attributes) is ("streamed" in way.__name__)
     check_token_ids(trace, provider)
 
 
@@ -193,24 +183,15 @@ def test_the_span_stands_beneath_what_is_current(stub_model: StubModel) -> None:
 # ---------------------------------------------------------------------- other functions
 
 
-def test_calls_of_a_router_are_spans(stub_model: StubModel) -> None:
-    options = to(stub_model, "hosted_vllm")
+@pytest.mark.parametrize(("method", "provider"), [("completion", "hosted_vllm"), ("acompletion", "anthropic")])
+def test_calls_of_a_router_are_spans(stub_model: StubModel, method: str, provider: str) -> None:
+    options = to(stub_model, provider)
     messages = options.pop("messages")
     router = Router(model_list=[{"model_name": "any", "litellm_params": options}])
 
-    trace = observed(router.completion, model="any", messages=messages)
+    trace = trace_of(functools.partial(getattr(router, method), model="any", messages=messages))
 
-    assert told(trace) == expected("hosted_vllm")
-
-
-async def test_asynchronous_calls_of_a_router_are_spans(stub_model: StubModel) -> None:
-    options = to(stub_model, "anthropic")
-    messages = options.pop("messages")
-    router = Router(model_list=[{"model_name": "any", "litellm_params": options}])
-
-    trace = await observed_async(router.acompletion, model="any", messages=messages)
-
-    assert told(trace) == expected("anthropic")
+    assert told(trace) == expected(provider)
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])

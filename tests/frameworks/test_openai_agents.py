@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import agents
@@ -28,13 +27,12 @@ from mcp.types import Tool as MCPTool
 
 from agentlightning.emitter import emit_reward
 from agentlightning.instrumentation.openai_agents import OpenAIAgentsPatch
-from tests.frameworks.fresh_process import told_by
-from tests.instrumentation.observing import Trace, observed, observed_async
-from tests.stub_model.script import Answer, Failure, Request, Script, Turn
+from tests.frameworks.contract import FrameworkContract, forecast, weather_in
+from tests.instrumentation.observing import observed_async
+from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
-CALLS = r"openai\.(chat\.completion|responses)"
 MODELS = {"openai.chat.completion": OpenAIChatCompletionsModel, "openai.responses": OpenAIResponsesModel}
 WITH_TOKEN_IDS = ModelSettings(extra_body={"return_token_ids": True})
 
@@ -42,16 +40,7 @@ WITH_TOKEN_IDS = ModelSettings(extra_body={"return_token_ids": True})
 @function_tool
 def weather(city: str) -> str:
     """The weather of a city."""
-    if city == "Atlantis":
-        raise LookupError("no such city")
-    return f"rain in {city}"
-
-
-def forecast(request: Request) -> Turn:
-    """Looks up the city that was asked for, and says what it found."""
-    if request.messages[-1].role == "tool":
-        return f"I found {request.text}."
-    return Answer("", (ToolCall.of("weather", city=request.text),))
+    return weather_in(city)
 
 
 class Recording(TracingProcessor):
@@ -99,12 +88,6 @@ def team(stub_model: StubModel) -> Team:
     return Team(stub_model)
 
 
-@pytest.fixture
-def forecaster(stub_model: StubModel, team: Team) -> Agent[Any]:
-    stub_model.script = Script(forecast)
-    return team.member("Forecaster", instructions="Be brief.", tools=[weather])
-
-
 async def run(agent: Agent[Any], task: str = "Oslo") -> Any:
     return (await Runner.run(agent, task)).final_output
 
@@ -127,50 +110,37 @@ def run_sync(agent: Agent[Any], task: str = "Oslo") -> Any:
         loop.close()
 
 
+class TestOpenAIAgents(FrameworkContract):
+    package, patch = "agents", OpenAIAgentsPatch
+    owners = (SpanImpl, NoOpSpan, agents.tool_context.ToolContext)
+    steps = ("agent_step",)
+    ways = (run, run_streamed, run_sync)
+
+    def agent(self, model: StubModel, name: str) -> Agent[Any]:
+        return Team(model).member(name, instructions="Be brief.", tools=[weather])
+
+
+@pytest.fixture
+def forecaster(stub_model: StubModel) -> Agent[Any]:
+    stub_model.script = Script(forecast)
+    return TestOpenAIAgents().agent(stub_model, "forecaster")
+
+
 # ---------------------------------------------------------------------- an agent with a tool
 
 
-def assert_is_forecast(trace: Trace, stub_model: StubModel, dialect: str = "openai.chat.completion") -> None:
-    """The whole trace of one run of the forecaster, token ids included."""
-    assert trace.result == "I found rain in Oslo."
-    assert trace.shape == ["Forecaster.agent [Forecaster]", [dialect], ["weather.tool"], [dialect]]
-    triplets = trace.triplets(llm_call_match=CALLS)
-    assert [triplet.metadata["agent_name"] for triplet in triplets] == ["Forecaster", "Forecaster"]
-    prompts = [tuple(triplet.prompt["token_ids"]) for triplet in triplets]
-    assert prompts == [request.prompt_token_ids for request in stub_model.requests]
-    first = prompts[0] + tuple(triplets[0].response["token_ids"])
-    assert prompts[1][: len(first)] == first
-    assert len(triplets[1].response["token_ids"]) > 0
-
-
-@pytest.mark.parametrize("dialect", MODELS)
 @pytest.mark.parametrize("how", [run, run_streamed])
-async def test_run_is_one_tree(stub_model: StubModel, dialect: str, how: Callable[..., Awaitable[Any]]) -> None:
+async def test_responses_are_one_tree(stub_model: StubModel, how: Callable[..., Awaitable[Any]]) -> None:
     stub_model.script = Script(forecast)
-    agent = Team(stub_model, dialect).member("Forecaster", instructions="Be brief.", tools=[weather])
+    agent = Team(stub_model, "openai.responses").member("forecaster", tools=[weather])
 
     trace = await observed_async(how, agent)
 
-    assert_is_forecast(trace, stub_model, dialect)
-
-
-def test_run_sync_is_one_tree(stub_model: StubModel, forecaster: Agent[Any]) -> None:
-    trace = observed(run_sync, forecaster)
-
-    assert_is_forecast(trace, stub_model)
-
-
-async def test_tool_says_what_it_was_asked_and_answered(forecaster: Agent[Any]) -> None:
-    trace = await observed_async(run, forecaster)
-
-    (tool,) = trace.tools
-    assert tool.attributes == {
-        "tool.name": "weather",
-        "tool.call.type": "function",
-        "tool.call.id": "call_1_0_0",
-        "tool.parameters": '{"city": "Oslo"}',
-        "tool.result": "rain in Oslo",
-    }
+    call = ["openai.responses"]
+    assert trace.shape == ["forecaster.agent [forecaster]", call, ["weather.tool"], call]
+    triplets = trace.triplets(llm_call_match=r"openai\.responses")
+    prompts = [tuple(triplet.prompt["token_ids"]) for triplet in triplets]
+    assert prompts == [request.prompt_token_ids for request in stub_model.requests]
 
 
 async def test_sensitive_data_stay_out_of_tools_where_the_program_wants_it(forecaster: Agent[Any]) -> None:
@@ -179,17 +149,6 @@ async def test_sensitive_data_stay_out_of_tools_where_the_program_wants_it(forec
     trace = await observed_async(Runner.run, forecaster, "Oslo", run_config=config)
 
     assert trace.tools[0].attributes.keys() == {"tool.name", "tool.call.type", "tool.call.id"}
-
-
-async def test_parallel_tools_are_told_apart(stub_model: StubModel, forecaster: Agent[Any]) -> None:
-    both = Answer("", (ToolCall.of("weather", city="Oslo"), ToolCall.of("weather", city="Rome")))
-    stub_model.script = Script([both, "Done."])
-
-    trace = await observed_async(run, forecaster)
-
-    told = {tool.attributes["tool.call.id"]: tool.attributes["tool.result"] for tool in trace.tools}
-    assert told == {"call_1_0_0": "rain in Oslo", "call_1_0_1": "rain in Rome"}
-    assert {tool.parent_id for tool in trace.tools} == {trace.named("Forecaster.agent").span_id}
 
 
 # ---------------------------------------------------------------------- several agents
@@ -299,15 +258,6 @@ async def test_mcp_tools_are_listed_and_called(stub_model: StubModel, team: Team
 # ---------------------------------------------------------------------- failures
 
 
-async def test_failing_tool_is_marked_and_the_agent_goes_on(forecaster: Agent[Any]) -> None:
-    trace = await observed_async(run, forecaster, "Atlantis")
-
-    assert trace.error is None
-    (tool,) = trace.tools
-    assert tool.status.status_code == "ERROR"
-    assert trace.named("Forecaster.agent").status.status_code == "UNSET"
-
-
 async def test_tool_that_ends_the_run_is_marked(stub_model: StubModel, team: Team) -> None:
     @function_tool(failure_error_function=None)
     def explode() -> str:
@@ -323,33 +273,6 @@ async def test_tool_that_ends_the_run_is_marked(stub_model: StubModel, team: Tea
     assert trace.named("Bomber.agent").status.status_code == "ERROR"
 
 
-@pytest.mark.parametrize("how", [run, run_streamed])
-async def test_failing_model_reaches_the_program_unchanged(
-    stub_model: StubModel, team: Team, how: Callable[..., Awaitable[Any]]
-) -> None:
-    agent = team.member("Forecaster")
-    stub_model.script = Script([Failure(500), Failure(500)])
-    with pytest.raises(Exception, match="told to fail") as unobserved:
-        await how(agent)
-
-    trace = await observed_async(how, agent)
-
-    assert type(trace.error) is unobserved.type
-    assert trace.shape == ["Forecaster.agent [Forecaster]", ["openai.chat.completion"]]
-    assert [span.status.status_code for span in trace.spans] == ["ERROR", "ERROR"]
-
-
-async def test_mistake_of_ours_does_not_reach_the_agent(
-    forecaster: Agent[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("agentlightning.instrumentation.openai_agents.agent_step", None)
-
-    trace = await observed_async(run, forecaster)
-
-    assert trace.result == "I found rain in Oslo."
-    assert "A step of OpenAI Agents SDK could not be recorded." in caplog.text
-
-
 # ---------------------------------------------------------------------- what the program set up itself
 
 
@@ -360,7 +283,7 @@ async def test_tracing_that_is_switched_off_makes_no_difference(
 
     trace = await observed_async(run, forecaster)
 
-    assert_is_forecast(trace, stub_model)
+    assert trace.shape == TestOpenAIAgents().shape("forecaster", ["weather.tool"])
     assert trace.tools[0].attributes["tool.result"] == "rain in Oslo"
     assert processor.kinds == []
 
@@ -370,8 +293,7 @@ async def test_tracing_that_is_switched_off_for_a_run_makes_no_difference(foreca
 
     trace = await observed_async(Runner.run, forecaster, "Atlantis", run_config=config)
 
-    call = ["openai.chat.completion"]
-    assert trace.shape == ["Forecaster.agent [Forecaster]", call, ["weather.tool"], call]
+    assert trace.shape == TestOpenAIAgents().shape("forecaster", ["weather.tool"])
     assert trace.tools[0].status.status_code == "ERROR"
 
 
@@ -384,104 +306,3 @@ async def test_processors_of_the_program_are_told_the_same(forecaster: Agent[Any
 
     assert processor.kinds == told_before
     assert {"agent", "function", "generation"} <= set(told_before)
-
-
-# ---------------------------------------------------------------------- at the same time
-
-
-async def test_agents_at_the_same_time_keep_their_own_steps(stub_model: StubModel, team: Team) -> None:
-    stub_model.script = Script(forecast)
-    members = [team.member(name, tools=[weather]) for name in ("North", "South")]
-
-    async def both() -> Any:
-        return await asyncio.gather(*(run(agent, agent.name) for agent in members))
-
-    trace = await observed_async(both)
-
-    call = ["openai.chat.completion"]
-    halves = [[f"{name}.agent [{name}]", call, ["weather.tool"], call] for name in ("North", "South")]
-    assert trace.shape == ["virtual-root", *halves]
-    for tool in trace.tools:
-        assert trace.named(tool.attributes["tool.result"].split()[-1] + ".agent").span_id == tool.parent_id
-
-
-async def test_traces_at_the_same_time_do_not_mix(stub_model: StubModel, team: Team) -> None:
-    stub_model.script = Script(forecast)
-    members = [team.member(f"M{n}", tools=[weather]) for n in range(8)]
-
-    traces = await asyncio.gather(*(observed_async(run, agent, agent.name) for agent in members))
-
-    call = ["openai.chat.completion"]
-    for agent, trace in zip(members, traces, strict=True):
-        assert trace.shape == [f"{agent.name}.agent [{agent.name}]", call, ["weather.tool"], call]
-
-
-def test_threads_do_not_mix(stub_model: StubModel) -> None:
-    stub_model.script = Script(forecast)
-
-    def run_one(name: str) -> Trace:
-        return observed(run_sync, Team(stub_model).member(name, tools=[weather]), name)
-
-    with ThreadPoolExecutor(2) as pool:
-        traces = list(pool.map(run_one, ("North", "South")))
-
-    call = ["openai.chat.completion"]
-    for name, trace in zip(("North", "South"), traces, strict=True):
-        assert trace.shape == [f"{name}.agent [{name}]", call, ["weather.tool"], call]
-
-
-# ---------------------------------------------------------------------- applying and undoing
-
-
-async def test_undone_patch_leaves_the_sdk_as_it_was(forecaster: Agent[Any]) -> None:
-    owners = (SpanImpl, NoOpSpan, agents.tool_context.ToolContext)
-    before = [dict(vars(owner)) for owner in owners]
-
-    with OpenAIAgentsPatch() as patch:
-        assert patch.is_applied
-        assert [dict(vars(owner)) for owner in owners] != before
-
-    assert [dict(vars(owner)) for owner in owners] == before
-
-
-async def test_nothing_is_recorded_once_undone(forecaster: Agent[Any]) -> None:
-    with OpenAIAgentsPatch():
-        pass
-
-    trace = await observed_async(_uninstrumented, forecaster)
-
-    assert [span.name for span in trace.spans] == []
-
-
-async def _uninstrumented(agent: Agent[Any]) -> Any:
-    from agentlightning.instrumentation import instrument_all, uninstrument_all
-
-    uninstrument_all()
-    try:
-        return await run(agent)
-    finally:
-        instrument_all()
-
-
-def test_sdk_may_be_imported_later(stub_model: StubModel) -> None:
-    stub_model.script = Script(forecast)
-    program = """
-        import json, sys
-        from agentlightning.tracer import OtelTracer
-        from agentlightning.adapter import TraceTree
-        tracer = OtelTracer()
-        tracer.init_worker(0)
-        assert "agents" not in sys.modules
-        from tests.frameworks.test_openai_agents import Team, run_sync, weather
-        import agents
-        agents.set_tracing_disabled(True)
-        class Model: openai_url = sys.argv[1]
-        with tracer._trace_context_sync():
-            run_sync(Team(Model()).member("Late", tools=[weather]))
-        spans = tracer.get_last_trace()
-        print(json.dumps(sorted(span.name for span in spans)))
-    """
-
-    names = told_by(program, stub_model.openai_url)
-
-    assert names == ["Late.agent", "openai.chat.completion", "openai.chat.completion", "weather.tool"]

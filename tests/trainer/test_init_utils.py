@@ -125,16 +125,28 @@ def test_a_module_that_misses_an_optional_package_says_so(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------------- classes
 
 
-def test_arguments_are_passed_by_name() -> None:
-    engine = instantiate_component(Engine, {"fuel": "gas", "cylinders": 2})
+@pytest.mark.parametrize(
+    ("cls", "given", "defaults", "built"),
+    [
+        (Engine, {"fuel": "gas", "cylinders": 2}, None, {"fuel": "gas", "cylinders": 2}),
+        (Engine, {"fuel": "gas"}, {"fuel": "coal", "cylinders": 8, "wheels": 4}, {"fuel": "gas", "cylinders": 8}),
+        (Swallowing, {"a": 1}, {"fuel": "coal"}, {"fuel": "petrol", "cylinders": 4, "swallowed": {"a": 1}}),
+        (Diesel, None, {"cylinders": 6}, {"fuel": "petrol", "cylinders": 6}),
+        (made_by_path, None, {"fuel": "coal", "cylinders": 6}, {"fuel": "coal", "cylinders": 4}),
+    ],
+    ids=["by-name", "defaults", "any-name", "inherited", "function"],
+)
+def test_arguments_come_first_and_defaults_fill_other_parameters(
+    cls: Any, given: Any, defaults: Any, built: dict[str, Any]
+) -> None:
+    before = dict(given or {})
 
-    assert (engine.fuel, engine.cylinders) == ("gas", 2)
+    assert vars(instantiate_component(cls, given, defaults)) == built
+    assert dict(given or {}) == before
 
 
-def test_defaults_fill_only_parameters_without_argument() -> None:
-    engine = instantiate_component(Engine, {"fuel": "gas"}, {"fuel": "coal", "cylinders": 8, "wheels": 4})
-
-    assert (engine.fuel, engine.cylinders) == ("gas", 8)
+def test_a_builtin_without_signature_is_called_as_it_is() -> None:
+    assert instantiate_component(dict, {"a": 1}, {"b": 2}) == {"a": 1}
 
 
 def test_a_default_that_is_a_function_is_called_and_only_if_it_is_used() -> None:
@@ -146,33 +158,9 @@ def test_a_default_that_is_a_function_is_called_and_only_if_it_is_used() -> None
     assert engine.cylinders == 12
 
 
-def test_keyword_arguments_of_any_name_attract_no_defaults() -> None:
-    assert instantiate_component(Swallowing, {"a": 1}, {"fuel": "coal"}).swallowed == {"a": 1}
-
-
 def test_positional_only_parameters_attract_no_defaults() -> None:
     with pytest.raises(TypeError, match="takes 'name', 'rest' and was given nothing"):
         instantiate_component(greets, None, {"name": "x"})
-
-
-def test_an_inherited_constructor_counts() -> None:
-    assert instantiate_component(Diesel, None, {"cylinders": 6}).cylinders == 6
-
-
-def test_a_function_may_stand_for_a_class() -> None:
-    assert instantiate_component(made_by_path, None, {"fuel": "coal", "cylinders": 6}).fuel == "coal"
-
-
-def test_a_builtin_without_signature_is_called_as_it_is() -> None:
-    assert instantiate_component(dict, {"a": 1}, {"b": 2}) == {"a": 1}
-
-
-def test_the_given_arguments_are_not_changed() -> None:
-    given = {"fuel": "gas"}
-
-    instantiate_component(Engine, given, {"cylinders": 6})
-
-    assert given == {"fuel": "gas"}
 
 
 def test_an_unknown_argument_is_answered_with_the_parameters() -> None:
@@ -239,73 +227,54 @@ def test_a_dictionary_without_type_builds_the_default_class() -> None:
     assert (type(engine), engine.fuel) == (Diesel, "gas")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+LACKS = "engine dict must have a 'type' key with an import path; it has 'fuel'"
+KNOWN = r"engine cannot be 'oill' .*; name one of 'std', 'oil' or an import path"
+FROM_REGISTRY: Any = {"registry": REGISTRY}
+REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no type": ({"fuel": "gas"}, {}, ValueError, LACKS),
+    "no type, a default": ({"fuel": "gas"}, {"dict_default_cls": Diesel}, ValueError, LACKS),
+    "no type, no default": ({"fuel": "gas"}, {"dict_requires_type": False}, ValueError, LACKS),
+    "no name": ({}, FROM_REGISTRY, ConfigurationError, r"or a 'name' key with one of 'std', 'oil'; it has nothing\.$"),
+    **{
+        f"a {type(spec).__name__}": (spec, {}, TypeError, "engine spec must be a string or dict")
+        for spec in (5, None, ["oil"], Engine)
+    },
+    "misspelt text": ("oill", FROM_REGISTRY, ConfigurationError, KNOWN),
+    "misspelt type": ({"type": "oill"}, FROM_REGISTRY, ConfigurationError, KNOWN),
+    "misspelt name": ({"name": "oill"}, FROM_REGISTRY, ConfigurationError, KNOWN),
+    "no registry": (
+        "oil",
         {},
-        {"dict_default_cls": Diesel},
-        {"dict_requires_type": False},
-    ],
-    ids=["required", "required-although-there-is-a-default", "no-default"],
-)
-def test_a_dictionary_without_type_says_what_it_lacks(options: Any) -> None:
-    with pytest.raises(ValueError, match="engine dict must have a 'type' key with an import path; it has 'fuel'"):
-        instantiate_from_spec({"fuel": "gas"}, spec_name="engine", **options)
+        ConfigurationError,
+        r"engine cannot be 'oil' .*; name an import path such as 'package\.",
+    ),
+    **{
+        f"type {wrong}": ({"type": wrong}, {}, ConfigurationError, r"engine cannot be .*; name an import path")
+        for wrong in (5, None, Diesel)
+    },
+    "nowhere": (f"{HERE}.Missing", {}, ConfigurationError, f"^engine '{HERE}.Missing' cannot be imported"),
+    "a value": (f"{HERE}.REGISTRY", {}, ConfigurationError, r"engine '.*REGISTRY' is .* \(dict\), which is no class"),
+    "unknown argument": (
+        {"type": f"{HERE}.Engine", "feul": "gas"},
+        {},
+        TypeError,
+        "^engine cannot be built: .*takes 'fuel', 'cylinders' and was given 'feul'",
+    ),
+    "missing argument": (
+        f"{HERE}.Needy",
+        {},
+        TypeError,
+        "^engine cannot be built: .*takes 'key' and was given nothing",
+    ),
+}
 
 
-def test_a_dictionary_without_type_is_told_the_names_of_the_registry() -> None:
-    with pytest.raises(ConfigurationError, match=r"or a 'name' key with one of 'std', 'oil'; it has nothing\.$"):
-        instantiate_from_spec({}, spec_name="engine", registry=REGISTRY)
-
-
-@pytest.mark.parametrize("spec", [5, None, ["oil"], Engine], ids=["number", "none", "list", "class"])
-def test_any_other_specification_is_a_type_error(spec: Any) -> None:
-    with pytest.raises(TypeError, match="engine spec must be a string or dict"):
-        instantiate_from_spec(spec, spec_name="engine")
-
-
-@pytest.mark.parametrize("spec", ["oill", {"type": "oill"}, {"name": "oill"}], ids=["text", "type", "name"])
-def test_a_misspelt_name_is_answered_with_the_known_ones(spec: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"engine cannot be 'oill' .*; name one of 'std', 'oil' or an import path"
-    ):
-        instantiate_from_spec(spec, spec_name="engine", registry=REGISTRY)
-
-
-def test_a_name_without_registry_is_told_how_a_path_looks() -> None:
-    with pytest.raises(ConfigurationError, match=r"engine cannot be 'oil' .*; name an import path such as 'package\."):
-        instantiate_from_spec("oil", spec_name="engine")
-
-
-@pytest.mark.parametrize("wrong", [5, None, Diesel], ids=["number", "none", "class"])
-def test_a_type_that_is_no_text_is_named(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"engine cannot be .*; name an import path"):
-        instantiate_from_spec({"type": wrong}, spec_name="engine")
-
-
-def test_a_path_that_leads_nowhere_names_the_argument() -> None:
-    with pytest.raises(ConfigurationError, match=f"^engine '{HERE}.Missing' cannot be imported") as caught:
-        instantiate_from_spec(f"{HERE}.Missing", spec_name="engine")
-
-    assert isinstance(caught.value.__cause__, AttributeError)
-
-
-def test_a_path_to_a_value_that_builds_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"engine '.*REGISTRY' is .* \(dict\), which is no class"):
-        instantiate_from_spec(f"{HERE}.REGISTRY", spec_name="engine")
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"type": f"{HERE}.Engine", "feul": "gas"}, r"takes 'fuel', 'cylinders' and was given 'feul'"),
-        (f"{HERE}.Needy", r"'key'; the class .*Needy takes 'key' and was given nothing"),
-    ],
-    ids=["unknown", "missing"],
-)
-def test_arguments_that_do_not_fit_name_the_part(spec: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=f"^engine cannot be built: .*{words}"):
-        instantiate_from_spec(spec, spec_name="engine")
+@pytest.mark.parametrize(("spec", "options", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_builds_nothing_is_refused_with_the_way_out(
+    spec: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        instantiate_from_spec(spec, spec_name="engine", **options)
 
 
 # ---------------------------------------------------------------------- the whole way
@@ -339,14 +308,15 @@ def test_defaults_reach_what_is_built(spec: Any) -> None:
     assert engine.cylinders == 6
 
 
+def test_the_words_for_a_wrong_form_or_type_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match=r"^want Engine, have int$"):
+        build(5, invalid_spec_error_fmt="want {expected_type}, have {actual_type}")
+    with pytest.raises(TypeError, match=r"^want Engine, have Wheel$"):
+        build(lambda: Wheel(), type_error_fmt="want {expected_type}, have {type_name}")
+
+
 def test_a_factory_gets_no_defaults() -> None:
     assert build(made_by_path, optional_defaults={"fuel": "coal"}).fuel == "wood"
-
-
-def test_a_dictionary_without_type_becomes_the_default_class() -> None:
-    engine = build({"fuel": "gas"}, dict_requires_type=False, dict_default_cls=Diesel)
-
-    assert (type(engine), engine.fuel) == (Diesel, "gas")
 
 
 def test_none_becomes_the_default_before_it_is_allowed() -> None:
@@ -375,11 +345,6 @@ def test_any_other_form_is_refused_with_the_accepted_ones(spec: Any, described: 
         build(spec, registry=REGISTRY)
 
 
-def test_the_words_for_a_wrong_form_can_be_chosen() -> None:
-    with pytest.raises(ValueError, match=r"^want Engine, have int$"):
-        build(5, invalid_spec_error_fmt="want {expected_type}, have {actual_type}")
-
-
 WRONG_BUILDERS: list[tuple[Any, dict[str, Any]]] = [
     (lambda: Wheel(), {}),
     (f"{HERE}.Wheel", {}),
@@ -393,11 +358,6 @@ WRONG_BUILDERS: list[tuple[Any, dict[str, Any]]] = [
 def test_a_part_of_the_wrong_type_is_a_type_error(spec: Any, options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"^engine factory returned Wheel, which is not a Engine subclass\.$"):
         build(spec, **options)
-
-
-def test_the_words_for_a_wrong_type_can_be_chosen() -> None:
-    with pytest.raises(TypeError, match=r"^want Engine, have Wheel$"):
-        build(lambda: Wheel(), type_error_fmt="want {expected_type}, have {type_name}")
 
 
 @pytest.mark.parametrize("spec", [lambda road: road, greets], ids=["lambda", "function"])
@@ -415,14 +375,6 @@ def test_what_a_factory_raises_is_raised_on() -> None:
 
 
 # ---------------------------------------------------------------------- what stands where
-
-
-def test_the_registry_knows_all_strategies() -> None:
-    assert ExecutionStrategyRegistry == {
-        "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
-        "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
-        "ray": "agentlightning.execution.ray_cluster.RayExecutionStrategy",
-    }
 
 
 def test_a_misspelt_strategy_is_answered_with_all() -> None:

@@ -113,7 +113,7 @@ def run_sync(agent: Agent[Any], task: str = "Oslo") -> Any:
 class TestOpenAIAgents(FrameworkContract):
     package, patch = "agents", OpenAIAgentsPatch
     owners = (SpanImpl, NoOpSpan, agents.tool_context.ToolContext)
-    steps = ("agent_step",)
+    steps, tool_failure = ("agent_step",), "Error running tool"
     ways = (run, run_streamed, run_sync)
 
     def agent(self, model: StubModel, name: str) -> Agent[Any]:

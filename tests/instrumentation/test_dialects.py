@@ -40,7 +40,7 @@ from tests.instrumentation.asking import HTTP
 from tests.stub_model.chat import CHAT, COMPLETIONS
 from tests.stub_model.messages import MESSAGES
 from tests.stub_model.responses import RESPONSES
-from tests.stub_model.script import Answer, Reply, Request, Wish, generate
+from tests.stub_model.script import Answer, CallOptions, Reply, Request, generate
 from tests.stub_model.words import Message, ToolCall
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -75,11 +75,12 @@ def reply_of(spoken: Spoken, answers: list[Answer], shape: Any = "vllm", *, want
     """What the stub model would say to a request for everything."""
     body = {"model": "stub-model", "logprobs": True, "return_token_ids": wants_ids, "top_logprobs": 1}
     body |= {"stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": "hi"}]}
-    wish = Wish((Message("user", "hi"),))
-    request = Request("/", {}, json.dumps(body).encode(), "any", wish.messages, wish.prompt_ids)
+    options = CallOptions((Message("user", "hi"),))
+    request = Request("/", {}, json.dumps(body).encode(), "any", options.messages, options.prompt_ids)
     told = [Answer(answer.text) if spoken.stub is COMPLETIONS else answer for answer in answers]
     choices = [
-        generate(answer, wish, index=n, call_ids=[f"call_{n}_{k}" for k in range(3)]) for n, answer in enumerate(told)
+        generate(answer, options, index=n, call_ids=[f"call_{n}_{k}" for k in range(3)])
+        for n, answer in enumerate(told)
     ]
     return Reply("an-id", 1, request, tuple(choices), shape)
 

@@ -18,15 +18,15 @@ from tests.stub_model.dialect import (
     positive,
     stops_of,
 )
-from tests.stub_model.script import BadRequest, Choice, Reply, Wish
+from tests.stub_model.script import BadRequest, CallOptions, Choice, Reply
 from tests.stub_model.words import ROLES, Message, Piece, ToolCall, encode, id_of
 
 DEFAULT_MAX_TOKENS = 16
 DEFAULT_DIMENSIONS = 16
 
 
-def read(body: dict[str, Any]) -> Wish:
-    return Wish(
+def read(body: dict[str, Any]) -> CallOptions:
+    return CallOptions(
         messages=tuple(_message(message, n) for n, message in enumerate(list_of(body, "messages"))),
         tools=tuple(body.get("tools") or ()),
         choices=positive(body, "n") or 1,
@@ -172,7 +172,7 @@ CHAT = Dialect("chat", "/chat/completions", "chatcmpl", "call", read, write, str
 # ---------------------------------------------------------------------- completions
 
 
-def _read_completion(body: dict[str, Any]) -> Wish:
+def _read_completion(body: dict[str, Any]) -> CallOptions:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
@@ -182,7 +182,7 @@ def _read_completion(body: dict[str, Any]) -> Wish:
         text, ids = "", prompt
     else:
         raise BadRequest("Invalid 'prompt': expected one text or one list of token ids.", "prompt")
-    return Wish(
+    return CallOptions(
         messages=(Message("user", text),),
         prompt_token_ids=tuple(ids),
         choices=positive(body, "n") or 1,

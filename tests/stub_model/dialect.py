@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.stub_model.script import BadRequest, Failure, Reply, Wish
+from tests.stub_model.script import BadRequest, CallOptions, Failure, Reply
 from tests.stub_model.words import as_json
 
 OPENAI_ERROR_TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 404: "invalid_request_error"}
@@ -22,7 +22,7 @@ class Dialect:
     """Below the root, and below `/v1` too."""
     id_prefix: str
     tool_call_prefix: str
-    read: Callable[[dict[str, Any]], Wish]
+    read: Callable[[dict[str, Any]], CallOptions]
     write: Callable[[Reply], dict[str, Any]]
     stream: Callable[[Reply], Iterator[bytes]]
     """The events of a stream, each as it goes over the wire."""

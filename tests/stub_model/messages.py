@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.stub_model.dialect import Dialect, content_of, list_of, named_event, positive, stops_of
-from tests.stub_model.script import BadRequest, Choice, Failure, Reply, Wish
+from tests.stub_model.script import BadRequest, CallOptions, Choice, Failure, Reply
 from tests.stub_model.words import Message, ToolCall, as_json
 
 ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
@@ -13,11 +13,11 @@ ERROR_TYPES |= {404: "not_found_error", 413: "request_too_large", 429: "rate_lim
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def read(body: dict[str, Any]) -> Wish:
+def read(body: dict[str, Any]) -> CallOptions:
     limit = positive(body, "max_tokens")
     if limit is None:
         raise BadRequest("max_tokens: Field required", "max_tokens")
-    return Wish(
+    return CallOptions(
         messages=conversation(body),
         tools=tuple(body.get("tools") or ()),
         max_tokens=limit,

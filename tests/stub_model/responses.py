@@ -5,17 +5,17 @@ from itertools import count
 from typing import Any
 
 from tests.stub_model.dialect import Dialect, content_of, json_schema_of, list_of, named_event, openai_error, positive
-from tests.stub_model.script import BadRequest, Choice, Failure, Reply, Wish
+from tests.stub_model.script import BadRequest, CallOptions, Choice, Failure, Reply
 from tests.stub_model.words import ROLES, Message, ToolCall
 
 
-def read(body: dict[str, Any]) -> Wish:
+def read(body: dict[str, Any]) -> CallOptions:
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(body, "input")
     messages = _merged([_message(item, n) for n, item in enumerate(items) if item.get("type") != "reasoning"])
     if body.get("instructions"):
         messages.insert(0, Message("system", body["instructions"]))
-    return Wish(
+    return CallOptions(
         messages=tuple(messages),
         tools=tuple(body.get("tools") or ()),
         max_tokens=positive(body, "max_output_tokens"),
@@ -23,10 +23,10 @@ def read(body: dict[str, Any]) -> Wish:
     )
 
 
-def continued(body: dict[str, Any], wish: Wish, history: tuple[Message, ...]) -> tuple[Message, ...]:
+def continued(body: dict[str, Any], options: CallOptions, history: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages of a request behind those it goes on from; instructions are not carried over."""
     own = 1 if body.get("instructions") else 0
-    return (*wish.messages[:own], *history, *wish.messages[own:])
+    return (*options.messages[:own], *history, *options.messages[own:])
 
 
 def spoken(body: dict[str, Any], messages: tuple[Message, ...], choice: Choice) -> tuple[Message, ...]:

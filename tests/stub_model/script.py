@@ -128,7 +128,7 @@ def echo(request: Request) -> Turn:
 
 
 @dataclass(frozen=True)
-class Wish:
+class CallOptions:
     """What a request asks for, whatever its dialect calls it."""
 
     messages: tuple[Message, ...]
@@ -231,19 +231,19 @@ def answers_of(turn: Turn, count: int) -> list[Answer]:
     return [answers[min(number, len(answers) - 1)] for number in range(count)]
 
 
-def generate(answer: Answer, wish: Wish, *, index: int, call_ids: Sequence[str]) -> Choice:
+def generate(answer: Answer, options: CallOptions, *, index: int, call_ids: Sequence[str]) -> Choice:
     """The answer as a model generates it under the limits of the request."""
     text = answer.text
-    if wish.json_schema is not None and not answer.tool_calls:
-        text = _as_json_text(text, wish.json_schema)
-    found = [(text.index(stop), stop) for stop in wish.stop if stop and stop in text]
+    if options.json_schema is not None and not answer.tool_calls:
+        text = _as_json_text(text, options.json_schema)
+    found = [(text.index(stop), stop) for stop in options.stop if stop and stop in text]
     place, stop_text = min(found, default=(None, None))
     calls = () if stop_text is not None else answer.tool_calls
     named = [replace(call, id=call.id or made_up) for call, made_up in zip(calls, call_ids, strict=False)]
     pieces = [*pieces_of(text[:place], named, answer.thought)]
     if stop_text is None:
         pieces.append(Piece("end", "", (id_of(END),)))
-    kept = _within(pieces, wish.max_tokens)
+    kept = _within(pieces, options.max_tokens)
     reason: FinishReason = "length" if len(kept) < len(pieces) else "tool_calls" if named else "stop"
     return Choice(index, kept, tuple(str(call.id) for call in named), reason, stop_text if reason == "stop" else None)
 

@@ -30,13 +30,13 @@ from tests.stub_model.responses import RESPONSES
 from tests.stub_model.script import (
     Answer,
     BadRequest,
+    CallOptions,
     Failure,
     Reply,
     Request,
     Script,
     TokenIdShape,
     Turn,
-    Wish,
     answers_of,
     echo,
     generate,
@@ -222,14 +222,16 @@ class StubModel:
         request = replace(request, dialect=dialect.name)
         place = len(self.requests)
         body = self._checked(request, checks_model=False)
-        wish = self._understood(dialect, body)
-        request = self.requests[place] = replace(request, messages=wish.messages, prompt_token_ids=wish.prompt_ids)
+        options = self._understood(dialect, body)
+        request = self.requests[place] = replace(
+            request, messages=options.messages, prompt_token_ids=options.prompt_ids
+        )
         self._check_model(body["model"])
         turn = self.script.next_turn(request)
         if isinstance(turn, Failure):
             raise _Refused(turn)
-        answers = answers_of(turn, wish.choices)
-        reply = self._reply(dialect, request, wish, answers)
+        answers = answers_of(turn, options.choices)
+        reply = self._reply(dialect, request, options, answers)
         await asyncio.sleep(answers[0].latency_seconds)
         if request.is_streaming:
             await _send_stream(connection, dialect, reply, answers[0])
@@ -238,27 +240,27 @@ class StubModel:
         else:
             await _send_json(connection, dialect.write(reply), f"x-request-id: {reply.id}")
 
-    def _understood(self, dialect: Dialect, body: dict[str, Any]) -> Wish:
+    def _understood(self, dialect: Dialect, body: dict[str, Any]) -> CallOptions:
         try:
-            wish = dialect.read(body)
+            options = dialect.read(body)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadRequest(f"The request has not the shape of the API: {error!r}") from error
         earlier = body.get("previous_response_id") if dialect is RESPONSES else None
         if earlier is None:
-            return wish
+            return options
         if earlier not in self._conversations:
             raise BadRequest(f"Previous response with id '{earlier}' not found.", "previous_response_id")
-        return replace(wish, messages=responses.continued(body, wish, self._conversations[earlier]))
+        return replace(options, messages=responses.continued(body, options, self._conversations[earlier]))
 
-    def _reply(self, dialect: Dialect, request: Request, wish: Wish, answers: list[Answer]) -> Reply:
+    def _reply(self, dialect: Dialect, request: Request, options: CallOptions, answers: list[Answer]) -> Reply:
         number = next(self._numbers)
         choices = []
         for index, answer in enumerate(answers):
             call_ids = [f"{dialect.tool_call_prefix}_{number}_{index}_{n}" for n in range(len(answer.tool_calls))]
-            choices.append(generate(answer, wish, index=index, call_ids=call_ids))
+            choices.append(generate(answer, options, index=index, call_ids=call_ids))
         reply = Reply(f"{dialect.id_prefix}-{number}", CREATED, request, tuple(choices), self.token_ids)
         if dialect is RESPONSES:
-            self._conversations[reply.id] = responses.spoken(request.body, wish.messages, choices[0])
+            self._conversations[reply.id] = responses.spoken(request.body, options.messages, choices[0])
         return reply
 
     def _counted(self, request: Request) -> int:

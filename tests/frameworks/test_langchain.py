@@ -375,27 +375,6 @@ def test_suppressed_work_is_not_recorded(stub_model: StubModel) -> None:
 # ---------------------------------------------------------------------- tools and retrievers
 
 
-def test_tool_says_what_it_was_asked_and_answered() -> None:
-    call = {"name": "weather", "args": {"city": "Oslo"}, "id": "c1", "type": "tool_call"}
-
-    trace = observed(weather.invoke, call)
-
-    assert trace.named("tool.tool").attributes == {
-        "tool.name": "weather",
-        "tool.call.type": "function",
-        "tool.call.id": "c1",
-        "tool.parameters": '{"city":"Oslo"}',
-        "tool.result": "rain in Oslo",
-    }
-
-
-def test_tool_that_raises_is_marked() -> None:
-    trace = observed(weather.invoke, {"city": "Atlantis"})
-
-    assert isinstance(trace.error, LookupError)
-    assert trace.named("tool.tool").status.description == "LookupError: no such city"
-
-
 def test_tool_whose_error_was_told_to_the_model_is_marked() -> None:
     @tool
     def fail() -> str:

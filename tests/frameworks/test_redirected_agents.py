@@ -11,9 +11,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.litagent import FunctionalLitAgent
-from tests.stub_model.script import Answer, Request, Script, Turn
+from tests.frameworks.contract import forecast
+from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
-from tests.stub_model.words import ToolCall
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # frameworks do not close their clients
 
@@ -25,13 +25,6 @@ def forgotten_clients() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
-
-
-def forecast(request: Request) -> Turn:
-    """Looks up the city that was asked for, and says what it found."""
-    if request.messages[-1].role == "tool":
-        return f"I found {request.text}."
-    return Answer("", (ToolCall.of("weather", city="Oslo"),))
 
 
 def weather(city: str) -> str:

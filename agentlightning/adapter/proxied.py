@@ -1,7 +1,7 @@
 """Calls that were recorded more than once: by the agent's own tracer, and by the LLM proxy that passed them on.
 
 The proxy writes a request for each call, and in some stores its raw form, and knows the tokens; the tracer's span
-stands where the agent made the call, beneath its name, and in stores of earlier releases often has no tokens. Such
+stands where the agent made the call, beneath its name, and in stores written before often has no tokens. Such
 spans are one call: that of the tracer where there is one, with the tokens of whichever has them. Two spans belong
 together if one names the other, as its recording or its parent, or if they have the same response id.
 """

@@ -45,7 +45,7 @@ from agentlightning.types import (
     Worker,
 )
 from agentlightning.types.lifecycle import ComponentProperty
-from agentlightning.utils.cross_loop_lock import CrossLoopLock
+from agentlightning.utils.loop_thread import CrossLoopLock
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -223,7 +223,6 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
             soft_wrap=True,
         )
         ended_by = await received
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two of them
     await server.stop()
     await store.close()
     return ended_by

@@ -15,13 +15,21 @@ ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 def ending_signal(
     numbers: Sequence[signal.Signals] = ENDING_SIGNALS,
 ) -> "Iterator[asyncio.Future[signal.Signals]]":
-    """The first of these signals, to be awaited within the block; a second one ends the process at once."""
+    """The first of these signals, to be awaited within the block.
+
+    A second Ctrl-C ends the process at once. After a SIGTERM others change nothing: `timeout` sends two of them.
+    """
     loop = asyncio.get_running_loop()
     received: asyncio.Future[signal.Signals] = loop.create_future()
 
     def note(number: signal.Signals) -> None:
+        # Blocked meanwhile: between the loop's handler and ours another SIGTERM would end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         for other in numbers:
             loop.remove_signal_handler(other)
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if not received.done():  # the loop may be ending already
             received.set_result(number)
 

@@ -45,8 +45,6 @@ LEAVING = "Leaving when what runs has finished, in {:g} s at the latest; Ctrl-C 
 REPORT_SECONDS: Final = 2.0
 """How much longer than their grace runners are served, so that they can tell what they had to leave."""
 Role = Literal["algorithm", "runner", "both"]
-RUNNER_OPERATIONS: Final = ("claim_rollouts", "finish_and_claim", "finish_attempt", "update_attempt", "update_worker")
-"""What every runner calls; their codecs are made once, before the processes are."""
 _SERVER_SECONDS: Final = 30.0
 """How long a runner waits for the server to come up, in silence."""
 _CONNECT_SECONDS: Final = 0.025
@@ -380,7 +378,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent, ctx: Any
     ) -> None:
         if self.managed_store:
-            prepare_codecs(RUNNER_OPERATIONS)
+            prepare_codecs()
         # Runners are started first, while this process has no threads that a fork could tear apart.
         runners = self._started_runners(runner, store, stop, ctx)
         guarded = OrphanedQueueGuard(algorithm, runners.have_ended, getattr(runner, "owns_worker", None))

@@ -64,36 +64,22 @@ class LightningStore:
         """URL that takes OTLP/HTTP traces, for stores whose `otlp_traces` capability is true."""
         raise NotImplementedError
 
-    @operation("GET", "/statistics", mutates=False)
+    @operation("GET", "/statistics", who="runner")
     async def statistics(self) -> LightningStoreStatistics:
         """Counts and sizes of what the store holds."""
         raise NotImplementedError
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        """Run the operation of that name.
-
-        With a `request_id`, a back end that keeps answers gives the first answer again when the same request comes
-        twice within ten minutes, so that a retry over a network cannot act twice.
-        """
+    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Run the operation of that name."""
         operation: Callable[..., Awaitable[Any]] = getattr(self, name)
         return await operation(**arguments)
-
-    @operation("POST", "/requests/{request_id}/abandon")
-    async def abandon_request(self, request_id: str) -> bool:
-        """Give back what a request claimed whose caller went away, answered or not; False if it claimed nothing."""
-        raise NotImplementedError
-
-    @operation("POST", "/requests/forget")
-    async def forget_requests(self, request_ids: Sequence[str]) -> None:
-        """Drop the kept answers of requests that will not come again; others are dropped after ten minutes."""
-        raise NotImplementedError
 
     async def close(self) -> None:
         """Release what the store holds; acknowledged work is kept where the back end is durable."""
 
     # ------------------------------------------------------------------ rollouts
 
-    @operation("POST", "/rollouts", status=201)
+    @operation("POST", "/rollouts", who="runner", ids="rollout_id attempt_id", status=201)
     async def start_rollout(
         self,
         input: TaskInput,
@@ -103,14 +89,16 @@ class LightningStore:
         metadata: dict[str, Any] | None = None,
         *,
         worker_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
     ) -> AttemptedRollout:
         """Create a rollout with its first attempt, both `preparing`; it never enters the queue.
 
-        Without `resources_id` it is bound to the latest resources; an id that does not exist is kept as it is.
-        """
+        Without `resources_id` it is bound to the latest resources; an id that does not exist is kept as it is. A second
+        call with the same two ids changes nothing and returns both as they are."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/enqueue-one", status=201)
+    @operation("POST", "/queues/rollouts/enqueue-one", who="admin", ids="rollout_id", status=201)
     async def enqueue_rollout(
         self,
         input: TaskInput,
@@ -121,60 +109,63 @@ class LightningStore:
         *,
         rollout_id: str | None = None,
     ) -> Rollout:
-        """Create a rollout at the tail of the queue.
-
-        With a `rollout_id` of the caller's, a second call with the same id changes nothing and returns the rollout as
-        it is.
-        """
+        """Create a rollout at the tail of the queue, unless there is one of this `rollout_id`; returns it as it is."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/enqueue", status=201)
+    @operation("POST", "/queues/rollouts/enqueue", who="admin", many="rollouts", status=201)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        """Enqueue all or none, in the given order."""
+        """Enqueue all or none, in the given order; one whose `rollout_id` there is already is returned as it is."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/dequeue-one")
+    @operation("POST", "/queues/rollouts/dequeue-one", who="runner", ids="claim_id")
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, wait: float | None = None
+        self, worker_id: str | None = None, *, wait: float | None = None, claim_id: str | None = None
     ) -> AttemptedRollout | None:
         """Claim the head of the queue: the rollout becomes `preparing` with a new attempt; None if the queue is empty.
 
-        Each entry is handed out once. `wait` blocks for up to that many seconds until there is work.
+        Each entry is handed out once. `wait` blocks for up to that many seconds until there is work. Repeated under a
+        `claim_id` that the caller made, within ten minutes, it gives the same worker what of that claim is still open.
         """
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/dequeue")
+    @operation("POST", "/queues/rollouts/dequeue", who="runner", ids="claim_id")
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float | None = None,
+        claim_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/claim")
+    @operation("POST", "/queues/rollouts/claim", who="runner", ids="claim_id", hot=True)
     async def claim_rollouts(
         self,
         *,
         limit: int = 1,
         worker_id: str | None = None,
         wait: float | None = None,
+        claim_id: str | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
         raise NotImplementedError
 
-    @operation("POST", "/queues/rollouts/return")
+    @operation("POST", "/queues/rollouts/return", who="runner")
     async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Undo claims with which nothing was begun: the rollouts go back to the head of the queue, in the given order.
 
         Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest."""
         raise NotImplementedError
 
-    @operation("GET", "/rollouts/{rollout_id}", mutates=False)
+    @operation("GET", "/rollouts/{rollout_id}", who="runner")
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """The rollout with its latest attempt, if any; None if there is none. Overdue attempts are marked first."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/search", mutates=False)
+    @operation("POST", "/rollouts/search", who="runner", mutates=False)
     async def query_rollouts(
         self,
         status: Sequence[RolloutStatus] | None = None,
@@ -193,11 +184,10 @@ class LightningStore:
         """Rollouts that match, in the order of their creation unless sorted otherwise.
 
         None does not filter, an empty sequence matches nothing; a rollout without a mode never matches `mode_in`.
-        `status` and `rollout_ids` are the older names of `status_in` and `rollout_id_in`.
-        """
+        `status` and `rollout_ids` are the older names of `status_in` and `rollout_id_in`."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}")
+    @operation("POST", "/rollouts/{rollout_id}", who="admin")
     async def update_rollout(
         self,
         rollout_id: str,
@@ -212,11 +202,10 @@ class LightningStore:
         """Change the named fields; fields left `UNSET` keep their value.
 
         A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes
-        it out of the queue. Only this method can cancel a rollout.
-        """
+        it out of the queue. Only this method can cancel a rollout."""
         raise NotImplementedError
 
-    @operation("POST", "/waits/rollouts", mutates=False)
+    @operation("POST", "/waits/rollouts", who="runner", mutates=False)
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout | Rollout]:
@@ -227,12 +216,14 @@ class LightningStore:
 
     # ------------------------------------------------------------------ attempts
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts", status=201)
-    async def start_attempt(self, rollout_id: str, *, worker_id: str | None = None) -> AttemptedRollout:
-        """Begin another attempt now, whatever `max_attempts` says; the rollout is `preparing` and out of the queue."""
+    @operation("POST", "/rollouts/{rollout_id}/attempts", who="runner", ids="attempt_id", status=201)
+    async def start_attempt(
+        self, rollout_id: str, *, worker_id: str | None = None, attempt_id: str | None = None
+    ) -> AttemptedRollout:
+        """Begin another attempt, whatever `max_attempts` says, unless there is one of this id; returns it."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts/search", mutates=False)
+    @operation("POST", "/rollouts/{rollout_id}/attempts/search", who="runner", mutates=False)
     async def query_attempts(
         self,
         rollout_id: str,
@@ -245,12 +236,12 @@ class LightningStore:
         """Attempts of a rollout, the first one first; empty for an unknown rollout."""
         raise NotImplementedError
 
-    @operation("GET", "/rollouts/{rollout_id}/attempts/latest", mutates=False)
+    @operation("GET", "/rollouts/{rollout_id}/attempts/latest", who="runner")
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """The attempt with the highest number; None if there is none."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}")
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", who="runner", hot=True)
     async def update_attempt(
         self,
         rollout_id: str,
@@ -262,11 +253,10 @@ class LightningStore:
     ) -> Attempt:
         """Change the named fields of an attempt (`attempt_id` may be "latest").
 
-        A status given for the latest attempt decides the status of the rollout, which may send it back to the queue.
-        """
+        A status given for the latest attempt decides the status of the rollout, which may send it back to the queue."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish")
+    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish", who="runner", hot=True)
     async def finish_attempt(
         self,
         rollout_id: str,
@@ -282,7 +272,9 @@ class LightningStore:
         Spans are numbered here in their order, unless they have a number that this store has given out."""
         raise NotImplementedError
 
-    @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim")
+    @operation(
+        "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim", who="runner", ids="claim_id", hot=True
+    )
     async def finish_and_claim(
         self,
         rollout_id: str,
@@ -293,6 +285,7 @@ class LightningStore:
         metadata: dict[str, Any] | None | Unset = UNSET,
         output: Any | Unset = UNSET,
         worker_id: str | None = None,
+        claim_id: str | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
         """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
@@ -300,12 +293,12 @@ class LightningStore:
 
     # ------------------------------------------------------------------ spans
 
-    @operation("POST", "/spans", body="span", echoes="span", status=201)
+    @operation("POST", "/spans", who="attempt", body="span", echoes="span", watchdog=False, status=201)
     async def add_span(self, span: Span) -> Span | None:
-        """Append a span to its attempt, which counts as a sign of life; a repeated span id is kept again."""
+        """Append a span to its attempt, which counts as a sign of life; None if the attempt has one of its id."""
         raise NotImplementedError
 
-    @operation("POST", "/spans/batch", echoes="spans", status=201)
+    @operation("POST", "/spans/batch", who="attempt", echoes="spans", many="spans", watchdog=False, status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
         """Append all or none, with the next number for sequence id 0; of one id only the first, others answer None."""
         raise NotImplementedError
@@ -318,17 +311,21 @@ class LightningStore:
         ids: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": number}
         return await self.add_span(Span.from_opentelemetry(readable_span, **ids))
 
-    @operation("POST", "/spans/next")
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """The next number of a rollout, shared by its attempts: from 1, never given twice; ids are not checked."""
+    @operation("POST", "/spans/next", who="attempt", ids="request_id", watchdog=False)
+    async def get_next_span_sequence_id(
+        self, rollout_id: str, attempt_id: str, *, request_id: str | None = None
+    ) -> int:
+        """The next number of a rollout, from 1, shared by its attempts; the same again for a repeated `request_id`."""
         raise NotImplementedError
 
-    @operation("POST", "/spans/next/batch")
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each (rollout id, attempt id), in the given order."""
+    @operation("POST", "/spans/next/batch", who="attempt", ids="request_id", watchdog=False)
+    async def get_many_span_sequence_ids(
+        self, rollout_attempt_ids: Sequence[tuple[str, str]], *, request_id: str | None = None
+    ) -> Sequence[int]:
+        """One number for each (rollout id, attempt id), in the given order; ids are not checked."""
         raise NotImplementedError
 
-    @operation("POST", "/spans/search", mutates=False)
+    @operation("POST", "/spans/search", who="runner", mutates=False)
     async def query_spans(
         self,
         rollout_id: str,
@@ -354,43 +351,44 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST", "/spans/open", status=201)
+    @operation("POST", "/spans/open", who="attempt", watchdog=False, status=201)
     async def add_open_spans(self, spans: Sequence[Span]) -> None:
         """Tell of spans that have begun: outlines, kept apart from all others until they end or their attempt does."""
         raise NotImplementedError
 
-    @operation("POST", "/spans/open/search", mutates=False)
+    @operation("POST", "/spans/open/search", who="runner", mutates=False)
     async def query_open_spans(self, rollout_id: str) -> Sequence[Span]:
         """Spans of a rollout's latest attempt that have begun and not ended, without `end_time`, as they began."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ resources
 
-    @operation("POST", "/resources", body="resources", status=201)
-    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        """Publish resources under a new id; they become the latest."""
+    @operation("POST", "/resources", who="admin", ids="resources_id", body="resources", loose="resources", status=201)
+    async def add_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+        """Publish resources under a new id; they become the latest. If the id is not new, nothing changes."""
         raise NotImplementedError
 
-    @operation("POST", "/resources/{resources_id}", body="resources")
+    @operation("POST", "/resources/{resources_id}", who="admin", body="resources", loose="resources")
     async def update_resources(
-        self, resources_id: str, resources: NamedResources, *, merge: bool = False
+        self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
     ) -> ResourcesUpdate:
         """Publish resources under a given id, new or not; they become the latest.
 
-        They replace what the id held; with `merge`, names that are not given keep what they had."""
+        They replace what the id held; with `merge`, names not given keep what they had. `version` is the number this
+        publication gets: a repeat changes nothing, a number that is another's is a `RequestConflict`."""
         raise NotImplementedError
 
-    @operation("GET", "/resources/latest", mutates=False)
+    @operation("GET", "/resources/latest", who="runner")
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last; None if nothing was."""
         raise NotImplementedError
 
-    @operation("GET", "/resources/{resources_id}", mutates=False)
+    @operation("GET", "/resources/{resources_id}", who="runner")
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """The resources of that id; None if there are none."""
         raise NotImplementedError
 
-    @operation("GET", "/resources", mutates=False)
+    @operation("GET", "/resources", who="runner")
     async def query_resources(
         self,
         *,
@@ -406,7 +404,7 @@ class LightningStore:
 
     # ------------------------------------------------------------------ workers
 
-    @operation("POST", "/workers/search", mutates=False)
+    @operation("POST", "/workers/search", who="runner", mutates=False)
     async def query_workers(
         self,
         *,
@@ -421,24 +419,24 @@ class LightningStore:
         """Workers the store has heard of, in the order of their first sign of life unless sorted otherwise."""
         raise NotImplementedError
 
-    @operation("GET", "/workers/{worker_id}", mutates=False)
+    @operation("GET", "/workers/{worker_id}", who="runner")
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """The worker of that id; None if the store has not heard of it."""
         raise NotImplementedError
 
-    @operation("POST", "/workers/{worker_id}")
+    @operation("POST", "/workers/{worker_id}", who="runner", hot=True)
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET) -> Worker:
         """Record a heartbeat of a worker, new or not; the `running_attempts` it names live too (`store/claims.py`)."""
         raise NotImplementedError
 
-    @operation("POST", "/workers/{worker_id}/lost")
+    @operation("POST", "/workers/{worker_id}/lost", who="admin")
     async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:
         """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ runs and metrics
 
-    @operation("POST", "/runs", status=201)
+    @operation("POST", "/runs", who="admin", ids="run_id", status=201)
     async def start_run(
         self,
         name: str = "run",
@@ -450,19 +448,19 @@ class LightningStore:
         """Open a run, or return and report the one of this `run_id`; secrets in `config` become `***`."""
         raise NotImplementedError
 
-    @operation("POST", "/runs/{run_id}/finish")
+    @operation("POST", "/runs/{run_id}/finish", who="admin")
     async def finish_run(
         self, run_id: str, status: RunStatus = "succeeded", *, summary: dict[str, Any] | None = None
     ) -> Run:
         """Close a run with its outcome; secrets in `summary` are kept as `***`."""
         raise NotImplementedError
 
-    @operation("GET", "/runs/{run_id}", mutates=False)
+    @operation("GET", "/runs/{run_id}", who="runner")
     async def get_run_by_id(self, run_id: str) -> Run | None:
         """The run of that id; None if there is none."""
         raise NotImplementedError
 
-    @operation("POST", "/runs/search", mutates=False)
+    @operation("POST", "/runs/search", who="runner", mutates=False)
     async def query_runs(
         self,
         *,
@@ -476,12 +474,14 @@ class LightningStore:
         """Runs that match, in the order of their start unless sorted otherwise."""
         raise NotImplementedError
 
-    @operation("POST", "/runs/{run_id}/metrics", status=201)
-    async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> MetricPoint:
-        """Append figures to the curves of a run."""
+    @operation("POST", "/runs/{run_id}/metrics", who="admin", ids="time", loose="values", watchdog=False, status=201)
+    async def add_metrics(
+        self, run_id: str, step: int, values: Mapping[str, float], *, time: float | None = None
+    ) -> MetricPoint:
+        """Append figures to the curves of a run; the same ones of the same `time`, by default now, are kept once."""
         raise NotImplementedError
 
-    @operation("POST", "/runs/{run_id}/metrics/search", mutates=False)
+    @operation("POST", "/runs/{run_id}/metrics/search", who="runner", mutates=False)
     async def query_metrics(
         self, run_id: str, *, names: Sequence[str] | None = None, limit: int = -1, offset: int = 0
     ) -> PaginatedResult[MetricPoint]:

@@ -1,12 +1,14 @@
-"""Claims: a rollout from the queue, and all that a runner needs to begin with it."""
+"""Claims: a rollout from the queue, and all that a runner needs to begin with it; and the grants that note them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
 
 from agentlightning.types import AttemptedRollout, ResourcesUpdate
 
-__all__ = ["RUNNING_ATTEMPTS", "Claim", "ResourcesVersion", "claim_with"]
+__all__ = ["RUNNING_ATTEMPTS", "Claim", "Grant", "GrantKind", "ResourcesVersion", "claim_with", "claimed_ids"]
 
 
 RUNNING_ATTEMPTS: Final = "running_attempts"
@@ -45,3 +47,27 @@ def claim_with(
         return Claim(rollout)
     version = (resources.resources_id, resources.version)
     return Claim(rollout, version, None if version in known else resources)
+
+
+def claimed_ids(result: Any) -> list[tuple[str, str]]:
+    """Ids of rollout and attempt in the result of an operation that gives out rollouts."""
+    given = result if isinstance(result, list) else [result] if result is not None else []
+    rollouts: list[AttemptedRollout] = [claim.rollout if isinstance(claim, Claim) else claim for claim in given]
+    return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in rollouts]
+
+
+GRANT_SECONDS: Final = 600.0
+"""How long a grant is kept, at least."""
+GrantKind = Literal["claim", "sequence_ids"]
+
+
+class Grant(BaseModel):
+    """What a store has given out under an id that the caller made."""
+
+    grant_id: str
+    kind: GrantKind
+    worker_id: str | None
+    """The only worker who is given it again."""
+    time: float
+    given: list[Any]
+    """Pairs of the ids of rollout and attempt, or sequence ids."""

@@ -17,9 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.behaviour.claims import return_claims
-from agentlightning.store.behaviour.requests import CLAIMS, claimed_ids
-from agentlightning.store.local import Call, LocalStore
+from agentlightning.store.local import Call, LocalStore, undoing
 from agentlightning.store.notices import NoticeFields
 from agentlightning.types import Notice
 from agentlightning.utils.once import fork_handlers
@@ -181,11 +179,11 @@ class DurableStore(LocalStore, Generic[WorkingT]):
             raise
 
     def _give_back(self, job: Job) -> None:
-        """Return what was claimed for a caller who is gone; one with a request id will ask again."""
-        if job.error is None and job.call.request_id is None and job.call.name in CLAIMS:
-            returning = partial(return_claims, rollout_attempt_ids=claimed_ids(job.result))
+        """Return what was claimed for a caller who is gone."""
+        undo = undoing(job.call, job.result) if job.error is None else None
+        if undo is not None:
             with suppress(ConnectionError, RuntimeError):  # the store was closed meanwhile
-                self._submit(self._work(), Job(Call("returned_claims", returning)))
+                self._submit(self._work(), Job(undo))
 
     async def _notices_after(self, cursor: int) -> Sequence[Notice] | None:
         notices = self._board.after(cursor)

@@ -5,6 +5,9 @@ as it is. Any other is wrapped: operations that it lacks are made of those that 
 are applied here, and workers, runs and metrics that it cannot keep are kept in this process. An operation made of
 several is not one step, as it is in a store of this package.
 
+The stores of this package recognise a repeated call by the ids that its caller made. Where a store does not know them,
+the answer is remembered here: enough for a lost answer, not for a restart.
+
 Trainer, runner, servers and tracers adapt a store where they receive it; nothing else asks what a store can do.
 """
 
@@ -23,11 +26,10 @@ from pydantic import BaseModel
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
-from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
+from agentlightning.store.claims import GRANT_SECONDS, Claim, ResourcesVersion, claim_with
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
 from agentlightning.store.selection import Condition, Selection, choose
 from agentlightning.types import (
     Attempt,
@@ -56,7 +58,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.1
 """How often a queue is asked for work by a caller who waits, of a store that does not wait itself."""
-MOST_ANSWERS: Final = 10_000
+MOST_CALLS: Final = 10_000
+"""Of which the answers are remembered; as many spans are known by their ids."""
 _BY_KEYWORD: Final = frozenset(
     ["dequeue_rollout", "query_rollouts", "update_attempt", "update_rollout", "wait_for_rollouts"]
 )
@@ -73,6 +76,8 @@ _KEPT_HERE: Final = (
     *("query_workers", "get_worker_by_id", "update_worker", "start_run", "finish_run", "get_run_by_id", "query_runs"),
     *("add_metrics", "query_metrics"),
 )
+_IDENTIFYING: Final = ("worker_id", "rollout_id", "run_id", "step", "values")
+"""Arguments that two calls with the same ids have in common if one is a copy of the other."""
 _OLDER_NAMES: Final = {"status": "status_in", "rollout_ids": "rollout_id_in"}
 _RECORDS: Final[Mapping[str, type[BaseModel]]] = {
     "query_attempts": Attempt,
@@ -93,8 +98,8 @@ def adapted(store: LightningStore) -> LightningStore:
 
 @functools.cache
 def _is_whole(kind: type) -> bool:
-    """Whether a store class has every operation with all its arguments, and keeps answers for requests repeated."""
-    return _has(kind, "perform") and all(
+    """Whether a store class has every operation with all its arguments."""
+    return all(
         _has(kind, name) and _knows(getattr(kind, name), op.signature.parameters)
         for name, op in operations_of(LightningStore).items()
     )
@@ -126,9 +131,9 @@ def _parameters_of(function: Any) -> frozenset[str] | None:
 
 
 @dataclass
-class _Answer:
-    request: str
-    future: "asyncio.Future[Any]"
+class _Call:
+    time: float
+    task: "asyncio.Task[Any]"
     waiters: int = 0
 
 
@@ -143,13 +148,15 @@ def _derived_method(op: Operation) -> Callable[..., Any]:
 class ForeignStore(LightningStore):
     """A store with the parts of the contract that it lacks; safe for threads, whether it is or not."""
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
+        self._clock = clock
         self._kept = InMemoryLightningStore()
         is_safe = bool(self._declared_capabilities.get("thread_safe"))
         self._lock: AbstractAsyncContextManager[None] = nullcontext() if is_safe else CrossLoopLock()
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()
-        """By request id, the oldest first."""
+        self._calls: OrderedDict[tuple[Any, ...], _Call] = OrderedDict()
+        """By their ids, while they run and for ten minutes after, the oldest first."""
+        self._span_ids: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     @property
     def _declared_capabilities(self) -> LightningStoreCapabilities:
@@ -178,15 +185,59 @@ class ForeignStore(LightningStore):
     # ------------------------------------------------------------------ calling the store
 
     async def _answer(self, op: Operation, given: dict[str, Any]) -> Any:
-        """Have the store do it, as far as it can."""
+        """Have the store do it, as far as it can; once for all calls with the same ids."""
         defaults = op.signature.parameters
         given = {name: value for name, value in given.items() if value is not defaults[name].default}
-        if not self.can(op.name, *given):
-            if op.name in _KEPT_HERE and not _has(type(self.store), op.name):
-                return await self._kept.perform(op.name, given)
-            if op.name in _COMPOSED:
-                return await _COMPOSED[op.name](self, **given)
+        if op.name in _KEPT_HERE and not _has(type(self.store), op.name):
+            return await self._kept.perform(op.name, given)
+        key = _identity(op, given)
+        given = {name: value for name, value in given.items() if name not in op.ids or self.can(op.name, name)}
+        if key is None or self._recognises_repeats(op):
+            return await self._act(op, given)
+        self._forget_old_calls()
+        if key not in self._calls:
+            self._calls[key] = _Call(self._clock(), asyncio.create_task(self._act_once(key, op, given)))
+        call = self._calls[key]
+        call.waiters += 1
+        try:
+            return await asyncio.shield(call.task)
+        finally:
+            call.waiters -= 1
+            if call.waiters == 0 and not call.task.done():
+                call.task.cancel()
+
+    async def _act_once(self, key: tuple[Any, ...], op: Operation, given: dict[str, Any]) -> Any:
+        """Act for a call and its copies; where nothing was given out or created, the next one tries again."""
+        result: Any = None
+        try:
+            result = await self._act(op, given)
+            return result
+        finally:
+            if result is None or result == []:
+                self._calls.pop(key, None)
+
+    def _forget_old_calls(self) -> None:
+        calls, oldest = self._calls, self._clock() - GRANT_SECONDS
+        while calls and (len(calls) > MOST_CALLS or next(iter(calls.values())).time < oldest):
+            calls.popitem(last=False)
+
+    async def _act(self, op: Operation, given: dict[str, Any]) -> Any:
+        if op.name == "add_span":
+            return await self._add_span(given["span"])
+        if op.name in _COMPOSED and not self.can(op.name, *given):
+            return await _COMPOSED[op.name](self, **given)
         return await (self._query(op, given) if op.name in _RECORDS else self.call(op.name, given))
+
+    async def _add_span(self, span: Span) -> Span | None:
+        """Drop a span id that was added here before: stores of earlier releases keep it again."""
+        ids = (span.rollout_id, span.attempt_id, span.span_id)
+        if ids in self._span_ids:
+            return None
+        added: Span | None = await self.call("add_span", {"span": span})
+        self._span_ids[ids] = None
+        if len(self._span_ids) > MOST_CALLS:
+            self._span_ids.popitem(last=False)
+        return added
 
     async def call(self, name: str, given: Mapping[str, Any]) -> Any:
         """Call the store's own method with the arguments that it knows."""
@@ -209,6 +260,12 @@ class ForeignStore(LightningStore):
         """Whether the store has the operation, with these arguments."""
         return _has(type(self.store), name) and _knows(getattr(self.store, name), arguments)
 
+    def _recognises_repeats(self, op: Operation) -> bool:
+        """Whether the store names the ids of the operation; one that takes any argument may not look at them."""
+        if not op.ids or not self.can(op.name, *op.ids):
+            return False
+        return _parameters_of(getattr(type(self.store), op.name)) is not None
+
     async def _query(self, op: Operation, given: dict[str, Any]) -> PaginatedResult[Any]:
         """Select here what the store does not select itself; a list that it answers becomes a page."""
         if _knows(getattr(self.store, op.name), given):
@@ -222,45 +279,21 @@ class ForeignStore(LightningStore):
         selection = Selection(tuple(_condition(*item) for item in given.items()), logic, **paging)
         return choose(found, selection.checked(_RECORDS[op.name].model_fields))
 
-    async def perform(
-        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
-    ) -> Any:
-        """Run an operation; one that comes again under its request id, from this caller, gets the first answer."""
-        operation: Callable[..., Awaitable[Any]] = getattr(self, name)
-        if request_id is None:
-            return await operation(**arguments)
-        check_request_id(request_id)
-        request = described_request(name, arguments, caller)
-        answer = self._answers.get(request_id)
-        if answer is None:
-            answer = self._answers[request_id] = _Answer(request, asyncio.ensure_future(operation(**arguments)))
-            if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
-        check_same_request(request_id, answer.request, request)
-        answer.waiters += 1
-        result: Any = None
-        try:
-            result = await asyncio.shield(answer.future)
-        finally:
-            answer.waiters -= 1
-            if answer.waiters == 0 and not answer.future.done():
-                answer.future.cancel()
-            if answer.waiters == 0 and (result is None or result == []):  # nothing was done that a repeat would undo
-                self._answers.pop(request_id, None)
-        return result
-
-    async def abandon_request(self, request_id: str) -> bool:
-        return False
-
-    async def forget_requests(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self._answers.pop(request_id, None)
-
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         async with self._lock:
             return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+
+def _identity(op: Operation, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What a copy of a call is recognised by; None if its caller has made no ids."""
+    ids = [given.get(name) for name in op.ids]
+    if op.many == "rollouts":
+        ids = [rollout.rollout_id for rollout in given["rollouts"]]
+    if not ids or None in ids:
+        return None
+    return (op.name, *ids, *(str(given.get(name)) for name in _IDENTIFYING))
 
 
 def _condition(name: str, value: Any) -> Condition:
@@ -395,8 +428,9 @@ async def _no_open_spans(store: ForeignStore, **_: Any) -> Sequence[Span]:
 
 
 async def _merge_resources(
-    store: ForeignStore, resources_id: str, resources: NamedResources, merge: bool = False
+    store: ForeignStore, resources_id: str, resources: NamedResources, merge: bool = False, version: int | None = None
 ) -> ResourcesUpdate:
+    """Publish them whole; a store that numbers no versions takes any."""
     before = await store.get_resources_by_id(resources_id) if merge else None
     return await store.update_resources(resources_id, {**({} if before is None else before.resources), **resources})
 

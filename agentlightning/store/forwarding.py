@@ -23,9 +23,6 @@ __all__ = ["BlockingStore", "LightningStoreThreaded", "innermost"]
 
 ResultT = TypeVar("ResultT")
 
-UNLOCKED = frozenset(["wait_for_rollouts"])
-"""Operations that wait, during which others must be able to act."""
-
 
 def innermost(store: LightningStore) -> LightningStore:
     """The store behind its wrappers."""
@@ -37,7 +34,7 @@ def innermost(store: LightningStore) -> LightningStore:
 def _locked_method(op: Operation) -> Callable[..., Any]:
     async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
         forwarded: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._target, op.name)
-        if self._needs_no_lock or op.name in UNLOCKED or kwargs.get("wait") is not None:
+        if self._needs_no_lock or op.may_wait(kwargs):  # others must be able to act while it waits
             return await forwarded(*args, **kwargs)
         async with self._lock:
             return await forwarded(*args, **kwargs)
@@ -70,11 +67,12 @@ class LightningStoreThreaded(LightningStore):
         async with self._lock:
             return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        if self._needs_no_lock or name in UNLOCKED or arguments.get("wait") is not None:
-            return await self._target.perform(name, arguments, request_id=request_id)
+    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        op = operations_of(LightningStore).get(name)
+        if self._needs_no_lock or op is None or op.may_wait(arguments):
+            return await self._target.perform(name, arguments)
         async with self._lock:
-            return await self._target.perform(name, arguments, request_id=request_id)
+            return await self._target.perform(name, arguments)
 
     def subscribe(
         self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None

@@ -5,7 +5,6 @@ one transaction is written here once: waiting for rollouts and for work, subscri
 also ticks while only a waiter waits.
 """
 
-import json
 import math
 import time
 from abc import abstractmethod
@@ -18,31 +17,21 @@ from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError, InvalidQuery
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
-from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
+from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.behaviour.attempts import mark_overdue
+from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.heartbeats import sweep
-from agentlightning.store.behaviour.requests import CLAIMS
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
-from agentlightning.store.claims import Claim, ResourcesVersion
+from agentlightning.store.claims import claimed_ids
 from agentlightning.store.detach import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.request_ids import check_request_id, check_same_request, described_request
-from agentlightning.store.transaction import Answer, Transaction
+from agentlightning.store.transaction import Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = [
-    "ANSWER_LIFETIME_SECONDS",
-    "SCHEDULE",
-    "Call",
-    "LocalStore",
-    "Subscription",
-    "Watchdog",
-    "execute",
-    "local_store",
-]
+__all__ = ["SCHEDULE", "Call", "LocalStore", "Subscription", "Watchdog", "execute", "local_store", "undoing"]
 
 Clock = Callable[[], float]
 
@@ -51,8 +40,6 @@ SWEEPS_SHARE = 0.1
 """How often silent workers are looked for, as a share of the time they may be silent."""
 PAUSE_SHARE = 0.5
 """When they were not looked for in this share of it, the store was asleep."""
-ANSWER_LIFETIME_SECONDS = 600.0
-"""How long the answer to a request id is given again."""
 OPERATION_SECONDS = "agl_store_operation_seconds"
 
 
@@ -106,11 +93,6 @@ class Call:
     behaviour: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    request_id: str | None = None
-    request: str = ""
-    """What a copy of the request is recognised by, if it has an id."""
-    keeps_empty: bool = True
-    """Whether a request that found nothing finds nothing again; a waiting one does only when its time is over."""
     watchdog: bool = True
     """Whether overdue attempts are marked first."""
     is_large: bool = False
@@ -118,24 +100,19 @@ class Call:
 
 
 def execute(call: Call, tx: Transaction, now: float) -> Any:
-    """Run a call, or give the answer of the first one that came with its request id; the result is the caller's own."""
-    if call.request_id is None:
-        return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
-    op = operations_of(LightningStore)[call.name]
-    answer = tx.get_answer(call.request_id, now)
-    if answer is not None:
-        check_same_request(call.request_id, answer.request, call.request)
-        return _recalled(op, call, answer)
-    result = call.behaviour(tx, now, *call.args, **call.kwargs)
-    if call.keeps_empty or (result is not None and result != []):
-        body = op.encode_result(result) if op.echoes is None else json.dumps(op.brief(result)).encode()
-        tx.put_answer(call.request_id, Answer(call.request, body), now)
-    return detached(result)
+    """Run a call; the result is the caller's own."""
+    return detached(call.behaviour(tx, now, *call.args, **call.kwargs))
 
 
-def _recalled(op: Operation, call: Call, answer: Answer) -> Any:
-    """A kept answer; of what was echoed only the fact is kept."""
-    return op.decode_result(answer.body) if op.echoes is None else op.expand(json.loads(answer.body), call.kwargs)
+def undoing(call: Call, result: Any) -> Call | None:
+    """The call that returns what a caller claimed who is gone; None if nothing is to be returned.
+
+    Who gave a `claim_id` asks for the claim again, and gets it.
+    """
+    op = operations_of(LightningStore).get(call.name)
+    if op is None or not op.is_claim or call.kwargs.get("claim_id") is not None or not result:
+        return None
+    return Call("return_claims", return_claims, (claimed_ids(result),))
 
 
 def _operation_method(op: Operation) -> Callable[..., Any]:
@@ -143,18 +120,17 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
     if behaviour is None:
         return op.declared  # the class below defines it
 
-    watchdog = op.name not in WITHOUT_WATCHDOG
-
     async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        return await self._claim(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
+        call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
+        return await (self._claim_now(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        return await self._write(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
+        return await self._write(Call(op.name, behaviour, args, kwargs, op.watchdog))
 
     async def read(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
-        return await self._read(Call(op.name, behaviour, args, kwargs, watchdog=watchdog))
+        return await self._read(Call(op.name, behaviour, args, kwargs, op.watchdog))
 
-    if op.name in CLAIMS:
+    if op.is_claim:
         return claim
     return write if op.mutates else read
 
@@ -219,9 +195,6 @@ class LocalStore(LightningStore):
     def _read(self, call: Call) -> Awaitable[Any]:
         return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call)
 
-    def _claim(self, call: Call) -> Awaitable[Any]:
-        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call)
-
     async def _measured(self, run: Callable[[Call], Awaitable[Any]], call: Call) -> Any:
         began = time.perf_counter()
         try:
@@ -247,20 +220,10 @@ class LocalStore(LightningStore):
         """Write a little where all writes go; what a write would raise is raised."""
         await self._write(Call("check_writable", _put_checked_time, watchdog=False))
 
-    async def perform(
-        self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None, caller: str = ""
-    ) -> Any:
-        """As declared; a request id belongs to the `caller` who used it first."""
+    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
         if name not in operations_of(LightningStore):
             raise InvalidQuery(f"There is no store operation '{name}'.")
-        if request_id is None or not operations_of(LightningStore)[name].mutates:
-            return await getattr(self, name)(**arguments)
-        check_request_id(request_id)
-        request = described_request(name, arguments, caller)
-        given = dict(arguments)
-        wait = given.pop("wait", None)
-        call = Call(name, BEHAVIOURS[name], (), given, request_id, request, watchdog=name not in WITHOUT_WATCHDOG)
-        return await self._call(call, wait)
+        return await getattr(self, name)(**arguments)
 
     async def __aenter__(self) -> Self:
         return self
@@ -270,52 +233,22 @@ class LocalStore(LightningStore):
 
     # ------------------------------------------------------------------ waiting
 
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, wait: float | None = None
-    ) -> AttemptedRollout | None:
-        call = Call("dequeue_rollout", BEHAVIOURS["dequeue_rollout"], (worker_id,))
-        claim: AttemptedRollout | None = await self._call(call, wait)
-        return claim
+    async def _claim_patiently(self, call: Call, wait: float) -> Any:
+        """Run a claim again whenever there may be work, until there is or time is over."""
+        deadline, claim_id = time.monotonic() + wait, call.kwargs.get("claim_id")
+        claimed = await self._claim_now(call)
+        if not claimed:
+            with self._board.queueing(claim_id) as waiter:
+                while time.monotonic() < deadline and not (claimed := await self._claim_now(call)):
+                    await self._sleep(waiter, deadline)
+        if not claimed:
+            return await self._claim_now(replace(call, kwargs={**call.kwargs, "wait": None}))
+        if claim_id is not None:
+            self._board.wake_copies(claim_id)
+        return claimed
 
-    async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, wait: float | None = None
-    ) -> Sequence[AttemptedRollout]:
-        arguments = {"limit": limit, "worker_id": worker_id}
-        call = Call("dequeue_many_rollouts", BEHAVIOURS["dequeue_many_rollouts"], (), arguments)
-        claims: Sequence[AttemptedRollout] = await self._call(call, wait)
-        return claims
-
-    async def claim_rollouts(
-        self,
-        *,
-        limit: int = 1,
-        worker_id: str | None = None,
-        wait: float | None = None,
-        known_resources: Sequence[ResourcesVersion] = (),
-    ) -> Sequence[Claim]:
-        arguments = {"limit": limit, "worker_id": worker_id, "known_resources": known_resources}
-        call = Call("claim_rollouts", BEHAVIOURS["claim_rollouts"], (), arguments)
-        claims: Sequence[Claim] = await self._call(call, wait)
-        return claims
-
-    async def _call(self, call: Call, wait: float | None) -> Any:
-        """Run a call; with `wait`, run it again whenever there may be work, until it has an answer or time is over."""
-        if wait is None or wait <= 0:
-            return await self._claim(call)
-        deadline = time.monotonic() + wait
-        patient = replace(call, keeps_empty=False)
-        answer = await self._claim(patient)
-        if answer:
-            self._board.wake_copies(call.request_id)
-            return answer
-        with self._board.queueing(call.request_id) as waiter:
-            while time.monotonic() < deadline:
-                answer = await self._claim(patient)
-                if answer:
-                    self._board.wake_copies(call.request_id)
-                    return answer
-                await self._sleep(waiter, deadline)
-        return await self._claim(call)
+    def _claim_now(self, call: Call) -> Awaitable[Any]:
+        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call)
 
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None

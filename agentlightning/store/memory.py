@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, Call, Clock, LocalStore, execute
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES as DEFAULT_MAX_SPAN_BYTES
+from agentlightning.store.local import Call, Clock, LocalStore, execute
 from agentlightning.store.memory_transaction import MemoryTransaction
 from agentlightning.store.notices import NoticeBoard
 from agentlightning.types import Notice, Span
@@ -151,7 +151,7 @@ class InMemoryLightningStore(LocalStore):
                 f"eviction_memory_threshold ({self._eviction_threshold_bytes} bytes)."
             )
         self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
-        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
+        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes)
         self._tx.span_size_estimator = span_size_estimator
         self._is_closed = False
         self._has_warned = False

@@ -5,16 +5,16 @@ around each transaction; nothing here locks.
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from operator import setitem
-from typing import Any, TypeVar
+from typing import Any
 
+from agentlightning.store.claims import GRANT_SECONDS, Grant
 from agentlightning.store.lifecycle import WORKING_STATUSES
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection, choose
-from agentlightning.store.transaction import Answer, Record, Transaction
+from agentlightning.store.transaction import Record, RecordT, Transaction
 from agentlightning.store.values import check_size, copied_span, replaced, weigh_rollout, weigh_span
 from agentlightning.types import (
     Attempt,
@@ -29,9 +29,12 @@ from agentlightning.types import (
 
 __all__ = ["Entry", "MemoryTransaction"]
 
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
-
-RECORD_KEYS: dict[type, str] = {ResourcesUpdate: "resources_id", Worker: "worker_id", Run: "run_id"}
+RECORD_KEYS: dict[type, str] = {
+    ResourcesUpdate: "resources_id",
+    Worker: "worker_id",
+    Run: "run_id",
+    Grant: "grant_id",
+}
 
 
 class Entry:
@@ -68,7 +71,7 @@ class Entry:
 class MemoryTransaction(Transaction):
     """All state of a memory store, and the transaction that is open on it."""
 
-    def __init__(self, *, max_span_bytes: int, answer_lifetime_seconds: float) -> None:
+    def __init__(self, *, max_span_bytes: int) -> None:
         self.entries: dict[str, Entry] = {}
         self.span_bytes = 0
         self.rollout_bytes = 0
@@ -76,7 +79,6 @@ class MemoryTransaction(Transaction):
         self.span_size_estimator: Callable[[Span], int] | None = None
         """Replaces our own estimate of a span's size."""
         self._max_span_bytes = max_span_bytes
-        self._answer_lifetime_seconds = answer_lifetime_seconds
         self._sequences: dict[str, int] = {}
         self._queue: OrderedDict[str, int] = OrderedDict()  # rollout id -> position, in the order of positions
         self._tail = 0
@@ -87,7 +89,6 @@ class MemoryTransaction(Transaction):
         self._records: dict[type, dict[str, Any]] = {kind: {} for kind in RECORD_KEYS}
         self._settings: dict[str, str] = {}
         self._metrics: dict[str, list[MetricPoint]] = {}
-        self._answers: OrderedDict[str, tuple[float, Answer]] = OrderedDict()  # the oldest first
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self.notices: list[NoticeFields] = []
         self.cursor = 0  # number of the newest committed notice
@@ -324,6 +325,9 @@ class MemoryTransaction(Transaction):
         before = records.get(key)
         self._undo.append((records.pop, (key,)) if before is None else (records.__setitem__, (key, before)))
         records[key] = record
+        if type(record) is Grant:
+            while (oldest := next(iter(records.values()))).time < record.time - GRANT_SECONDS:
+                del records[oldest.grant_id]
 
     def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
         return choose(self._records[kind].values(), selection)
@@ -342,27 +346,12 @@ class MemoryTransaction(Transaction):
         insort(points, point, key=lambda other: other.step)
         self._undo.append((points.remove, (point,)))
 
-    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        return self._metrics.get(run_id, ())
-
-    # ------------------------------------------------------------------ answers and counts
-
-    def get_answer(self, request_id: str, now: float) -> Answer | None:
-        answers = self._answers
-        while answers and now - next(iter(answers.values()))[0] > self._answer_lifetime_seconds:
-            answers.popitem(last=False)
-        kept = answers.get(request_id)
-        return None if kept is None else kept[1]
-
-    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        before = self._answers.get(request_id)
-        self._answers[request_id] = (now, answer)
-        undo = (self._answers.pop, (request_id,)) if before is None else (setitem, (self._answers, request_id, before))
-        self._undo.append(undo)
-
-    def drop_answers(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self._answers.pop(request_id, None)  # nothing can fail after this, so it needs no undoing
+    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
+        points = self._metrics.get(run_id, [])
+        if step is None:
+            return points
+        first = bisect_left(points, step, key=lambda point: point.step)
+        return points[first : bisect_right(points, step, lo=first, key=lambda point: point.step)]
 
     def counts(self) -> dict[str, int]:
         return {

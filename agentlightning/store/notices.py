@@ -33,8 +33,8 @@ class Listener:
     def __init__(self, wants: Callable[[Notice], bool]) -> None:
         self.wants = wants
         self.is_woken = False
-        self.request_id: str | None = None
-        """Of a waiter whose request may have come twice."""
+        self.claim_id: str | None = None
+        """Of a claim that waits, and of which a copy may wait too."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -105,13 +105,12 @@ class NoticeBoard:
             for listener in (*self._listeners, *self._queue_waiters):
                 listener.wake()
 
-    def wake_copies(self, request_id: str | None) -> None:
-        """Wake waiters whose request was answered to another copy of it."""
-        if request_id is not None:
-            with self._lock:
-                for waiter in self._queue_waiters:
-                    if waiter.request_id == request_id:
-                        waiter.wake()
+    def wake_copies(self, claim_id: str) -> None:
+        """Wake claims of which another copy has got work: they find that it is theirs too."""
+        with self._lock:
+            for waiter in self._queue_waiters:
+                if waiter.claim_id == claim_id:
+                    waiter.wake()
 
     def after(self, cursor: int) -> Sequence[Notice] | None:
         """Notices behind a cursor, oldest first; None if some of them are no longer kept here."""
@@ -141,10 +140,10 @@ class NoticeBoard:
                 self._listeners.remove(listener)
 
     @contextmanager
-    def queueing(self, request_id: str | None = None) -> Iterator[Listener]:
+    def queueing(self, claim_id: str | None = None) -> Iterator[Listener]:
         """Stand in line for work, for the length of the block; whoever leaves with an unused call passes it on."""
         waiter = Listener(lambda notice: False)
-        waiter.request_id = request_id
+        waiter.claim_id = claim_id
         with self._lock:
             self._queue_waiters.append(waiter)
         try:

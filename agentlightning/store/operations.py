@@ -59,17 +59,42 @@ class Route:
     status: int
 
 
-@dataclass(frozen=True)
+Who = Literal["admin", "runner", "attempt"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One store method that can travel."""
+    """One store method that can travel, and what others must know to call it."""
 
     name: str
-    route: Route
-    mutates: bool
-    echoes: str | None
-    """The argument that is also the result, or of which None takes the place where it was not kept."""
     signature: inspect.Signature
     declared: Callable[..., Any]
+    route: Route
+    who: Who
+    """Who may call it: the admin alone, runners too, or also an attempt about itself. Readers may call what runners may
+    and what changes nothing."""
+    mutates: bool
+    ids: tuple[str, ...]
+    """Arguments that identify a call: a repeat with the same ones does nothing new. A client makes those not given."""
+    watchdog: bool
+    """Whether overdue attempts are marked first; not before spans, for a late one must find its attempt as it was."""
+    many: str | None
+    """The argument that may hold very many items."""
+    hot: bool
+    """Whether every rollout needs it, so that its codec is built before processes are forked."""
+    loose: str | None
+    """The mapping that the store itself checks, because it takes it in more than one form."""
+    echoes: str | None
+    """The argument that is also the result, or of which None takes the place where it was not kept."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it gives out rollouts."""
+        return "claim_id" in self.ids
+
+    def may_wait(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments may wait for something to happen."""
+        return bool(arguments.get("wait")) or ("timeout" in self._names and arguments.get("timeout") != 0)
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
@@ -140,26 +165,37 @@ def _numbered(span: Any, kept: "int | bool") -> Any:
     return span if kept is True or span.sequence_id else span.model_copy(update={"sequence_id": kept})
 
 
-@dataclass(frozen=True)
-class _Mark:
-    route: Route
-    mutates: bool
-    echoes: str | None
-
-
 def operation(
     verb: Verb,
     path: str,
     *,
+    who: Who,
+    ids: str = "",
     body: str | None = None,
     status: int = 200,
-    mutates: bool = True,
+    mutates: bool | None = None,
+    watchdog: bool = True,
+    many: str | None = None,
+    hot: bool = False,
+    loose: str | None = None,
     echoes: str | None = None,
 ) -> Callable[[MethodT], MethodT]:
-    """Declare a store method as an operation with its route."""
+    """Declare a store method as an operation; `ids` are names with blanks between, and a GET mutates nothing."""
+    declared = functools.partial(
+        Operation,
+        route=Route(verb, path, body, status),
+        who=who,
+        ids=tuple(ids.split()),
+        mutates=verb != "GET" if mutates is None else mutates,
+        watchdog=watchdog,
+        many=many,
+        hot=hot,
+        loose=loose,
+        echoes=echoes,
+    )
 
     def mark(method: MethodT) -> MethodT:
-        setattr(method, "__operation__", _Mark(Route(verb, path, body, status), mutates, echoes))  # noqa: B010
+        setattr(method, "__operation__", declared)  # noqa: B010
         return method
 
     return mark
@@ -171,12 +207,12 @@ def operations_of(store_type: type) -> Mapping[str, Operation]:
     found: dict[str, Operation] = {}
     for owner in reversed(store_type.__mro__):
         for name, method in vars(owner).items():
-            mark: _Mark | None = getattr(method, "__operation__", None)
-            if mark is not None and name not in found:
+            declare: functools.partial[Operation] | None = getattr(method, "__operation__", None)
+            if declare is not None and name not in found:
                 signature = inspect.signature(method)
                 parameters = [p for p in signature.parameters.values() if p.name != "self"]
                 signature = signature.replace(parameters=parameters)
-                found[name] = Operation(name, mark.route, mark.mutates, mark.echoes, signature, method)
+                found[name] = declare(name=name, signature=signature, declared=method)
     return types.MappingProxyType(found)
 
 

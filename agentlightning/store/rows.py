@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.store.claims import Grant
 from agentlightning.store.values import as_json, replaced
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
 
@@ -202,4 +203,5 @@ RECORD_TABLES: dict[type, RecordTable] = {
     ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources_id", ("resources",)),
     Worker: _record_table("workers", Worker, "worker_id", ("heartbeat_stats",)),
     Run: _record_table("runs", Run, "run_id", ("config", "metadata", "summary")),
+    Grant: _record_table("grants", Grant, "grant_id", ("given",)),
 }

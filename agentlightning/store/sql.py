@@ -4,14 +4,15 @@ A selection must answer as `agentlightning.store.selection.choose` does over obj
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Condition, Selection, choose
-from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Run, Span, Worker
+from agentlightning.store.transaction import RecordT
+from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Span
 
 __all__ = [
     "SELECT_NOTICES",
@@ -25,8 +26,6 @@ __all__ = [
     "select_records",
     "select_spans",
 ]
-
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 
 SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
 _ALL = 2**63 - 1
@@ -115,8 +114,11 @@ def select_open_spans(session: SqlSession, rollout_id: str) -> list[Span]:
     return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
 
 
-def select_metrics(session: SqlSession, run_id: str) -> list[MetricPoint]:
-    rows = session.select("SELECT step, time, body FROM metrics WHERE run_id = ? ORDER BY step, number", (run_id,))
+def select_metrics(session: SqlSession, run_id: str, step: int | None = None) -> list[MetricPoint]:
+    """The points of a run, or of one step of it."""
+    of_step, parameters = ("", [run_id]) if step is None else (" AND step = ?", [run_id, step])
+    sql = f"SELECT step, time, body FROM metrics WHERE run_id = ?{of_step} ORDER BY step, number"
+    rows = session.select(sql, parameters)
     return [MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body)) for step, time, body in rows]
 
 

@@ -12,8 +12,9 @@ decides where and how transactions run. The rules between the two, which `docs/d
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from agentlightning.store.claims import Grant
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection
 from agentlightning.types import (
@@ -28,22 +29,10 @@ from agentlightning.types import (
     Worker,
 )
 
-__all__ = ["Answer", "Record", "Transaction"]
+__all__ = ["Record", "RecordT", "Transaction"]
 
-Record = ResourcesUpdate | Worker | Run
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
-
-
-class Answer(NamedTuple):
-    """What an operation with a request id answered, kept for a retry."""
-
-    request: str
-    """As `request_ids.described_request` has it."""
-    body: bytes
-
-    @property
-    def operation(self) -> str:
-        return self.request.partition(" ")[0]
+Record = ResourcesUpdate | Worker | Run | Grant
+RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run, Grant)
 
 
 class Transaction(ABC):
@@ -141,7 +130,7 @@ class Transaction(ABC):
     def overdue(self, now: float) -> Sequence[str]:
         """Rollouts whose moment lies before `now`, the earliest first."""
 
-    # resources, workers, runs: records under one key
+    # resources, workers, runs, grants: records under one key; old grants may be dropped
 
     @abstractmethod
     def get_record(self, kind: type[RecordT], key: str) -> RecordT | None: ...
@@ -165,21 +154,10 @@ class Transaction(ABC):
     def append_metrics(self, point: MetricPoint) -> None: ...
 
     @abstractmethod
-    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        """All points of a run, by step and then by insertion."""
+    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
+        """All points of a run, or of one step of it, by step and then by insertion."""
 
-    # answers to requests, and notices
-
-    @abstractmethod
-    def get_answer(self, request_id: str, now: float) -> Answer | None:
-        """The kept answer, unless its time is over."""
-
-    @abstractmethod
-    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        """Keep an answer, in the place of an older one."""
-
-    @abstractmethod
-    def drop_answers(self, request_ids: Sequence[str]) -> None: ...
+    # notices
 
     def note(
         self,

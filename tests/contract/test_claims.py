@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
+from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, PromptTemplate, RolloutConfig, Span
 
@@ -156,51 +156,3 @@ async def test_refused_finish_claims_nothing(store: LightningStore) -> None:
         await store.finish_and_claim(rollout.rollout_id, "at-none", "succeeded")
 
     assert (await store.dequeue_rollout()).input == "c"  # type: ignore[union-attr]
-
-
-async def test_repeated_step_claims_once(store: LightningStore) -> None:
-    held = await store.start_rollout("a")
-    for n in range(2):
-        await store.enqueue_rollout(n)
-    arguments = {
-        "rollout_id": held.rollout_id,
-        "attempt_id": held.attempt.attempt_id,
-        "status": "succeeded",
-        "spans": [last_span(held)],
-    }
-
-    first = await store.perform("finish_and_claim", arguments, request_id="q")
-    again = await store.perform("finish_and_claim", arguments, request_id="q")
-
-    assert first == again
-    assert len(await store.query_spans(held.rollout_id)) == 1
-    assert (await store.dequeue_rollout()).input == 1  # type: ignore[union-attr]
-
-
-async def test_abandoned_step_gives_its_claim_back_and_stays_finished(store: LightningStore) -> None:
-    held = await store.start_rollout("a")
-    await store.enqueue_rollout("b")
-    arguments = {"rollout_id": held.rollout_id, "attempt_id": held.attempt.attempt_id, "status": "succeeded"}
-    await store.perform("finish_and_claim", arguments, request_id="q")
-
-    assert await store.abandon_request("q") is True
-
-    finished = await store.get_rollout_by_id(held.rollout_id)
-    assert finished is not None
-    assert finished.status == "succeeded"
-    claimed = await store.dequeue_rollout()
-    assert claimed is not None
-    assert (claimed.input, claimed.attempt.sequence_id) == ("b", 1)
-
-
-async def test_step_that_arrives_after_it_was_abandoned_does_nothing(store: LightningStore) -> None:
-    held = await store.start_rollout("a")
-    await store.enqueue_rollout("b")
-    arguments = {"rollout_id": held.rollout_id, "attempt_id": held.attempt.attempt_id, "status": "succeeded"}
-    assert await store.abandon_request("q") is False
-
-    with pytest.raises(RequestConflict):
-        await store.perform("finish_and_claim", arguments, request_id="q")
-
-    assert (await store.get_rollout_by_id(held.rollout_id)).status == "preparing"  # type: ignore[union-attr]
-    assert (await store.dequeue_rollout()).input == "b"  # type: ignore[union-attr]

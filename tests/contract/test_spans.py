@@ -132,16 +132,16 @@ async def test_unknown_rollout_or_attempt_is_refused(store: LightningStore, make
         await store.add_span(make_span(rollout, rollout_id=queued.rollout_id))
 
 
-async def test_add_span_keeps_duplicates_and_add_many_does_not(store: LightningStore, make_span: Any) -> None:
+async def test_of_spans_with_one_id_the_first_is_kept(store: LightningStore, make_span: Any) -> None:
     rollout = await store.start_rollout("a")
     span, other = make_span(rollout), make_span(rollout, sequence_id=2)
 
     assert await store.add_span(span) is not None
-    assert await store.add_span(span) is not None
+    assert await store.add_span(span) is None
     answers = await store.add_many_spans([span, other, other])
 
     assert [answer is None for answer in answers] == [True, False, True]
-    assert len(await store.query_spans(rollout.rollout_id)) == 3
+    assert len(await store.query_spans(rollout.rollout_id)) == 2
 
 
 async def test_add_many_spans_serves_several_rollouts_at_once(store: LightningStore, make_span: Any) -> None:
@@ -209,11 +209,11 @@ async def test_many_sequence_ids_are_one_each_in_order(store: LightningStore, ma
 async def test_otel_span_gets_the_next_number_unless_one_is_given(store: LightningStore) -> None:
     rollout = await store.start_rollout("a")
     tracer = TracerProvider().get_tracer("test")
-    with tracer.start_as_current_span("outer", attributes={"k": "v"}) as outer:
+    with tracer.start_as_current_span("outer") as outer, tracer.start_as_current_span("inner") as inner:
         pass
 
     first = await store.add_otel_span(rollout.rollout_id, rollout.attempt.attempt_id, outer)  # type: ignore[arg-type]
-    second = await store.add_otel_span(rollout.rollout_id, rollout.attempt.attempt_id, outer, 5)  # type: ignore[arg-type]
+    second = await store.add_otel_span(rollout.rollout_id, rollout.attempt.attempt_id, inner, 5)  # type: ignore[arg-type]
 
     assert first is not None
     assert second is not None

@@ -21,6 +21,7 @@ from agentlightning.store import (
     LightningStoreServer,
     SqliteLightningStore,
 )
+from agentlightning.store.claims import Claim
 from agentlightning.types import EnqueueRolloutRequest
 from tests.e2e.faulty_proxy import FAULTS, FaultyProxy
 from tests.e2e.workload import final_state, fulfil, run_algorithm, run_runner
@@ -204,8 +205,11 @@ async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("operation", ["dequeue_many_rollouts", "claim_rollouts"])
 @pytest.mark.parametrize("wait", [None, 1.0], ids=["at-once", "waiting"])
-async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(transport: Any, wait: float | None) -> None:
+async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
+    transport: Any, operation: str, wait: float | None
+) -> None:
     store = InMemoryLightningStore()
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in range(4)])
     impatient: dict[str, Any] = {"retry_delays": (0.05,), "health_retry_delays": (0.05,), "outage_seconds": 0.0}
@@ -213,15 +217,16 @@ async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(transport: A
     async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **impatient) as client:
         await client.statistics()
         proxy.hold_replies()
-        call = asyncio.create_task(client.dequeue_many_rollouts(limit=4, wait=wait))
+        call = asyncio.create_task(getattr(client, operation)(limit=4, worker_id="w", wait=wait))
         await _until(store, queue_length=0)
         await proxy.refuse()
         with pytest.raises(StoreUnavailable):
             await call
         await proxy.listen()
-        recovered = await client.dequeue_many_rollouts(limit=4, wait=wait)
+        recovered = await getattr(client, operation)(limit=4, worker_id="w", wait=wait)
 
-    assert sorted(claim.input["n"] for claim in recovered) == [0, 1, 2, 3]
+    rollouts = [claim.rollout if isinstance(claim, Claim) else claim for claim in recovered]
+    assert [(rollout.input["n"], rollout.attempt.sequence_id) for rollout in rollouts] == [(n, 1) for n in range(4)]
 
 
 @pytest.mark.timeout(40)
@@ -318,7 +323,7 @@ async def test_a_waiting_request_sent_again_is_answered_when_its_first_copy_has_
     async with LightningStoreClient(server.endpoint) as client:
         copies = []
         for _ in range(2):
-            waiting = client.perform("dequeue_rollout", {"wait": 20.0}, request_id="key")
+            waiting = client.dequeue_rollout(wait=20.0, claim_id="key")
             copies.append(asyncio.create_task(waiting))
             await asyncio.sleep(0.3)
         await store.enqueue_rollout({"n": 1})

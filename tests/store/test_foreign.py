@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import InvalidQuery, RequestConflict
+from agentlightning.errors import InvalidQuery
 from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -429,31 +429,77 @@ async def test_attempts_and_spans_are_paged_in_their_order(store: LightningStore
     assert [span.name for span in named] == ["a"]
 
 
-# ---------------------------------------------------------------------- requests that come twice
+# ---------------------------------------------------------------------- calls that come twice
 
 
-async def test_a_repeated_request_acts_once(store: LightningStore) -> None:
-    answers = [await store.perform("enqueue_rollout", {"input": 1}, request_id="k") for _ in range(3)]
+@pytest.mark.parametrize(
+    ("operation", "ids"),
+    [
+        ("enqueue_rollout", {"input": 1, "rollout_id": "mine"}),
+        ("enqueue_many_rollouts", {"rollouts": [EnqueueRolloutRequest(input=1, rollout_id="mine")]}),
+        ("start_rollout", {"input": 1, "rollout_id": "mine", "attempt_id": "first"}),
+        ("claim_rollouts", {"limit": 2, "worker_id": "w", "claim_id": "mine"}),
+        ("get_many_span_sequence_ids", {"rollout_attempt_ids": [("r", "a"), ("r", "a")], "request_id": "mine"}),
+        ("add_resources", {"resources": {}, "resources_id": "mine"}),
+        ("add_metrics", {"run_id": "run", "step": 1, "values": {"reward": 0.5}, "time": 1.0}),
+    ],
+)
+async def test_a_repeated_call_acts_once(store: LightningStore, operation: str, ids: dict[str, Any]) -> None:
+    await store.start_run(run_id="run")
+    for number in range(5):
+        await store.enqueue_rollout(number)
 
-    assert [answer.rollout_id for answer in answers] == [answers[0].rollout_id] * 3
-    with pytest.raises(RequestConflict):
-        await store.perform("start_run", {}, request_id="k")
+    answers = [await store.perform(operation, ids) for _ in range(3)]
+
+    assert answers == [answers[0]] * 3
+    rollouts, points = await store.query_rollouts(), await store.query_metrics("run")
+    assert len(rollouts) == 5 + operation.startswith(("enqueue", "start"))
+    begun = [each for each in rollouts if each.status == "preparing"]
+    assert len(begun) == {"claim_rollouts": 2, "start_rollout": 1}.get(operation, 0)
+    assert len(points) == (operation == "add_metrics")
 
 
-async def test_a_request_repeated_while_the_first_is_cancelled_is_answered(store: LightningStore) -> None:
-    waiting = {"wait": 60.0}
-    first, again = [asyncio.ensure_future(store.perform("dequeue_rollout", waiting, request_id="k")) for _ in range(2)]
+async def test_a_span_that_comes_again_is_dropped() -> None:
+    class KeepsRepeats(OldStore):
+        added = 0
+
+        async def add_span(self, span: Span) -> Span:
+            self.added += 1
+            return span
+
+    inner = KeepsRepeats()
+    store = adapted(inner)
+    span = span_of(await store.start_rollout("a"), "s")
+
+    answers = [await store.add_span(span) for _ in range(2)]
+
+    assert (answers, inner.added) == ([span, None], 1)
+
+
+async def test_claims_under_one_id_are_each_workers_own(store: LightningStore) -> None:
+    for number in range(2):
+        await store.enqueue_rollout(number)
+
+    claimed = [await store.dequeue_rollout(worker, claim_id="c") for worker in ("a", "b", "a")]
+
+    assert [rollout.input for rollout in claimed if rollout is not None] == [0, 1, 0]
+
+
+async def test_a_call_repeated_while_the_first_is_cancelled_is_answered(store: LightningStore) -> None:
+    first, again = [asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c")) for _ in range(2)]
     await asyncio.sleep(0)
 
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await store.enqueue_rollout("a")
 
-    assert (await asyncio.wait_for(again, 30)).input == "a"
+    claimed = await asyncio.wait_for(again, 30)
+    assert claimed is not None
+    assert claimed.input == "a"
 
 
-async def test_a_request_that_nobody_waits_for_claims_nothing(store: LightningStore) -> None:
-    waiting = asyncio.ensure_future(store.perform("dequeue_rollout", {"wait": 60.0}, request_id="k"))
+async def test_a_call_that_nobody_waits_for_claims_nothing(store: LightningStore) -> None:
+    waiting = asyncio.ensure_future(store.dequeue_rollout(wait=60.0, claim_id="c"))
     await asyncio.sleep(0)
 
     waiting.cancel()
@@ -464,18 +510,17 @@ async def test_a_request_that_nobody_waits_for_claims_nothing(store: LightningSt
     assert len(await store.query_rollouts(status_in=["queuing"])) == 1
 
 
-async def test_few_answers_are_kept_and_those_of_forgotten_requests_are_not(
-    store: LightningStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreign, "MOST_ANSWERS", 2)
-    for request_id in "abc":
-        await store.perform("enqueue_rollout", {"input": request_id}, request_id=request_id)
-    await store.perform("forget_requests", {"request_ids": ["b"]})
+async def test_remembered_answers_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+    monkeypatch.setattr(foreign, "MOST_CALLS", 5)
+    store = ForeignStore(OldStore(), clock)
 
-    for request_id in "cab":
-        await store.perform("enqueue_rollout", {"input": request_id}, request_id=request_id)
+    for number in range(20):
+        await store.enqueue_rollout(number, rollout_id=f"ro-{number}")
+    clock.advance(601)
+    await store.enqueue_rollout(19, rollout_id="ro-19")
 
-    assert [rollout.input for rollout in await store.query_rollouts()] == ["a", "b", "c", "a", "b"]
+    assert len(await store.query_rollouts()) == 21
+    assert len(store._calls) <= 6
 
 
 # ---------------------------------------------------------------------- threads

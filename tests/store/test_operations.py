@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.behaviour import BEHAVIOURS, WITHOUT_WATCHDOG
+from agentlightning.store.behaviour import BEHAVIOURS
 from agentlightning.store.operations import UNSET, Operation, Unset, forward_operations, operation, operations_of
 from agentlightning.types import (
     LLM,
@@ -243,12 +243,12 @@ def test_argument_survives_the_wire(name: str, parameter: str, value: object) ->
 
 
 class Small:
-    @operation("GET", "/small/{size}", mutates=False)
+    @operation("GET", "/small/{size}", who="runner")
     async def measure(self, size: int) -> int:
         """How small."""
         raise NotImplementedError
 
-    @operation("POST", "/small")
+    @operation("POST", "/small", who="runner")
     async def shrink(self) -> int:
         raise NotImplementedError
 
@@ -287,12 +287,10 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_behaviour_takes_the_arguments_of_the_contract(name: str) -> None:
-    contract = [parameter for parameter in OPERATIONS[name].signature.parameters.values() if parameter.name != "wait"]
-
     transaction, now, *rest = parameters_of(BEHAVIOURS[name])
 
     assert [transaction.name, now.name] == ["tx", "now"]
-    assert rest == contract
+    assert rest == list(OPERATIONS[name].signature.parameters.values())
 
 
 def test_every_operation_has_a_behaviour_unless_the_store_itself_answers() -> None:
@@ -300,5 +298,16 @@ def test_every_operation_has_a_behaviour_unless_the_store_itself_answers() -> No
     assert set(BEHAVIOURS) <= set(OPERATIONS)
 
 
-def test_operations_without_watchdog_exist_and_change_something() -> None:
-    assert all(OPERATIONS[name].mutates for name in WITHOUT_WATCHDOG)
+def test_operation_without_a_permission_cannot_be_declared() -> None:
+    undecided: Any = operation
+
+    with pytest.raises(TypeError, match="who"):
+        undecided("POST", "/everything/drop")
+
+
+@pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
+def test_what_an_operation_names_are_its_arguments(op: Operation) -> None:
+    named = {*op.ids, op.many, op.loose, op.echoes, op.route.body} - {None}
+
+    assert named <= set(op.signature.parameters)
+    assert op.mutates or op.watchdog

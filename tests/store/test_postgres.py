@@ -42,16 +42,15 @@ async def test_two_stores_on_one_database_hand_out_each_rollout_once() -> None:
     assert (len(counts), set(counts.values())) == (40, {1})
 
 
-async def test_copies_of_a_request_at_two_stores_claim_once() -> None:
+async def test_copies_of_a_claim_at_two_stores_claim_once() -> None:
     dsn = new_database()
     async with PostgresLightningStore(dsn) as one, PostgresLightningStore(dsn) as other:
         await one.enqueue_many_rollouts([])
         await asyncio.gather(*[one.enqueue_rollout(n) for n in range(3)])
 
-        requests = [store.perform("dequeue_rollout", {}, request_id="q") for store in (one, other) * 4]
-        claims = await asyncio.gather(*requests)
+        claims = await asyncio.gather(*[store.dequeue_rollout(claim_id="c") for store in (one, other) * 4])
 
-        assert len({claim.attempt.attempt_id for claim in claims}) == 1
+        assert len({claim.attempt.attempt_id for claim in claims if claim is not None}) == 1
         assert (await one.statistics())["queue_length"] == 2
 
 
@@ -85,10 +84,11 @@ async def test_subscriber_sees_what_all_stores_do_in_one_order_without_holes() -
 async def test_refused_operation_does_not_take_its_batch_with_it(make_span: Any) -> None:
     async with PostgresLightningStore(new_database()) as store:
         rollout = await store.start_rollout("a")
-        span = make_span(rollout)
-        unknown = span.model_copy(update={"rollout_id": "ro-unknown"})
+        spans = [make_span(rollout, sequence_id=n) for n in range(10)]
+        unknown = spans[0].model_copy(update={"rollout_id": "ro-unknown"})
+        mixed = [span for known in spans for span in (known, unknown)]
 
-        outcomes = await asyncio.gather(*[store.add_span(s) for s in [span, unknown] * 10], return_exceptions=True)
+        outcomes = await asyncio.gather(*map(store.add_span, mixed), return_exceptions=True)
 
         assert [type(outcome).__name__ for outcome in outcomes] == ["Span", "NotFound"] * 10
         assert len(await store.query_spans(rollout.rollout_id)) == 10

@@ -206,7 +206,7 @@ async def test_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path
     connection.close()
     content = path.read_bytes()
 
-    with pytest.raises(IncompatibleStore, match="schema version 99, this release knows 3: open it with the release"):
+    with pytest.raises(IncompatibleStore, match="schema version 99, this release knows 4: open it with the release"):
         SqliteLightningStore(path)
 
     assert path.read_bytes() == content
@@ -249,7 +249,7 @@ async def test_schema_version_is_recorded(tmp_path: Path) -> None:
     settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "journal_mode")]
     connection.close()
 
-    assert (rows, settings) == ([(1,), (2,), (3,)], [3, "wal"])
+    assert (rows, settings) == ([(1,), (2,), (3,), (4,)], [4, "wal"])
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])

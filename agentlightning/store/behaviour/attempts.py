@@ -25,15 +25,19 @@ from agentlightning.store.lifecycle import (
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import detached_value, replaced
+from agentlightning.store.values import attempted, detached_value, replaced
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout, SortOrder
 
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
 
 
-def start_attempt(tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None) -> AttemptedRollout:
-    return begin_attempt(tx, now, known_rollout(tx, rollout_id), worker_id)
+def start_attempt(
+    tx: Transaction, now: float, rollout_id: str, *, worker_id: str | None = None, attempt_id: str | None = None
+) -> AttemptedRollout:
+    rollout = known_rollout(tx, rollout_id)
+    begun = next((each for each in tx.get_attempts(rollout_id) if each.attempt_id == attempt_id), None)
+    return begin_attempt(tx, now, rollout, worker_id, attempt_id) if begun is None else attempted(rollout, begun)
 
 
 def query_attempts(

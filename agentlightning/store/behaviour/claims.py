@@ -1,16 +1,48 @@
-"""What the store does when a runner goes from one rollout to the next: several operations as one step."""
+"""What the store does when a runner takes work: claims, their return, and going from one rollout to the next."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from agentlightning.errors import InvalidQuery
+from agentlightning.store.behaviour.grants import find_grant, put_grant
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
-from agentlightning.store.behaviour.rollouts import change_status, dequeue_many_rollouts, latest_attempt
+from agentlightning.store.behaviour.rollouts import begin_attempt, change_status, latest_attempt
 from agentlightning.store.behaviour.spans import finish_attempt
-from agentlightning.store.behaviour.workers import release_worker
-from agentlightning.store.claims import Claim, ResourcesVersion, claim_with
+from agentlightning.store.behaviour.workers import release_worker, show_worker_idle
+from agentlightning.store.claims import Claim, Grant, ResourcesVersion, claim_with, claimed_ids
+from agentlightning.store.lifecycle import is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
-from agentlightning.types import AttemptStatus, RolloutStatus, Span
+from agentlightning.store.values import attempted
+from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus, Span
+
+
+def dequeue_rollout(
+    tx: Transaction,
+    now: float,
+    worker_id: str | None = None,
+    *,
+    wait: float | None = None,
+    claim_id: str | None = None,
+) -> AttemptedRollout | None:
+    claimed = dequeue_many_rollouts(tx, now, worker_id=worker_id, wait=wait, claim_id=claim_id)
+    return claimed[0] if claimed else None
+
+
+def dequeue_many_rollouts(
+    tx: Transaction,
+    now: float,
+    *,
+    limit: int = 1,
+    worker_id: str | None = None,
+    wait: float | None = None,
+    claim_id: str | None = None,
+) -> list[AttemptedRollout]:
+    """With `wait`, the store looks again if there is nothing now."""
+    if limit < 1:
+        raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
+    grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
+    return _take(tx, now, limit, worker_id, wait, claim_id) if grant is None else _still_open(tx, grant)
 
 
 def claim_rollouts(
@@ -19,14 +51,12 @@ def claim_rollouts(
     *,
     limit: int = 1,
     worker_id: str | None = None,
+    wait: float | None = None,
+    claim_id: str | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> list[Claim]:
-    claims = []
-    for rollout in dequeue_many_rollouts(tx, now, limit=limit, worker_id=worker_id):
-        named = rollout.resources_id
-        resources = get_latest_resources(tx, now) if named is None else get_resources_by_id(tx, now, named)
-        claims.append(claim_with(rollout, resources, known_resources))
-    return claims
+    claimed = dequeue_many_rollouts(tx, now, limit=limit, worker_id=worker_id, wait=wait, claim_id=claim_id)
+    return _with_resources(tx, now, claimed, known_resources)
 
 
 def finish_and_claim(
@@ -40,11 +70,54 @@ def finish_and_claim(
     metadata: dict[str, Any] | None | Unset = UNSET,
     output: Any | Unset = UNSET,
     worker_id: str | None = None,
+    claim_id: str | None = None,
     known_resources: Sequence[ResourcesVersion] = (),
 ) -> Claim | None:
-    finish_attempt(tx, now, rollout_id, attempt_id, status, spans=spans, metadata=metadata, output=output)
-    claims = claim_rollouts(tx, now, worker_id=worker_id, known_resources=known_resources)
-    return claims[0] if claims else None
+    grant = None if claim_id is None else find_grant(tx, "claim", claim_id, worker_id)
+    if grant is None:
+        finish_attempt(tx, now, rollout_id, attempt_id, status, spans=spans, metadata=metadata, output=output)
+        claimed = _take(tx, now, 1, worker_id, None, claim_id)
+    else:  # both steps were done together, and stay done
+        claimed = _still_open(tx, grant)
+    return next(iter(_with_resources(tx, now, claimed, known_resources)), None)
+
+
+def _take(
+    tx: Transaction, now: float, limit: int, worker_id: str | None, wait: float | None, claim_id: str | None
+) -> list[AttemptedRollout]:
+    """Give a worker the head of the queue, and note it under the id of the claim."""
+    claimed: list[AttemptedRollout] = []
+    while len(claimed) < limit and (popped := tx.pop(limit - len(claimed))):
+        for rollout_id in popped:
+            rollout = tx.get_rollout(rollout_id)
+            if rollout is not None and is_queuing(rollout):
+                claimed.append(begin_attempt(tx, now, rollout, worker_id))
+    if worker_id is not None and not claimed:
+        show_worker_idle(tx, now, worker_id, dequeued=True)
+    if claim_id is not None and (claimed or not wait):
+        put_grant(tx, now, "claim", claim_id, worker_id, claimed_ids(claimed))
+    return claimed
+
+
+def _still_open(tx: Transaction, grant: Grant) -> list[AttemptedRollout]:
+    """What of a claim was neither ended nor returned nor cancelled since."""
+    still_open = []
+    for rollout_id, attempt_id in grant.given:
+        rollout, attempt = tx.get_rollout(rollout_id), latest_attempt(tx, rollout_id)
+        if rollout is not None and attempt is not None and attempt.attempt_id == attempt_id and is_running(rollout):
+            still_open.append(attempted(rollout, attempt))
+    return still_open
+
+
+def _with_resources(
+    tx: Transaction, now: float, rollouts: Sequence[AttemptedRollout], known: Sequence[ResourcesVersion]
+) -> list[Claim]:
+    claims = []
+    for rollout in rollouts:
+        named = rollout.resources_id
+        resources = get_latest_resources(tx, now) if named is None else get_resources_by_id(tx, now, named)
+        claims.append(claim_with(rollout, resources, known))
+    return claims
 
 
 def return_claims(tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[bool]:

@@ -4,7 +4,7 @@ import logging
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentlightning.errors import InvalidValue
+from agentlightning.errors import InvalidValue, RequestConflict
 from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES
 from agentlightning.store.selection import Selection, conditions
 from agentlightning.store.transaction import Transaction
@@ -19,16 +19,33 @@ RESOURCES_FIELDS = frozenset(ResourcesUpdate.model_fields) - {"resources"}
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
-def add_resources(tx: Transaction, now: float, resources: NamedResources) -> ResourcesUpdate:
-    return _publish(tx, now, new_resources_id(), resources, None)
+def add_resources(
+    tx: Transaction, now: float, resources: NamedResources, *, resources_id: str | None = None
+) -> ResourcesUpdate:
+    existing = None if resources_id is None else tx.get_record(ResourcesUpdate, resources_id)
+    return existing or _publish(tx, now, resources_id or new_resources_id(), resources, None)
 
 
 def update_resources(
-    tx: Transaction, now: float, resources_id: str, resources: NamedResources, *, merge: bool = False
+    tx: Transaction,
+    now: float,
+    resources_id: str,
+    resources: NamedResources,
+    *,
+    merge: bool = False,
+    version: int | None = None,
 ) -> ResourcesUpdate:
     previous = tx.get_record(ResourcesUpdate, resources_id)
     if merge and previous is not None:
         resources = {**previous.resources, **resources}
+    latest = previous.version if previous is not None else 0
+    if version is not None and version != latest + 1:
+        if previous is not None and version == latest and previous.resources == _own_copy(resources):
+            return previous
+        raise RequestConflict(
+            f"Resources '{resources_id}' are at version {latest}, so version {version} cannot be published; "
+            "read what they are now, and give the number that follows."
+        )
     return _publish(tx, now, resources_id, resources, previous)
 
 

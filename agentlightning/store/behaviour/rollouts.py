@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from agentlightning.errors import InvalidQuery, InvalidValue, NotFound
-from agentlightning.store.behaviour.workers import show_worker_busy, show_worker_idle
+from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
+from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.lifecycle import (
     FINAL_ROLLOUT_STATUSES,
     ROLLOUT_STATUSES,
@@ -89,13 +89,17 @@ def reschedule(tx: Transaction, before: float | None, rollout: Rollout, attempt:
         tx.schedule(rollout.rollout_id, due)
 
 
-def begin_attempt(tx: Transaction, now: float, rollout: Rollout, worker_id: str | None) -> AttemptedRollout:
+def begin_attempt(
+    tx: Transaction, now: float, rollout: Rollout, worker_id: str | None, attempt_id: str | None = None
+) -> AttemptedRollout:
     """Give a rollout its next attempt; it becomes `preparing`."""
+    if attempt_id == "latest":
+        raise InvalidValue("An attempt cannot be called 'latest', which names the newest one; give another id.")
     attempts = tx.get_attempts(rollout.rollout_id)
     before = due_time(rollout, attempts[-1] if attempts else None)
     attempt = Attempt(
         rollout_id=rollout.rollout_id,
-        attempt_id=new_attempt_id(),
+        attempt_id=attempt_id or new_attempt_id(),
         sequence_id=len(attempts) + 1,
         start_time=now,
         worker_id=worker_id,
@@ -149,9 +153,19 @@ def start_rollout(
     metadata: dict[str, Any] | None = None,
     *,
     worker_id: str | None = None,
+    rollout_id: str | None = None,
+    attempt_id: str | None = None,
 ) -> AttemptedRollout:
-    new = _new_rollout(tx, now, "preparing", new_rollout_id(), input, mode, resources_id, config, metadata)
-    return begin_attempt(tx, now, new, worker_id)
+    existing = None if rollout_id is None else tx.get_rollout(rollout_id)
+    if existing is not None:
+        attempt = next((each for each in tx.get_attempts(existing.rollout_id) if each.attempt_id == attempt_id), None)
+        if attempt is None:
+            raise RequestConflict(f"There is a rollout '{rollout_id}' already; use start_attempt to run it once more.")
+        return attempted(existing, attempt)
+    new = _new_rollout(
+        tx, now, "preparing", rollout_id or new_rollout_id(), input, mode, resources_id, config, metadata
+    )
+    return begin_attempt(tx, now, new, worker_id, attempt_id)
 
 
 def enqueue_rollout(
@@ -182,27 +196,6 @@ def enqueue_many_rollouts(tx: Transaction, now: float, rollouts: Sequence[Enqueu
         enqueue_rollout(tx, now, r.input, r.mode, r.resources_id, r.config, r.metadata, rollout_id=r.rollout_id)
         for r in rollouts
     ]
-
-
-def dequeue_rollout(tx: Transaction, now: float, worker_id: str | None = None) -> AttemptedRollout | None:
-    claimed = dequeue_many_rollouts(tx, now, limit=1, worker_id=worker_id)
-    return claimed[0] if claimed else None
-
-
-def dequeue_many_rollouts(
-    tx: Transaction, now: float, *, limit: int = 1, worker_id: str | None = None
-) -> list[AttemptedRollout]:
-    if limit < 1:
-        raise InvalidQuery(f"limit is {limit}; claim at least one rollout.")
-    claimed: list[AttemptedRollout] = []
-    while len(claimed) < limit and (popped := tx.pop(limit - len(claimed))):
-        for rollout_id in popped:
-            rollout = tx.get_rollout(rollout_id)
-            if rollout is not None and is_queuing(rollout):
-                claimed.append(begin_attempt(tx, now, rollout, worker_id))
-    if worker_id is not None and not claimed:
-        show_worker_idle(tx, now, worker_id, dequeued=True)
-    return claimed
 
 
 def get_rollout_by_id(tx: Transaction, now: float, rollout_id: str) -> AttemptedRollout | Rollout | None:

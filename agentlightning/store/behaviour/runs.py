@@ -72,10 +72,10 @@ def finish_run(
     run = _known_run(tx, run_id)
     if status not in get_args(RunStatus):
         raise InvalidValue(f"'{status}' is not a run status; use one of {list(get_args(RunStatus))}.")
-    changes: dict[str, Any] = {"status": status, "end_time": None if status == "running" else now}
-    if summary is not None:
-        changes["summary"] = masked(detached_value(summary))
-    return _put(tx, replaced(run, **changes))
+    kept = run.summary if summary is None else masked(detached_value(summary))
+    if (status, kept) == (run.status, run.summary):
+        return run
+    return _put(tx, replaced(run, status=status, end_time=None if status == "running" else now, summary=kept))
 
 
 def get_run_by_id(tx: Transaction, now: float, run_id: str) -> Run | None:
@@ -113,15 +113,20 @@ def query_runs(
     return choose([run_as_seen(run, now) for run in found.items], wanted)
 
 
-def add_metrics(tx: Transaction, now: float, run_id: str, step: int, values: Mapping[str, float]) -> MetricPoint:
+def add_metrics(
+    tx: Transaction, now: float, run_id: str, step: int, values: Mapping[str, float], *, time: float | None = None
+) -> MetricPoint:
     _known_run(tx, run_id)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise InvalidValue(f"Metric '{name}' is of type {type(value).__name__}; give a number.")
         check_json(float(value), f"Metric '{name}' at step {step}")
-    point = MetricPoint(run_id=run_id, step=step, time=now, values=dict(values))
-    tx.append_metrics(point)
-    tx.note("metrics", name=run_id, number=step)
+    if time is not None:
+        check_json(float(time), f"The time of metrics at step {step}")
+    point = MetricPoint(run_id=run_id, step=step, time=now if time is None else time, values=dict(values))
+    if time is None or point not in tx.get_metrics(run_id, step):
+        tx.append_metrics(point)
+        tx.note("metrics", name=run_id, number=step)
     return point
 
 

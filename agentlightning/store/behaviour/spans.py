@@ -5,6 +5,7 @@ from typing import Any
 
 from agentlightning.errors import InvalidValue, SpansEvicted
 from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
+from agentlightning.store.behaviour.grants import find_grant, put_grant
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
 from agentlightning.store.lifecycle import (
@@ -38,10 +39,9 @@ def _check(span: Span) -> None:
         raise InvalidValue(f"Span '{span.name}' belongs to attempt 'latest'; name the attempt itself.")
 
 
-def add_span(tx: Transaction, now: float, span: Span) -> Span:
+def add_span(tx: Transaction, now: float, span: Span) -> Span | None:
     _check(span)
-    _append(tx, now, (span,))
-    return span
+    return span if _append(tx, now, (span,), may_be_known=True) else None
 
 
 def add_many_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> list[Span | None]:
@@ -129,8 +129,8 @@ def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) 
     return alive
 
 
-def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
-    """Append spans of one attempt; it and its rollout are running now, unless they are over."""
+def _append(tx: Transaction, now: float, spans: Sequence[Span], *, may_be_known: bool = False) -> bool:
+    """Append spans of one attempt; it and its rollout are running now, unless they are over. False if it is known."""
     rollout_id, attempt_id = spans[0].rollout_id, spans[0].attempt_id
     rollout = known_rollout(tx, rollout_id)
     attempts = tx.get_attempts(rollout_id)
@@ -138,9 +138,12 @@ def _append(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
     is_latest = attempt is not None and attempt.attempt_id == attempt_id
     if attempt is None or not is_latest:
         attempt = known_attempt(tx, rollout_id, attempt_id)
+    if may_be_known and tx.has_span(attempt, spans[0].span_id):
+        return False
     alive = _keep(tx, now, attempt, spans)
     if attempt.status != "running" or (is_latest and rollout.status != "running"):
         _show_running(tx, now, rollout, alive, is_latest)
+    return True
 
 
 def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attempt, is_latest: bool) -> None:
@@ -157,16 +160,25 @@ def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attemp
             show_worker_busy(tx, now, attempt.worker_id, attempt)
 
 
-def get_next_span_sequence_id(tx: Transaction, now: float, rollout_id: str, attempt_id: str) -> int:
-    sequence_id = tx.get_last_sequence(rollout_id) + 1
-    tx.put_last_sequence(rollout_id, sequence_id)
-    return sequence_id
+def get_next_span_sequence_id(
+    tx: Transaction, now: float, rollout_id: str, attempt_id: str, *, request_id: str | None = None
+) -> int:
+    return get_many_span_sequence_ids(tx, now, [(rollout_id, attempt_id)], request_id=request_id)[0]
 
 
 def get_many_span_sequence_ids(
-    tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]]
+    tx: Transaction, now: float, rollout_attempt_ids: Sequence[tuple[str, str]], *, request_id: str | None = None
 ) -> list[int]:
-    return [get_next_span_sequence_id(tx, now, *pair) for pair in rollout_attempt_ids]
+    grant = None if request_id is None else find_grant(tx, "sequence_ids", request_id)
+    if grant is not None and len(grant.given) == len(rollout_attempt_ids):
+        return grant.given
+    numbers = []
+    for rollout_id, _ in rollout_attempt_ids:
+        numbers.append(tx.get_last_sequence(rollout_id) + 1)
+        tx.put_last_sequence(rollout_id, numbers[-1])
+    if request_id is not None:
+        put_grant(tx, now, "sequence_ids", request_id, None, numbers)
+    return numbers
 
 
 def query_spans(

@@ -1,16 +1,17 @@
 """LightningStoreClient: a store on another process or machine, used like one that is here.
 
-Its methods are derived from the contract. Every call that changes something carries a request id, so that it can be
-sent again when the answer was lost, and acts once. What waits neither polls nor ends early: it waits on the server,
-over the live channel, and goes on by itself after an outage.
+Its methods are derived from the contract. The client makes the ids of what a call creates or is given, so that the call
+can be sent again when the answer was lost, and acts once. What waits neither polls nor ends early: it waits on the
+server, over the live channel, and goes on by itself after an outage.
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,12 +19,17 @@ from typing import Any
 import aiohttp
 
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import AgentLightningError, ConfigurationError, InvalidQuery, StoreUnavailable
+from agentlightning.errors import (
+    AgentLightningError,
+    ConfigurationError,
+    InvalidQuery,
+    RequestConflict,
+    StoreUnavailable,
+)
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.claims import Claim, ResourcesVersion
+from agentlightning.store.claims import Claim, ResourcesVersion, claimed_ids
 from agentlightning.store.http.codec import codec_of
-from agentlightning.store.http.following import follow
-from agentlightning.store.http.link import Address, Link, Transport
+from agentlightning.store.http.connection import Address, ClientConnection, Transport
 from agentlightning.store.http.retries import (
     DEFAULT_HEALTH_RETRY_DELAYS,
     DEFAULT_OUTAGE_SECONDS,
@@ -31,19 +37,33 @@ from agentlightning.store.http.retries import (
     RetryPolicy,
     is_passing,
 )
+from agentlightning.store.http.subscription import follow
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
+from agentlightning.types import (
+    NOTICE_KINDS,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Notice,
+    NoticeKind,
+    ResourcesUpdate,
+    Rollout,
+)
+from agentlightning.utils import id as ids
 from agentlightning.utils.once import fork_handlers
 
 __all__ = ["LightningStoreClient"]
 
 logger = logging.getLogger(__name__)
 
-POLLS = ("dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts")
-"""Operations that ask for work and nothing else."""
-FINISH_AND_CLAIM = "finish_and_claim"
-LEFT_CLAIMS = (FINISH_AND_CLAIM, None)
-"""Where ids of unanswered requests are kept whose claims are given back, because they cannot be asked for again."""
+_NEW_IDS: dict[str, Callable[[], Any]] = {
+    "rollout_id": ids.rollout_id,
+    "attempt_id": ids.attempt_id,
+    "resources_id": ids.resources_id,
+    "run_id": ids.run_id,
+    "time": time.time,
+}
+"""How the ids of what a call creates are made; those of what it is given are a connection's."""
 ONE_ATTEMPT = RetryPolicy((), (), 0.0)
 LONG_POLL_SECONDS = 20.0
 """How long one request waits where there is no live channel."""
@@ -111,13 +131,13 @@ class LightningStoreClient(LightningStore):
             transport,
         )
         self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
-        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
-        self._guard = threading.Lock()  # protects `_links`, which several threads' loops look into
-        self._unanswered: defaultdict[tuple[Any, ...], deque[str]] = defaultdict(deque)
+        self._connections: dict[asyncio.AbstractEventLoop, ClientConnection] = {}
+        self._guard = threading.Lock()  # protects `_connections`, which several threads' loops look into
+        self._lost_claims: deque[tuple[Operation, dict[str, Any]]] = deque()  # whose answers never came
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
         self._is_closed = False
-        self._left_behind: list[Link] = []  # a parent process's, which this one must not touch
+        self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
 
     def __repr__(self) -> str:
@@ -161,126 +181,122 @@ class LightningStoreClient(LightningStore):
         A later call opens new ones, and the client is open again.
         """
         here = asyncio.get_running_loop()
-        for keys in self._unanswered.values():
-            while keys:  # claims whose answers were lost, and that nobody will ask for again
-                self._in_background(self._abandon(self._link(), keys.popleft()))
+        if self._lost_claims:
+            self._in_background(self._return_lost_claims(self._connection()))
         if own := [task for task in self._background if task.get_loop() is here]:
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
-            links, self._links = list(self._links.values()), {}
+            connections, self._connections = list(self._connections.values()), {}
             self._is_closed = True
-        for link in links:
-            if link.loop is here:
-                await link.close()
-            elif link.loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(link.close(), link.loop)
+        for connection in connections:
+            if connection.loop is here:
+                await connection.close()
+            elif connection.loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(connection.close(), connection.loop)
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(asyncio.wrap_future(closing), self._address.connection_timeout)
-            elif link.session.connector is not None:
+            elif connection.session.connector is not None:
                 with suppress(RuntimeError):  # its loop is closed, so nothing can be done there
-                    link.session.connector._close()
+                    connection.session.connector._close()
 
-    def _link(self) -> Link:
+    def _connection(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        link = self._links.get(loop)
-        if link is not None:
-            return link
+        connection = self._connections.get(loop)
+        if connection is not None:
+            return connection
         with self._guard:
-            link = self._links.get(loop)
-            if link is None:
-                self._links = {known: old for known, old in self._links.items() if not known.is_closed()}
-                link = self._links[loop] = Link(self._address)
+            connection = self._connections.get(loop)
+            if connection is None:
+                self._connections = {known: old for known, old in self._connections.items() if not known.is_closed()}
+                connection = self._connections[loop] = ClientConnection(self._address)
                 self._is_closed = False
-            return link
+            return connection
 
     # ------------------------------------------------------------------ calls
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        op = operations_of(LightningStore).get(name)
-        if op is None:
+    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        if name not in operations_of(LightningStore):
             raise InvalidQuery(f"There is no store operation '{name}'.")
-        if name == "wait_for_rollouts":
-            return await self.wait_for_rollouts(**arguments)
-        return await self._send(op, dict(arguments), request_id=request_id)
+        return await getattr(self, name)(**arguments)
 
-    async def _send(self, op: Operation, arguments: dict[str, Any], *, request_id: str | None = None) -> Any:
-        """Have the server perform an operation, however often that must be asked."""
-        link, codec = self._link(), codec_of(op.name)
-        if not op.mutates:
-            return await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
-        if op.name in POLLS:
-            return await self._claim(link, op, arguments, self._policy, request_id)
-        key = request_id or link.new_request_id()
+    async def _send(self, op: Operation, arguments: dict[str, Any]) -> Any:
+        """Have the server perform an operation, however often that must be asked; with the same ids each time."""
+        if "wait" in op.signature.parameters:
+            return await self._claim(op, arguments, self._policy)
+        connection, codec = self._connection(), codec_of(op.name)
+        made = {name: _NEW_IDS.get(name, connection.new_id)() for name in op.ids if arguments.get(name) is None}
+        arguments.update(made)
         try:
-            result = await self._policy.persist(lambda: link.call(codec, arguments, key=key), link.is_healthy)
+            return await self._policy.persist(lambda: connection.call(codec, arguments), connection.is_healthy)
         except (Exception, asyncio.CancelledError) as error:
-            if op.name == FINISH_AND_CLAIM and request_id is None:
-                self._leave_claim(link, key, error)
+            if "claim_id" in made:
+                self._lose_claim(connection, op, arguments, error)
             raise
-        if request_id is None:
-            self._settle(link, key)
-        return result
 
-    async def _claim(
-        self, link: Link, op: Operation, arguments: dict[str, Any], policy: RetryPolicy, request_id: str | None
-    ) -> Any:
-        """Ask for work, and wait for it; a caller who is cancelled gives back what was on its way to him.
+    async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
+        """Ask for work, and wait for it; earlier claims whose answers never came are returned to the queue before.
 
-        Every poll has an id of its own, because one that found nothing must find nothing again. An id whose answer
-        never came is asked for by the next call of the same kind, before it asks for more.
+        Every poll has an id of its own, because one that found nothing must find nothing again. A claim whose id the
+        caller made is the caller's to repeat.
         """
+        connection, polls = self._connection(), itertools.count(1)
         wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
         codec, deadline = codec_of(op.name), time.monotonic() + wait
-        unanswered = self._unanswered[op.name, arguments.get("worker_id")]
-        polls = _Polls(link, request_id, unanswered)
+        is_callers = arguments.get("claim_id") is not None
+        claim_id = arguments["claim_id"] = arguments["claim_id"] if is_callers else connection.new_id()
 
         async def attempt() -> Any:
+            await self._return_lost_claims(connection)
             while True:
                 left = max(deadline - time.monotonic(), 0.0)
-                has_live = await link.live(wanted=left > 0.0) is not None
+                has_live = await connection.live(wanted=left > 0.0) is not None
                 patience = left if has_live else min(left, LONG_POLL_SECONDS)
-                given = {**arguments, "wait": patience} if wait else arguments
-                result = await link.call(codec, given, key=polls.key, wait=patience)
-                if request_id is None:
-                    self._settle(link, polls.key)
-                if result or (patience == left and not polls.is_of_an_earlier_call):
+                if wait:
+                    arguments["wait"] = patience
+                result = await connection.call(codec, arguments, wait=patience)
+                if result or patience == left:
                     return result
-                polls.go_on()
+                arguments["claim_id"] = f"{claim_id}/{next(polls)}"
 
         try:
-            result = await policy.persist(attempt, link.is_healthy, waits=True)
-            if left := self._unanswered.get(LEFT_CLAIMS):
-                self._in_background(self._abandon(link, left.popleft()))
-            return result
-        except asyncio.CancelledError:
-            self._in_background(self._abandon(link, polls.key))
-            raise
-        except Exception as error:
-            if is_passing(error) and request_id is None:
-                unanswered.append(polls.key)
+            return await policy.persist(attempt, connection.is_healthy, waits=True)
+        except (Exception, asyncio.CancelledError) as error:
+            if not is_callers:
+                self._lose_claim(connection, op, arguments, error)
             raise
 
-    def _leave_claim(self, link: Link, key: str, error: BaseException) -> None:
-        """Have taken back what a request may have claimed besides what it did: now, or when the server is back."""
+    def _lose_claim(
+        self, connection: ClientConnection, op: Operation, arguments: dict[str, Any], error: BaseException
+    ) -> None:
+        """Have returned what a call may have claimed: now if its caller left, else when the server is back."""
+        if isinstance(error, asyncio.CancelledError) or is_passing(error):
+            self._lost_claims.append((op, arguments))
         if isinstance(error, asyncio.CancelledError):
-            self._in_background(self._abandon(link, key))
-        elif is_passing(error):
-            self._unanswered[LEFT_CLAIMS].append(key)
+            self._in_background(
+                self._policy.persist(lambda: self._return_lost_claims(connection), connection.is_healthy)
+            )
 
-    async def _abandon(self, link: Link, key: str) -> None:
-        """Have the server take back what a request may have claimed."""
-        codec, arguments = codec_of("abandon_request"), {"request_id": key}
-        await self._policy.persist(lambda: link.call(codec, arguments, key=None), link.is_healthy)
+    async def _return_lost_claims(self, connection: ClientConnection) -> None:
+        """Ask for lost claims once more, which gives the same rollouts, and return these to the queue."""
+        while self._lost_claims:
+            lost = op, arguments = self._lost_claims.popleft()
+            try:
+                claimed = await connection.call(codec_of(op.name), {n: v for n, v in arguments.items() if n != "wait"})
+                if claimed:
+                    await connection.call(codec_of("return_claims"), {"rollout_attempt_ids": claimed_ids(claimed)})
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) or is_passing(error):
+                    self._lost_claims.append(lost)
+                    raise
+                logger.warning("What a lost call had claimed cannot be returned: %s: %s", type(error).__name__, error)
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, wait: float | None = None
+        self, worker_id: str | None = None, *, wait: float | None = None, claim_id: str | None = None
     ) -> AttemptedRollout | None:
-        """As in the contract, but in an outage the answer is None; what got lost then comes with the next call."""
-        op = operations_of(LightningStore)["dequeue_rollout"]
-        arguments: dict[str, Any] = {"worker_id": worker_id} | ({"wait": wait} if wait is not None else {})
-        policy = self._policy.within(wait) if wait is not None and wait > 0 else ONE_ATTEMPT
+        """As in the contract, but in an outage the answer is None; what got lost then goes back to the queue."""
+        given = {"worker_id": worker_id, "wait": wait, "claim_id": claim_id}
         try:
-            claim: AttemptedRollout | None = await self._claim(self._link(), op, arguments, policy, None)
+            claim: AttemptedRollout | None = await self._claim_in_time("dequeue_rollout", given)
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -295,20 +311,53 @@ class LightningStoreClient(LightningStore):
         limit: int = 1,
         worker_id: str | None = None,
         wait: float | None = None,
+        claim_id: str | None = None,
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As in the contract; in an outage it gives up when the time to wait is over, or else at once."""
-        op = operations_of(LightningStore)["claim_rollouts"]
-        arguments: dict[str, Any] = {"limit": limit, "worker_id": worker_id, "known_resources": known_resources}
-        policy = self._policy.within(wait) if wait is not None and wait > 0 else ONE_ATTEMPT
-        arguments |= {"wait": wait} if wait is not None else {}
+        given = {"limit": limit, "worker_id": worker_id, "wait": wait, "claim_id": claim_id}
         try:
-            claims: Sequence[Claim] = await self._claim(self._link(), op, arguments, policy, None)
+            claims: Sequence[Claim] = await self._claim_in_time(
+                "claim_rollouts", {**given, "known_resources": known_resources}
+            )
         except aiohttp.ClientResponseError as error:
             if not is_passing(error):
                 raise
             raise StoreUnavailable(f"The store gives no work now (status {error.status}); ask again later.") from error
         return claims
+
+    async def _claim_in_time(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Claim, with no more patience in an outage than the time to wait."""
+        given = {key: value for key, value in arguments.items() if value is not None or key == "worker_id"}
+        wait = given.get("wait") or 0.0
+        policy = self._policy.within(wait) if wait > 0 else ONE_ATTEMPT
+        return await self._claim(operations_of(LightningStore)[name], given, policy)
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        op = operations_of(LightningStore)["enqueue_many_rollouts"]
+        named = [
+            each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
+            for each in rollouts
+        ]
+        enqueued: Sequence[Rollout] = await self._send(op, {"rollouts": named})
+        return enqueued
+
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
+    ) -> ResourcesUpdate:
+        op = operations_of(LightningStore)["update_resources"]
+        given: dict[str, Any] = {"resources_id": resources_id, "resources": resources, "merge": merge}
+        while True:
+            number = version
+            if number is None:
+                latest = await self.get_resources_by_id(resources_id)
+                number = 1 if latest is None else latest.version + 1
+            try:
+                update: ResourcesUpdate = await self._send(op, {**given, "version": number})
+                return update
+            except RequestConflict:
+                if version is not None:  # else another caller was faster, and the next number is taken
+                    raise
 
     def _tell_of_outage(self, error: Exception) -> None:
         if not self._is_told_of_outage:
@@ -318,23 +367,23 @@ class LightningStoreClient(LightningStore):
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout | Rollout]:
-        link, codec = self._link(), codec_of("wait_for_rollouts")
+        connection, codec = self._connection(), codec_of("wait_for_rollouts")
         deadline = math.inf if timeout is None else time.monotonic() + timeout
 
         async def attempt() -> list[AttemptedRollout | Rollout]:
             while True:
                 left = max(deadline - time.monotonic(), 0.0)
-                has_live = await link.live(wanted=left > 0.0) is not None
+                has_live = await connection.live(wanted=left > 0.0) is not None
                 patience = left if has_live else min(left, LONG_POLL_SECONDS)
                 wait = None if math.isinf(patience) else patience
                 began = time.monotonic()
-                finished: list[AttemptedRollout | Rollout] = await link.call(
-                    codec, {"rollout_ids": list(rollout_ids), "timeout": wait}, key=None, wait=wait
+                finished: list[AttemptedRollout | Rollout] = await connection.call(
+                    codec, {"rollout_ids": list(rollout_ids), "timeout": wait}, wait=wait
                 )
                 if patience == left or time.monotonic() - began < patience:
                     return finished  # an answer before its time means that all are finished
 
-        return await self._policy.persist(attempt, link.is_healthy, waits=True)
+        return await self._policy.persist(attempt, connection.is_healthy, waits=True)
 
     # ------------------------------------------------------------------ changes
 
@@ -345,20 +394,12 @@ class LightningStoreClient(LightningStore):
         unknown = set(wanted).difference(NOTICE_KINDS)
         if unknown:
             raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
-        return follow(self._link(), self._policy, wanted, after)
+        return follow(self._connection(), self._policy, wanted, after)
 
     # ------------------------------------------------------------------ beside the calls
 
-    def _settle(self, link: Link, key: str) -> None:
-        """A request was answered; from time to time the server may forget the old ones."""
-        if old := link.settle(key):
-            self._in_background(self._forget(link, old))
-
-    async def _forget(self, link: Link, request_ids: Sequence[str]) -> None:
-        await link.call(codec_of("forget_requests"), {"request_ids": request_ids}, key=None)
-
     def _in_background(self, doing: Any) -> None:
-        """Do something nobody waits for; if it fails, the server's own time limits do the same later."""
+        """Do something nobody waits for; what fails for now is done before the next claim."""
 
         async def quietly() -> None:
             try:
@@ -371,25 +412,8 @@ class LightningStoreClient(LightningStore):
         task.add_done_callback(self._background.discard)
 
 
-class _Polls:
-    """The request ids of one call that may ask several times."""
-
-    def __init__(self, link: Link, request_id: str | None, unanswered: "deque[str]") -> None:
-        self._link = link
-        self._request_id = request_id
-        self._count = 1
-        self.is_of_an_earlier_call = request_id is None and bool(unanswered)
-        self.key = request_id or (unanswered.popleft() if unanswered else link.new_request_id())
-
-    def go_on(self) -> None:
-        """Ask once more; the ids of a call that has one itself follow from it, so that it can be repeated whole."""
-        self.is_of_an_earlier_call = False
-        self.key = self._link.new_request_id() if self._request_id is None else f"{self._request_id}/{self._count}"
-        self._count += 1
-
-
 def _leave_behind(client: LightningStoreClient) -> None:
     """In a forked child: the connections are the parent's, whose loops do not run here."""
     client._guard = threading.Lock()
-    client._left_behind += client._links.values()
-    client._links, client._background = {}, set()
+    client._left_behind += client._connections.values()
+    client._connections, client._background = {}, set()

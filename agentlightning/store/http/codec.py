@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
@@ -38,9 +38,6 @@ __all__ = [
     "plain_value",
     "prepare_codecs",
 ]
-
-_CHECKED_BY_THE_STORE = {("add_metrics", "values"), ("add_resources", "resources"), ("update_resources", "resources")}
-"""Arguments that a store takes in more than one form."""
 
 _MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
 
@@ -122,7 +119,7 @@ class OperationCodec:
         fields: dict[str, Any] = {}
         for name, hint in self.op.hints.items():
             is_required = self.op.signature.parameters[name].default is inspect.Parameter.empty
-            shape_of_value = dict[str, Any] if (self.op.name, name) in _CHECKED_BY_THE_STORE else _relaxed(hint)
+            shape_of_value = dict[str, Any] if name == self.op.loose else _relaxed(hint)
             fields[name] = Required[shape_of_value] if is_required else NotRequired[shape_of_value]
         make_shape: Any = TypedDict  # mypy knows only shapes that stand in the code
         shape = make_shape(_model_name(self.op.name), fields)
@@ -179,11 +176,11 @@ def codec_of(name: str) -> OperationCodec:
     return OperationCodec(operations_of(LightningStore)[name])
 
 
-def prepare_codecs(names: Iterable[str]) -> None:
-    """Build now what the first call of each operation would build; processes forked later share it."""
-    for name in names:
-        codec = codec_of(name)
-        _ = codec.arguments, codec.op.result
+def prepare_codecs() -> None:
+    """Build now what the first calls of hot operations would build; processes forked later share it."""
+    for op in operations_of(LightningStore).values():
+        if op.hot:
+            _ = codec_of(op.name).arguments, op.result
 
 
 def _model_name(operation: str) -> str:

@@ -103,10 +103,8 @@ class StoreRoutes:
     ) -> None:
         body = await self._body(request)
         given = route.read(in_path, request.query, parse_foreign_json(body) if body else None)
-        key = request.header(b"idempotency-key") or None
-        calling = self._service.call(route.codec, given, permitted, key)
-        waits = "wait" in given or "timeout" in given or route.operation == "wait_for_rollouts"
-        result = await (self._unless_gone(request, calling) if waits else calling)
+        calling = self._service.call(route.codec, given, permitted, request.header(b"authorization"))
+        result = await (self._unless_gone(request, calling) if route.codec.op.may_wait(given) else calling)
         briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
         await answer(request, send, route.status, route.write(result, briefly=briefly))
 

@@ -2,9 +2,9 @@
 
 A frame is a JSON object or an array of them, as text, or as bytes with gzip around it or not. A client sends
 
-    {"id": 1, "op": "dequeue_rollout", "args": {"wait": 60}, "key": "…"}     an operation, under an idempotency key
-    {"id": 2, "subscribe": ["rollout"], "after": 17}                         notices behind a cursor, or from now on
-    {"cancel": 1}                                                            end of either
+    {"id": 1, "op": "dequeue_rollout", "args": {"wait": 60}}     an operation
+    {"id": 2, "subscribe": ["rollout"], "after": 17}             notices behind a cursor, or from now on
+    {"cancel": 1}                                                end of either
 
 and is told, in any order,
 
@@ -185,10 +185,8 @@ class _Connection:
     async def _call(self, number: int, message: dict[str, Any]) -> None:
         try:
             codec = _known_codec(message.get("op"))
-            key = message.get("key")
-            result = await self._service.call(
-                codec, message.get("args", {}), self._permitted, key if isinstance(key, str) else None
-            )
+            given = message.get("args", {})
+            result = await self._service.call(codec, given, self._permitted, self._authorization)
             body = codec.encode_brief(result) if self._is_compact else codec.encode_result(result)
             self._tell(b'{"id":%d,"result":%b}' % (number, body))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
@@ -272,9 +270,9 @@ def _known_codec(name: Any) -> OperationCodec:
 
 def _waits(message: Mapping[str, Any]) -> bool:
     """Whether a message asks to wait, so that others must get past it."""
-    arguments = message.get("args")
-    has_wait = isinstance(arguments, dict) and bool(arguments.get("wait"))
-    return has_wait or "subscribe" in message or message.get("op") == "wait_for_rollouts"
+    name, arguments = message.get("op"), message.get("args")
+    op = operations_of(LightningStore).get(name) if isinstance(name, str) else None
+    return "subscribe" in message or (op is not None and op.may_wait(arguments if isinstance(arguments, dict) else {}))
 
 
 def _kinds(value: Any) -> list[Any] | None:

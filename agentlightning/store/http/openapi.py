@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.notices import NoticesQuery
 from agentlightning.store.http.wire import NOTICES_PATH, WireRoute, routes
-from agentlightning.store.request_ids import MOST_ID_CHARACTERS
 
 __all__ = ["describe"]
 
@@ -24,18 +23,11 @@ _FAILURES = {
     "403": "The token does not permit this, or a web page of another site sent it.",
     "404": "The id names nothing.",
     "408": "The body did not arrive in time.",
-    "409": "The state does not allow this, or the idempotency key was used for another request.",
+    "409": "The state does not allow this, or the id was used for another call.",
     "410": "The spans were dropped to save memory.",
     "413": "The request is too large.",
     "422": "Arguments that do not fit; `detail` lists them.",
     "503": "The store cannot be used now.",
-}
-_IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string", "maxLength": MOST_ID_CHARACTERS},
-    "description": "A request sent twice under one key acts once and is answered twice, for ten minutes.",
 }
 
 
@@ -60,8 +52,6 @@ def _operation(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         "parameters": [*_in_path(route), *_in_query(route, schemas)],
         "responses": {str(route.status): _content("The result.", _result_schema(route, schemas))} | _failures(),
     }
-    if op.mutates:
-        described["parameters"].append(_IDEMPOTENCY_KEY)
     if route.verb == "POST":
         described["requestBody"] = _body(route, schemas)
     return described

@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 
 from agentlightning.errors import IncompatibleStore, StoreUnavailable
-from agentlightning.store.http.channel import ConnectionLost
+from agentlightning.store.http.websocket import ConnectionLost
 
 __all__ = ["Garbled", "RetryPolicy", "is_passing"]
 

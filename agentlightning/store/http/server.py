@@ -182,8 +182,8 @@ class LightningStoreServer(LightningStore):
     def otlp_traces_endpoint(self) -> str:
         return f"{self.endpoint}/v1/traces"
 
-    async def perform(self, name: str, arguments: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        return await self._target.perform(name, arguments, request_id=request_id)
+    async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        return await self._target.perform(name, arguments)
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None

@@ -5,6 +5,7 @@ shuts down can end them and let the callers ask elsewhere or later.
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -17,7 +18,6 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.codec import OperationCodec, check_levels
 from agentlightning.store.http.credentials import AnswerCredentials
-from agentlightning.store.http.idempotency import remembering
 from agentlightning.store.http.permissions import check_permission
 from agentlightning.store.http.tokens import Scope, describe_token, verify_token
 from agentlightning.store.local import LocalStore
@@ -36,6 +36,8 @@ BODY_TIMEOUT_SECONDS = 30.0
 READY_SECONDS = 5.0
 """How long a store may take to write before it counts as not ready."""
 DOCS_PATH = "/docs"
+_GRANTED_UNDER = frozenset(["claim_id", "request_id"])
+"""Arguments under which work and sequence ids are given out again."""
 _BEARER = "bearer "
 _ADMIN = Scope("admin")
 
@@ -72,7 +74,6 @@ class StoreService:
         self._token = token
         self._tracker = tracker
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._perform = remembering(store)
         self._credentials = AnswerCredentials(store, token)
         if tracker is not None:
             tracker.register_histogram(OPERATION_SECONDS, ["operation"])
@@ -97,32 +98,31 @@ class StoreService:
             return None
         return describe_token(shown).expires_at
 
-    async def call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
-        """Run an operation whose arguments came as plain values."""
+    async def call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
+        """Run an operation whose arguments came as plain values, for a caller who was admitted with this scope."""
         if self._tracker is None:
-            return await self._call(codec, given, scope, request_id)
+            return await self._call(codec, given, scope, authorization)
         name, began = codec.op.name, time.perf_counter()
         try:
-            return await self._call(codec, given, scope, request_id)
+            return await self._call(codec, given, scope, authorization)
         except Exception as error:
             self._tracker.inc_counter(FAILURES, 1, {"operation": name, "error_type": type(error).__name__})
             raise
         finally:
             self._tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": name})
 
-    async def _call(self, codec: OperationCodec, given: Any, scope: Scope, request_id: str | None) -> Any:
-        if codec.op.mutates:
+    async def _call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
+        op = codec.op
+        if op.mutates:
             check_levels(given)
         arguments = codec.decode_arguments(given)
         if scope is not _ADMIN:
-            check_permission(scope, codec.op.name, arguments)
-        running = self._perform(
-            codec.op.name,
-            arguments,
-            request_id=request_id if codec.op.mutates else None,
-            caller="" if scope.kind == "admin" else str(scope),
-        )
-        result = await (self.waiting(running) if _waits(codec.op.name, arguments) else running)
+            check_permission(scope, op, arguments)
+        if self._token is not None:
+            for name in _GRANTED_UNDER.intersection(op.ids, arguments):
+                arguments[name] = _own_id(authorization, arguments[name])
+        running = self.store.perform(op.name, arguments)
+        result = await (self.waiting(running) if op.may_wait(arguments) else running)
         return await self._credentials.shown_to(scope, result)
 
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
@@ -178,9 +178,13 @@ class StoreService:
             return None
 
 
-def _waits(operation: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call may wait for something to happen."""
-    return bool(arguments.get("wait")) or (operation == "wait_for_rollouts" and arguments.get("timeout") != 0)
+def _own_id(authorization: str, given: str | None) -> str | None:
+    """An id as the store knows it: of every token another one, so that nobody is given what is another caller's."""
+    if given is None:
+        return None
+    return hashlib.blake2b(
+        given.encode(), key=hashlib.sha256(authorization.encode()).digest(), digest_size=16
+    ).hexdigest()
 
 
 def _closing() -> StoreUnavailable:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agentlightning.store.behaviour.requests import CLAIMS
+from agentlightning.store.base import LightningStore
 from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.store.local import Call
+from agentlightning.store.operations import operations_of
 from agentlightning.store.postgres.session import is_storable
 from agentlightning.store.postgres.transaction import PostgresTransaction
 from agentlightning.types import Span, Worker
@@ -18,10 +19,12 @@ _BY_ROLLOUT: Final = _ENDING | {"update_rollout", "start_attempt", "get_next_spa
 """Operations whose first argument is a rollout id, or several."""
 _WITH_SPANS: Final = frozenset(["add_span", "add_many_spans", "add_open_spans", "finish_attempt", "finish_and_claim"])
 _BY_PAIRS: Final = frozenset(["get_many_span_sequence_ids", "return_claims"])
+_GRANTED_UNDER: Final = ("claim_id", "request_id")
+_CLAIMS: Final = frozenset(op.name for op in operations_of(LightningStore).values() if op.is_claim)
 
 
-def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> None:
-    """Have a transaction read and lock the answers, rollouts and workers that the calls name."""
+def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
+    """Have a transaction read and lock the grants, rollouts and workers that the calls name."""
     rollout_ids: list[Any] = []
     ended: list[Any] = []
     span_ids: list[str] = []
@@ -45,9 +48,10 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call], now: float) -> No
             new_rollouts += len(values[0]) if call.name == "enqueue_many_rollouts" else 1
     tx.offered_span_ids = frozenset(filter(is_storable, span_ids))
     tx.expected_rollouts = max(new_rollouts, 1)
-    tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in CLAIMS)
+    tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in _CLAIMS)
     known_ids = [named for named in rollout_ids if isinstance(named, str)]
-    tx.read_ahead(known_ids, [call.request_id for call in calls if call.request_id is not None], now)
+    grant_ids = {call.kwargs[name] for call in calls for name in _GRANTED_UNDER if is_storable(call.kwargs.get(name))}
+    tx.read_ahead(known_ids, grant_ids)
     worker_ids: list[Any] = [call.kwargs.get("worker_id") for call in calls]
     worker_ids += [call.args[0] for call in calls if call.name in ("update_worker", "dequeue_rollout") and call.args]
     latest = [tx.get_attempts(rollout_id)[-1:] for rollout_id in ended if isinstance(rollout_id, str)]

@@ -22,7 +22,8 @@ from typing import Final
 import orjson
 import psycopg
 
-from agentlightning.store.local import ANSWER_LIFETIME_SECONDS, Clock
+from agentlightning.store.claims import GRANT_SECONDS
+from agentlightning.store.local import Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
@@ -211,7 +212,7 @@ class Relay:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             for sql in _PRUNES:
                 connection.execute(sql)
-            connection.execute("DELETE FROM answers WHERE time < %s", (self._clock() - ANSWER_LIFETIME_SECONDS,))
+            connection.execute("DELETE FROM grants WHERE time < %s", (self._clock() - GRANT_SECONDS,))
 
     def _catch_up(self, connection: Connection, last: int) -> None:
         """Publish what other relays have numbered, from the last hole on."""

@@ -3,7 +3,7 @@
 A few threads take the writes that wait, up to 64 at once, and run them in one transaction; if one of them is refused,
 each is run in a transaction of its own. Reads have threads of their own. Waiters are woken by notices, which a relay
 carries between processes. A transaction that the database has not taken is run again; one of which it is not known
-whether it was taken raises `StoreUnavailable`, and its operations are safe to repeat under their request ids.
+whether it was taken raises `StoreUnavailable`, and its operations are safe to repeat with the same ids.
 """
 
 import asyncio
@@ -206,7 +206,7 @@ class PostgresLightningStore(DurableStore[_Working]):
                 is_shared = all(call.name != "update_resources" for call in calls)
                 tx = PostgresTransaction(session, max_span_bytes=self.max_span_bytes, shares_resources=is_shared)
                 now = self._clock()
-                read_ahead(tx, calls, now)
+                read_ahead(tx, calls)
                 results = [execute(call, tx, now) for call in calls]
                 is_committing = True
                 tx.commit()
@@ -215,7 +215,7 @@ class PostgresLightningStore(DurableStore[_Working]):
                 if is_committing and not is_reader:
                     raise StoreUnavailable(
                         f"Store '{self.address}' was lost while '{calls[0].name}' was being committed, so it may have "
-                        "taken effect or not; repeat it under the same request id, or look first."
+                        "taken effect or not; repeat it with the same ids, or look first."
                     ) from error
                 working.pool.check()  # drops what else broke with it, so that the next try has a new one
                 raise _BrokenConnection(str(error)) from error

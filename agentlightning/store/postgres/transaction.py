@@ -8,39 +8,32 @@ Locks are taken in one order, so that writers wait for each other and do not dea
 the queue, then workers and runs. `docs/design/transactions.md` has the rules.
 """
 
-import math
 from collections.abc import Collection, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
-from agentlightning.store.local import ANSWER_LIFETIME_SECONDS
+from agentlightning.store.claims import Grant
 from agentlightning.store.postgres.rollout_tables import RolloutTransaction
 from agentlightning.store.postgres.session import PostgresSession
 from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Selection
 from agentlightning.store.sql import select_metrics, select_records
-from agentlightning.store.transaction import Answer, Record
+from agentlightning.store.transaction import Record, RecordT
 from agentlightning.store.values import as_json
 from agentlightning.types import MetricPoint, PaginatedResult, ResourcesUpdate, Run, Worker
 
 __all__ = ["PostgresTransaction"]
 
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
-
-_SELECT_ANSWERS: Final = (
-    "SELECT request_id, operation, body FROM answers WHERE request_id = ANY(?::text[]) AND time >= ?"
-)
-_LOCK_REQUESTS: Final = (
+_LOCK_GRANTS: Final = (
     "SELECT pg_advisory_xact_lock(key) FROM "
     "(SELECT hashtextextended(id, 0) AS key FROM unnest(?::text[]) AS id ORDER BY 1) AS keys"
 )
-"""Copies of a request wait for each other, so that the later one finds the answer and takes nothing meanwhile."""
-_DELETE_ANSWERS: Final = """
-DELETE FROM answers USING unnest(?::text[], ?::float8[]) AS old (id, expiry)
-WHERE request_id = old.id AND time < old.expiry
+"""Copies of a call wait for each other, so that the later one finds the grant and takes nothing meanwhile."""
+_PUT_GRANTS: Final = """
+INSERT INTO grants SELECT * FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[])
+ON CONFLICT (grant_id) DO UPDATE SET time = excluded.time, given = excluded.given
 """
-_INSERT_ANSWERS: Final = "INSERT INTO answers SELECT * FROM unnest(?::text[], ?::text[], ?::bytea[], ?::float8[])"
 _PUT_SETTING: Final = "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _COUNTED: Final = ("rollouts", "attempts", "spans", "resources", "workers", "runs")
 _COUNTS: Final = {
@@ -62,33 +55,33 @@ class PostgresTransaction(RolloutTransaction):
         self._settings: dict[str, str | None] = {}
         self._setting_rows: dict[str, str] = {}
         self._metric_rows: list[Row] = []
-        self._answers: dict[str, Answer | None] = {}
-        self._answer_rows: dict[str, Row] = {}
-        self._replaced_answers: set[str] = set()
         self.notices = []  # without cursors, which they get after the commit
 
-    def read_ahead(self, rollout_ids: Collection[str], request_ids: Sequence[str], now: float) -> None:
+    def read_ahead(self, rollout_ids: Collection[str], grant_ids: Collection[str]) -> None:
         """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
-        place = -1
-        if request_ids:
-            self._session.send(_LOCK_REQUESTS, (request_ids,))
-            place = self._session.send(_SELECT_ANSWERS, (request_ids, now - ANSWER_LIFETIME_SECONDS))
+        keys = list(grant_ids)
+        if keys:
+            self._session.send(_LOCK_GRANTS, (keys,))
+        place = self._send_for_records(Grant, keys) if keys else -1
         self.load(rollout_ids)
-        if request_ids:
-            self._answers.update(dict.fromkeys(request_ids))
-            for request_id, operation, body in self._session.fetch(place):
-                self._answers[request_id] = Answer(operation, body)
+        if keys:
+            self._keep_records(Grant, keys, place)
 
     def load_records(self, kind: type, keys: Collection[str]) -> None:
         """Read records in one statement, which locks them in the order of their keys."""
         if keys:
-            table = RECORD_TABLES[kind]
-            lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
-            chosen = f"WHERE {table.key} = ANY(?::text[]) ORDER BY {table.key}{lock}"
-            sql = f"SELECT {table.column_list} FROM {table.name} {chosen}"
-            self._records.update(((kind, key), None) for key in keys)
-            for row in self._session.fetch(self._session.send(sql, (list(keys),))):
-                self._records[kind, row[0]] = table.record_of(row)
+            self._keep_records(kind, keys, self._send_for_records(kind, keys))
+
+    def _send_for_records(self, kind: type, keys: Collection[str]) -> int:
+        table = RECORD_TABLES[kind]
+        lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
+        chosen = f"WHERE {table.key} = ANY(?::text[]) ORDER BY {table.key}{lock}"
+        return self._session.send(f"SELECT {table.column_list} FROM {table.name} {chosen}", (list(keys),))
+
+    def _keep_records(self, kind: type, keys: Collection[str], place: int) -> None:
+        self._records.update(((kind, key), None) for key in keys)
+        for row in self._session.fetch(place):
+            self._records[kind, row[0]] = RECORD_TABLES[kind].record_of(row)
 
     def try_lock(self, key: int) -> bool:
         """Whether this transaction now holds an advisory lock, until it ends."""
@@ -106,19 +99,15 @@ class PostgresTransaction(RolloutTransaction):
     def _flush(self) -> None:
         super()._flush()
         send = self._session.send
+        self._session.put(_PUT_GRANTS, [row for (kind, _), row in self._record_rows.items() if kind is Grant])
         for (kind, _), row in self._record_rows.items():
-            send(RECORD_TABLES[kind].upsert, row)
+            if kind is not Grant:
+                send(RECORD_TABLES[kind].upsert, row)
         for name, value in self._setting_rows.items():
             send(_PUT_SETTING, (name, value))
         for row in self._metric_rows:
             send("INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)", row)
-        # Until when answers give way. One that was met does; of one that was not, a copy of the request may have come
-        # first: the insert then fails, and the operation is run again and finds it.
-        met, oldest = self._replaced_answers, -ANSWER_LIFETIME_SECONDS
-        expiries = [(key, math.inf if key in met else row[-1] + oldest) for key, row in self._answer_rows.items()]
-        self._session.put(_DELETE_ANSWERS, expiries)
-        self._session.put(_INSERT_ANSWERS, self._answer_rows.values())
-        for held_back in (self._record_rows, self._setting_rows, self._metric_rows, self._answer_rows):
+        for held_back in (self._record_rows, self._setting_rows, self._metric_rows):
             held_back.clear()
 
     # ------------------------------------------------------------------ records, settings, metrics
@@ -151,25 +140,8 @@ class PostgresTransaction(RolloutTransaction):
     def append_metrics(self, point: MetricPoint) -> None:
         self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
 
-    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        return select_metrics(self._session, run_id)
-
-    # ------------------------------------------------------------------ answers and counts
-
-    def get_answer(self, request_id: str, now: float) -> Answer | None:
-        if request_id not in self._answers:
-            self.read_ahead((), [request_id], now)
-        return self._answers[request_id]
-
-    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        if self._answers.get(request_id) is not None:
-            self._replaced_answers.add(request_id)
-        self._answers[request_id] = answer
-        self._answer_rows[request_id] = (request_id, answer.request, answer.body, now)
-
-    def drop_answers(self, request_ids: Sequence[str]) -> None:
-        self._session.flush()
-        self._session.send("DELETE FROM answers WHERE request_id = ANY(?::text[])", (request_ids,))
+    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
+        return select_metrics(self._session, run_id, step)
 
     def relieve(self) -> None:
         self._session.flush()

@@ -16,19 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore
-from agentlightning.store.base import LightningStoreCapabilities
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.behaviour.heartbeats import needs_sweep
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.store.local import (
-    ANSWER_LIFETIME_SECONDS,
-    DEFAULT_MAX_SPAN_BYTES,
-    SCHEDULE,
-    Call,
-    Clock,
-    execute,
-)
+from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, SCHEDULE, Call, Clock, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeFields
+from agentlightning.store.operations import operations_of
 from agentlightning.store.sqlite.database import (
     MEMORY,
     Durability,
@@ -49,7 +43,7 @@ from agentlightning.utils.private_files import path_errors, replaced_file
 __all__ = ["SqliteLightningStore"]
 
 READER_THREADS = 4
-MANY_AT_ONCE = frozenset(["enqueue_many_rollouts", "add_many_spans"])
+_WITH_MANY = frozenset(op.name for op in operations_of(LightningStore).values() if op.many is not None)
 LARGE = 64
 """An operation on more items than this is left to the writer's thread."""
 
@@ -160,7 +154,7 @@ class SqliteLightningStore(DurableStore[_Working]):
     def _run_write(self, call: Call) -> "asyncio.Future[Any]":
         if self._damage is not None:  # found by a reader; a writer that has its pages at hand would not notice
             raise IncompatibleStore(str(self._damage))
-        if call.name in MANY_AT_ONCE:
+        if call.name in _WITH_MANY:
             call.is_large = any(len(many) > LARGE for many in (*call.args, *call.kwargs.values()))
         return super()._run_write(call)
 
@@ -197,9 +191,7 @@ class SqliteLightningStore(DurableStore[_Working]):
 
     def _read_on(self, connection: sqlite3.Connection, call: Call, look: bool) -> Any:
         now = self._clock()
-        tx = SqliteTransaction(
-            connection, max_span_bytes=self.max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS
-        )
+        tx = SqliteTransaction(connection, max_span_bytes=self.max_span_bytes)
         connection.execute("BEGIN")
         try:
             if look:
@@ -267,4 +259,4 @@ def _open_transaction(path: str, durability: Durability, max_span_bytes: int) ->
     connection = connect(path, durability=durability)
     if path == MEMORY:
         migrate(connection, path)
-    return SqliteTransaction(connection, max_span_bytes=max_span_bytes, answer_lifetime_seconds=ANSWER_LIFETIME_SECONDS)
+    return SqliteTransaction(connection, max_span_bytes=max_span_bytes)

@@ -7,7 +7,6 @@ reaches the database. A reading transaction is the same object on a connection o
 
 import sqlite3
 from collections.abc import Sequence
-from typing import TypeVar
 
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Selection
@@ -16,21 +15,16 @@ from agentlightning.store.sqlite.queue_table import QueueTable
 from agentlightning.store.sqlite.record_tables import RecordTables
 from agentlightning.store.sqlite.rollout_tables import RolloutTables
 from agentlightning.store.sqlite.session import Session
-from agentlightning.store.transaction import Answer, Record, Transaction
+from agentlightning.store.transaction import Record, RecordT, Transaction
 from agentlightning.types import (
     Attempt,
     MetricPoint,
     PaginatedResult,
-    ResourcesUpdate,
     Rollout,
-    Run,
     Span,
-    Worker,
 )
 
 __all__ = ["SqliteTransaction"]
-
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run)
 
 _COUNTS = """
 SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts), coalesce((SELECT max(number) FROM spans), 0),
@@ -52,11 +46,11 @@ _COUNTED = (
 class SqliteTransaction(Transaction):
     """Reads and writes on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, *, max_span_bytes: int, answer_lifetime_seconds: float) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, max_span_bytes: int) -> None:
         self.session = Session(connection)
         self._rollouts = RolloutTables(self.session, max_span_bytes=max_span_bytes)
         self._queue = QueueTable(self.session, self._rollouts)
-        self._records = RecordTables(self.session, answer_lifetime_seconds=answer_lifetime_seconds)
+        self._records = RecordTables(self.session)
         self.notices = []
         self._kept_notices = 0
         self.earliest_due: float | None = None
@@ -184,17 +178,8 @@ class SqliteTransaction(Transaction):
     def append_metrics(self, point: MetricPoint) -> None:
         self._records.append_metrics(point)
 
-    def get_metrics(self, run_id: str) -> Sequence[MetricPoint]:
-        return select_metrics(self.session, run_id)
-
-    def get_answer(self, request_id: str, now: float) -> Answer | None:
-        return self._records.get_answer(request_id, now)
-
-    def put_answer(self, request_id: str, answer: Answer, now: float) -> None:
-        self._records.put_answer(request_id, answer, now)
-
-    def drop_answers(self, request_ids: Sequence[str]) -> None:
-        self._records.drop_answers(request_ids)
+    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
+        return select_metrics(self.session, run_id, step)
 
     def relieve(self) -> None:
         self.session.flush()

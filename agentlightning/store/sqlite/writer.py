@@ -22,6 +22,7 @@ from contextlib import suppress
 
 import orjson
 
+from agentlightning.store.claims import GRANT_SECONDS
 from agentlightning.store.durable import Job, closed_store, settle
 from agentlightning.store.local import Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
@@ -280,6 +281,7 @@ class Writer:
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
             session.write("DELETE FROM notices WHERE last_cursor < ?", [(self._tx.cursor - DEFAULT_CAPACITY,)])
             session.write(_PRUNE_OPEN_SPANS, [()])
+            session.write("DELETE FROM grants WHERE time < ?", [(self._clock() - GRANT_SECONDS,)])
         self._connection.execute("COMMIT")
         self._watch_log()
         return self._tx.end_batch()

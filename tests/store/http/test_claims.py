@@ -110,13 +110,26 @@ async def test_a_repeated_claim_is_signed_again_and_its_token_is_not_kept(
     client = connect(server.endpoint, token=runner_token())
     await server.enqueue_rollout("task")
 
-    first, again = [await client.perform("claim_rollouts", {}, request_id="once") for _ in range(2)]
+    first, again = [await client.claim_rollouts(claim_id="once") for _ in range(2)]
     await store.close()
 
     assert first[0].rollout == again[0].rollout
+    assert again[0].token is not None
     assert verify_token(MASTER, again[0].token, time.time()) == scope_of(first[0])
     for path in tmp_path.iterdir():
         assert b"agl1." not in path.read_bytes(), path
+
+
+async def test_a_claim_id_gives_nothing_to_another_token(serve: Serve, connect: Connect) -> None:
+    server = await serve(token=MASTER)
+    for n in range(2):
+        await server.enqueue_rollout(n)
+    thief = sign_token(MASTER, Scope("runner"), expires_at=time.time() + 600)
+
+    (claimed,) = await connect(server.endpoint, token=runner_token()).claim_rollouts(worker_id="w", claim_id="once")
+    (other,) = await connect(server.endpoint, token=thief).claim_rollouts(worker_id="w", claim_id="once")
+
+    assert (claimed.rollout.input, other.rollout.input) == (0, 1)
 
 
 async def test_a_server_before_another_gives_no_token_of_the_other(serve: Serve, connect: Connect) -> None:

@@ -194,48 +194,6 @@ async def test_change_whose_answer_was_lost_is_made_once(
     assert [rollout.rollout_id for rollout in await server.query_rollouts()] == [enqueued.rollout_id]
 
 
-@both_transports
-async def test_lost_claims_come_with_the_next_calls(transport: str, serve: Any, connect: Any, wire_to: Any) -> None:
-    server = await serve()
-    wire = await wire_to(server)
-    client = connect(wire.url, transport=transport)
-    await client.statistics()
-    for n in range(5):
-        await server.enqueue_rollout(n)
-
-    wire.loses = True
-    lost = await asyncio.gather(*[client.dequeue_rollout() for _ in range(5)])
-    wire.loses = False
-    claimed = [await client.dequeue_rollout() for _ in range(5)]
-
-    assert lost == [None] * 5
-    assert sorted(claim.input for claim in claimed) == [0, 1, 2, 3, 4]
-    assert all(claim.attempt.sequence_id == 1 for claim in claimed)
-
-
-@both_transports
-@pytest.mark.parametrize("wait", [None, 30.0])
-async def test_cancelled_dequeue_gives_its_claim_back(
-    wait: float | None, transport: str, serve: Any, connect: Any, wire_to: Any, eventually: Any
-) -> None:
-    server = await serve()
-    wire = await wire_to(server)
-    client = connect(wire.url, transport=transport)
-    await client.statistics()
-    await server.enqueue_rollout("a")
-
-    wire.delivers.clear()
-    asking = asyncio.create_task(client.dequeue_rollout("w", wait=wait))
-    await eventually(lambda: wire.held >= 1)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    wire.delivers.set()
-    again = await asyncio.wait_for(server.dequeue_rollout(wait=10), 15)
-
-    assert again is not None
-    assert again.input == "a"
-
-
 # ---------------------------------------------------------------------- waiting
 
 

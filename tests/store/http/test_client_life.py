@@ -14,7 +14,7 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.store.http import channel, following, link
+from agentlightning.store.http import connection, subscription, websocket
 from agentlightning.store.http.notices import _gather
 from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
@@ -75,7 +75,7 @@ def test_loops_that_ended_leave_nothing_behind(transport: str, server: Lightning
         asyncio.run(client.statistics())
     gc.collect()
 
-    assert len(client._links) <= 1
+    assert len(client._connections) <= 1
     asyncio.run(client.close())
 
 
@@ -168,25 +168,6 @@ async def test_forked_child_speaks_to_the_parents_server(script: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-# ---------------------------------------------------------------------- kept answers
-
-
-@both_transports
-async def test_kept_answers_of_a_busy_client_stay_few(
-    transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
-) -> None:
-    monkeypatch.setattr(link, "FORGOTTEN_AT_ONCE", 8)
-    monkeypatch.setattr(link, "SETTLED_SECONDS", 0.0)
-    store = InMemoryLightningStore()
-    client = connect((await serve(store)).endpoint, transport=transport)
-
-    for n in range(100):
-        await client.enqueue_rollout(n)
-        await client.dequeue_rollout()
-
-    await eventually(lambda: len(store._tx._answers) <= 32)
-
-
 # ---------------------------------------------------------------------- subscriptions
 
 
@@ -199,7 +180,7 @@ async def told(notices: AsyncIterator[Notice], count: int) -> list[str | None]:
 async def test_subscription_goes_on_behind_its_cursor_after_a_restart(
     transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(subscription, "POLL_SECONDS", 0.2)
     server = await serve()
     client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
     notices = client.subscribe(["rollout"])
@@ -220,7 +201,7 @@ async def test_subscription_goes_on_behind_its_cursor_after_a_restart(
 async def test_subscription_notices_that_the_store_was_replaced_by_an_empty_one(
     transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(subscription, "POLL_SECONDS", 0.2)
     server = await serve()
     client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
     notices = client.subscribe(["rollout"])
@@ -253,7 +234,7 @@ async def test_dropped_subscription_is_ended(serve: Any, connect: Any, eventuall
         break
     gc.collect()
 
-    channel = client._link()._channel
+    channel = client._connection()._channel
     await eventually(lambda: not channel._notices)
 
 
@@ -296,7 +277,7 @@ async def test_notice_that_comes_as_the_poll_ends_is_not_lost() -> None:
 async def test_reader_that_falls_behind_asks_for_the_rest_again(
     serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(channel, "MOST_UNREAD_NOTICES", 5)
+    monkeypatch.setattr(websocket, "MOST_UNREAD_NOTICES", 5)
     server = await serve()
     client = connect(server.endpoint, transport="ws")
     notices: Any = client.subscribe(["rollout"])
@@ -337,7 +318,7 @@ async def test_client_falls_back_to_http_behind_a_proxy_that_knows_no_websocket(
     address, counts = await scripted(200, upgrade=status)
     client = connect(address)
 
-    for _ in range(link.LIVE_AFTER_CALLS + 2):
+    for _ in range(connection.LIVE_AFTER_CALLS + 2):
         assert await client.statistics() == {"total_rollouts": 7}
 
-    assert counts["/v1/agl/statistics"] == link.LIVE_AFTER_CALLS + 2
+    assert counts["/v1/agl/statistics"] == connection.LIVE_AFTER_CALLS + 2

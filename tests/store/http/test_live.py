@@ -136,17 +136,6 @@ async def test_compact_connection_is_told_echoes_in_short(server: LightningStore
     assert told == {"id": 1, "result": [True, False]}
 
 
-async def test_key_makes_a_repeated_message_act_once(server: LightningStoreServer) -> None:
-    message = {"op": "enqueue_rollout", "args": {"input": "a"}, "key": "live-key"}
-
-    async with opened(server) as channel, opened(server) as other:
-        await channel.send({"id": 1, **message})
-        await other.send({"id": 1, **message})
-        first, again = await channel.read(), await other.read()
-
-    assert first == again
-
-
 async def test_message_sent_twice_is_answered_once(server: LightningStoreServer) -> None:
     waiting = {"id": 1, "op": "wait_for_rollouts", "args": {"rollout_ids": ["nobody"], "timeout": 0.05}}
 

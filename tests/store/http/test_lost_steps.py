@@ -59,9 +59,9 @@ async def test_claim_of_a_step_that_was_given_up_goes_back_with_the_next_call(tr
         with pytest.raises(StoreUnavailable):
             await step
         await proxy.listen()
-        await client.claim_rollouts(worker_id="w")
-        await _until(store, queue_length=1)
+        (claim,) = await client.claim_rollouts(worker_id="w")
 
+    assert (claim.rollout.input, claim.rollout.attempt.sequence_id) == ("next", 1)
     finished = await store.get_rollout_by_id(held.rollout_id)
     assert finished is not None
     assert finished.status == "succeeded"
@@ -86,20 +86,19 @@ async def test_claim_of_a_step_that_was_cancelled_goes_back(transport: Any) -> N
 
 
 @pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("wait", [None, 1.0], ids=["at-once", "waiting"])
-async def test_claims_in_an_outage_are_refused_and_come_with_the_next_call(transport: Any, wait: float | None) -> None:
+async def test_claim_whose_id_the_caller_made_is_left_to_the_caller() -> None:
     store, _ = await stocked_store()
 
-    async with network(store) as proxy, LightningStoreClient(proxy.url, transport=transport, **IMPATIENT) as client:
+    async with network(store) as proxy, LightningStoreClient(proxy.url, **IMPATIENT) as client:
         await client.statistics()
         proxy.hold_replies()
-        call = asyncio.create_task(client.claim_rollouts(worker_id="w", wait=wait))
+        call = asyncio.create_task(client.claim_rollouts(worker_id="w", claim_id="mine"))
         await _until(store, queue_length=0)
         await proxy.refuse()
         with pytest.raises(StoreUnavailable):
             await call
         await proxy.listen()
-        (claim,) = await client.claim_rollouts(worker_id="w", wait=wait)
+        assert await client.claim_rollouts(worker_id="w") == []
+        (claim,) = await client.claim_rollouts(worker_id="w", claim_id="mine")
 
     assert claim.rollout.input == "next"

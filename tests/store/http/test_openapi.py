@@ -73,7 +73,7 @@ def test_every_operation_is_described(family: str) -> None:
         for operation in verbs.values()
         if path.startswith("/v1/") is (family != "/")
     }
-    since_then = {"enqueue_many_rollouts", "abandon_request", "start_run", "query_metrics", "add_many_spans"}
+    since_then = {"enqueue_many_rollouts", "claim_rollouts", "start_run", "query_metrics", "add_many_spans"}
     declared = set(operations_of(LightningStore))
 
     assert described >= (declared if family != "/" else {"start_rollout", "query_spans", "update_attempt"})

@@ -8,8 +8,8 @@ import pytest
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store.http import retries
-from agentlightning.store.http.channel import ConnectionLost
 from agentlightning.store.http.retries import WAITED_SECONDS, RetryPolicy
+from agentlightning.store.http.websocket import ConnectionLost
 
 PATIENCE = 60.0
 POLICY = RetryPolicy(retry_delays=(1.0,), health_retry_delays=(0.5,), outage_seconds=PATIENCE)

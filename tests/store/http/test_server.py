@@ -170,13 +170,13 @@ class Slow(InMemoryLightningStore):
 
     under_way = 0
 
-    async def perform(self, name: str, arguments: Any, *, request_id: str | None = None) -> Any:
+    async def perform(self, name: str, arguments: Any) -> Any:
         if name != "enqueue_rollout":
-            return await super().perform(name, arguments, request_id=request_id)
+            return await super().perform(name, arguments)
         self.under_way += 1
         try:
             await asyncio.sleep(0.3)
-            return await super().perform(name, arguments, request_id=request_id)
+            return await super().perform(name, arguments)
         finally:
             self.under_way -= 1
 

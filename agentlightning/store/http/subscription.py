@@ -4,10 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from agentlightning.store.http.channel import LiveSubscription
 from agentlightning.store.http.codec import as_notice
-from agentlightning.store.http.link import Link
+from agentlightning.store.http.connection import ClientConnection
 from agentlightning.store.http.retries import RetryPolicy, is_passing
+from agentlightning.store.http.websocket import LiveSubscription
 from agentlightning.store.http.wire import NOTICES_PATH
 from agentlightning.types import Notice, NoticeKind
 
@@ -16,17 +16,21 @@ __all__ = ["follow"]
 POLL_SECONDS = 20.0
 
 
-def follow(link: Link, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None) -> AsyncIterator[Notice]:
+def follow(
+    connection: ClientConnection, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None
+) -> AsyncIterator[Notice]:
     """Notices for ever; those since this call, or behind the cursor `after`."""
-    return _Following(link, policy, kinds, after)
+    return _RemoteSubscription(connection, policy, kinds, after)
 
 
-class _Following(AsyncIterator[Notice]):
+class _RemoteSubscription(AsyncIterator[Notice]):
     """One subscription, over as many connections as it takes."""
 
-    def __init__(self, link: Link, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None) -> None:
+    def __init__(
+        self, connection: ClientConnection, policy: RetryPolicy, kinds: list[NoticeKind], after: int | None
+    ) -> None:
         self.cursor = after
-        self._link = link
+        self._connection = connection
         self._policy = policy
         self._kinds = kinds
         self._live: LiveSubscription | None = None
@@ -35,8 +39,8 @@ class _Following(AsyncIterator[Notice]):
         # Begun at once: changes made after the call are told, however late the first one is asked for.
         self._beginning: asyncio.Task[None] | None = asyncio.create_task(self._begin())
         if after is None:
-            self._is_tried = link.loop.create_future()
-            link.hold_until(self._is_tried)
+            self._is_tried = connection.loop.create_future()
+            connection.hold_until(self._is_tried)
             self._beginning.add_done_callback(lambda _: self._let_go())
 
     async def __anext__(self) -> Notice:
@@ -71,7 +75,7 @@ class _Following(AsyncIterator[Notice]):
 
     async def _begin(self) -> None:
         """Subscribe, or poll once where there is no live channel."""
-        await self._policy.persist(self._attempt, self._link.is_healthy)
+        await self._policy.persist(self._attempt, self._connection.is_healthy)
 
     async def _attempt(self) -> None:
         try:
@@ -84,7 +88,7 @@ class _Following(AsyncIterator[Notice]):
             self._is_tried.set_result(None)
 
     async def _subscribe(self) -> None:
-        channel = await self._link.live()
+        channel = await self._connection.live()
         if channel is not None:
             self._live = await channel.subscribe(list(self._kinds), self.cursor)
             self.cursor = self._live.cursor
@@ -95,6 +99,8 @@ class _Following(AsyncIterator[Notice]):
         query: list[tuple[str, str]] = [("kinds", kind) for kind in self._kinds]
         if self.cursor is not None:
             query += [("after", str(self.cursor)), ("wait", str(POLL_SECONDS))]
-        told = await self._link.get(NOTICES_PATH, query, timeout=POLL_SECONDS + self._link.address.request_timeout)
+        told = await self._connection.get(
+            NOTICES_PATH, query, timeout=POLL_SECONDS + self._connection.address.request_timeout
+        )
         self._polled.extend(map(as_notice, told["notices"]))
         self.cursor = told["cursor"]

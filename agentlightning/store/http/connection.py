@@ -9,7 +9,6 @@ import itertools
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,15 +18,15 @@ import yarl
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue
-from agentlightning.store.http.channel import LiveChannel
 from agentlightning.store.http.codec import OperationCodec, parse_json
 from agentlightning.store.http.exchange import MOST_FRAME_BYTES
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.store.http.retries import Garbled
+from agentlightning.store.http.websocket import LiveChannel
 from agentlightning.store.http.wire import LIVE_PATH, path_of, result_of
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["Address", "Link", "Transport"]
+__all__ = ["Address", "ClientConnection", "Transport"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +36,6 @@ LIVE_AFTER_CALLS = 16
 """Calls of one loop by HTTP before the live channel is opened."""
 NO_LIVE_SECONDS = 60.0
 """How long after a refused WebSocket no other is tried."""
-SETTLED_SECONDS = 10.0
-"""Age at which the kept answers of done requests may go: no copy of them is on its way any more."""
-FORGOTTEN_AT_ONCE = 512
 _ERRORS_FROM = 400
 _SERVER_ERRORS_FROM = 500
 
@@ -64,7 +60,7 @@ class Address:
         return is_loopback(yarl.URL(self.url).host or "")
 
 
-class Link:
+class ClientConnection:
     """The connections of one client in one loop."""
 
     def __init__(self, address: Address) -> None:
@@ -82,7 +78,6 @@ class Link:
         )
         self._prefix = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._settled: deque[tuple[float, str]] = deque()
         self._calls = 0
         self._channel: LiveChannel | None = None
         self._opening = asyncio.Lock()  # protects `_channel`: one handshake at a time
@@ -117,33 +112,13 @@ class Link:
             await channel.close()
         await self.session.close()
 
-    # ------------------------------------------------------------------ request ids
-
-    def new_request_id(self) -> str:
-        """An id that no other request of anybody has."""
+    def new_id(self) -> str:
+        """An id under which no other call of anybody is given anything."""
         return f"{self._prefix}-{next(self._numbers)}"
-
-    def settle(self, request_id: str) -> Sequence[str]:
-        """Note that a request was answered; from time to time, gives the ids whose answers need not be kept longer."""
-        now = time.monotonic()
-        self._settled.append((now, request_id))
-        if len(self._settled) < FORGOTTEN_AT_ONCE or now - self._settled[0][0] < SETTLED_SECONDS:
-            return ()
-        old: list[str] = []
-        while self._settled and now - self._settled[0][0] >= SETTLED_SECONDS and len(old) < 2 * FORGOTTEN_AT_ONCE:
-            old.append(self._settled.popleft()[1])
-        return old
 
     # ------------------------------------------------------------------ one call
 
-    async def call(
-        self,
-        codec: OperationCodec,
-        arguments: Mapping[str, Any],
-        *,
-        key: str | None,
-        wait: float | None = 0.0,
-    ) -> Any:
+    async def call(self, codec: OperationCodec, arguments: Mapping[str, Any], *, wait: float | None = 0.0) -> Any:
         """Send an operation once, by whichever way is open; `wait` is how long it may take by itself, None for ever."""
         if self._keeper is None:
             await self.close_with_loop()
@@ -155,8 +130,8 @@ class Link:
         if channel is not None:
             encoded = codec.encode_arguments(arguments)
             if len(encoded) < MOST_FRAME_BYTES:  # a larger one would hold up the others
-                return await channel.call(codec, arguments, encoded, key=key, timeout_seconds=timeout)
-        return await self._request(codec, dict(arguments), key, timeout)
+                return await channel.call(codec, arguments, encoded, timeout_seconds=timeout)
+        return await self._request(codec, dict(arguments), timeout)
 
     def hold_until(self, beginning: "asyncio.Future[None]") -> None:
         """Let further calls wait until a subscription tried to begin, so that it is told of what they change."""
@@ -196,14 +171,10 @@ class Link:
 
     # ------------------------------------------------------------------ HTTP
 
-    async def _request(
-        self, codec: OperationCodec, arguments: dict[str, Any], key: str | None, timeout: float | None
-    ) -> Any:
+    async def _request(self, codec: OperationCodec, arguments: dict[str, Any], timeout: float | None) -> Any:
         route, given = codec.op.route, dict(arguments)
         path = path_of(route.path, arguments)
         headers = {} if codec.op.echoes is None else {"Prefer": "return=minimal"}
-        if key is not None:
-            headers["Idempotency-Key"] = key
         options: dict[str, Any] = {"headers": headers}
         if timeout is not None and timeout > self.address.request_timeout:
             options["timeout"] = aiohttp.ClientTimeout(total=timeout, connect=self.address.connection_timeout)

@@ -80,16 +80,13 @@ class LiveChannel:
         arguments: Mapping[str, Any],
         encoded: bytes,
         *,
-        key: str | None,
         timeout_seconds: float | None,
     ) -> Any:
         """Run an operation on the server; `asyncio.TimeoutError` if no answer comes in time.
 
         `encoded` is the arguments as JSON.
         """
-        keyed = b"" if key is None else b',"key":%b' % orjson.dumps(key)
-        content = b'"op":"%b","args":%b%b' % (codec.op.name.encode(), encoded, keyed)
-        number, answer = self._post(content)
+        number, answer = self._post(b'"op":"%b","args":%b' % (codec.op.name.encode(), encoded))
         # Cheaper than `asyncio.wait_for`, by half of what a call costs here.
         sent = self._loop.time()
         clock = None if timeout_seconds is None else self._loop.call_later(timeout_seconds, self._give_up, answer, sent)

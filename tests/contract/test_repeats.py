@@ -1,0 +1,244 @@
+"""Repeats: a call that comes again with the ids its caller made does nothing new, over every back end."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import InvalidQuery, InvalidValue, RequestConflict
+from agentlightning.store import LightningStore
+from agentlightning.store.operations import operations_of
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
+
+PROMPT = {"p": PromptTemplate(template="x", engine="f-string")}
+OTHER_PROMPT = {"p": PromptTemplate(template="y", engine="f-string")}
+CLAIMS = ["dequeue_rollout", "dequeue_many_rollouts", "claim_rollouts"]
+
+
+def last_span(rollout: AttemptedRollout) -> Span:
+    ids: Any = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    return Span.from_attributes(attributes={}, sequence_id=0, name="last", **ids)
+
+
+REPEATED: Mapping[str, dict[str, Any]] = {
+    "start_rollout": {"input": 1, "rollout_id": "new", "attempt_id": "first"},
+    "enqueue_rollout": {"input": 1, "rollout_id": "new"},
+    "enqueue_many_rollouts": {"rollouts": [EnqueueRolloutRequest(input=n, rollout_id=f"new-{n}") for n in range(2)]},
+    "dequeue_rollout": {"worker_id": "w", "claim_id": "c"},
+    "dequeue_many_rollouts": {"limit": 2, "claim_id": "c"},
+    "claim_rollouts": {"limit": 2, "worker_id": "w", "claim_id": "c"},
+    "finish_and_claim": {"status": "succeeded", "worker_id": "w", "claim_id": "c"},
+    "start_attempt": {"attempt_id": "second"},
+    "get_next_span_sequence_id": {"request_id": "q"},
+    "get_many_span_sequence_ids": {
+        "rollout_attempt_ids": [("held", "a"), ("other", "b"), ("held", "a")],
+        "request_id": "q",
+    },
+    "add_resources": {"resources": PROMPT, "resources_id": "new"},
+    "update_resources": {"resources_id": "mine", "resources": PROMPT, "version": 1},
+    "start_run": {"name": "new", "run_id": "new"},
+    "add_metrics": {"run_id": "run", "step": 1, "values": {"loss": 0.5}, "time": 7.0},
+}
+"""A call with ids of every operation that has some; a rollout 'held' is at work and a run 'run' is open."""
+
+
+def test_every_operation_with_ids_is_repeated_here() -> None:
+    with_ids = {name for name, op in operations_of(LightningStore).items() if op.ids}
+
+    assert with_ids | {"enqueue_many_rollouts", "update_resources"} == set(REPEATED)
+
+
+@pytest.mark.parametrize("operation", REPEATED)
+async def test_repeated_call_gives_the_same_answer_and_changes_nothing(store: LightningStore, operation: str) -> None:
+    held = await store.start_rollout("held", rollout_id="held")
+    await store.start_run(run_id="run")
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(4)])
+    needed = operations_of(LightningStore)[operation].signature.parameters
+    ids = {"rollout_id": "held", "attempt_id": held.attempt.attempt_id, "spans": [last_span(held)]}
+    arguments = {name: value for name, value in ids.items() if name in needed} | REPEATED[operation]
+
+    first = await store.perform(operation, arguments)
+    counts = await store.statistics()
+    again = await store.perform(operation, arguments)
+
+    assert first == again
+    assert {**await store.statistics(), "uptime": 0} == {**counts, "uptime": 0}
+    assert len(await store.query_metrics("run")) == (operation == "add_metrics")
+
+
+@pytest.mark.parametrize("operation", ["add_span", "add_many_spans", "finish_attempt"])
+async def test_repeated_span_is_kept_once(store: LightningStore, operation: str) -> None:
+    held = await store.start_rollout("held")
+    span = last_span(held)
+    ids = {"rollout_id": held.rollout_id, "attempt_id": held.attempt.attempt_id, "status": "succeeded"}
+    arguments = {"add_span": {"span": span}, "add_many_spans": {"spans": [span]}}.get(
+        operation, ids | {"spans": [span]}
+    )
+
+    for _ in range(2):
+        await store.perform(operation, arguments)
+
+    assert [kept.span_id for kept in await store.query_spans(held.rollout_id)] == [span.span_id]
+
+
+# ---------------------------------------------------------------------- claims
+
+
+@pytest.mark.parametrize("wait", [None, 0.01], ids=["at-once", "waiting"])
+@pytest.mark.parametrize("operation", CLAIMS)
+async def test_claim_that_found_nothing_finds_nothing_again(
+    store: LightningStore, operation: str, wait: float | None
+) -> None:
+    arguments = {"worker_id": "w", "wait": wait, "claim_id": "c"}
+
+    assert not await store.perform(operation, arguments)
+    await store.enqueue_rollout("a")
+
+    assert not await store.perform(operation, arguments)
+    assert (await store.dequeue_rollout()).input == "a"  # type: ignore[union-attr]
+
+
+async def test_claims_that_wait_under_one_id_are_given_the_same_rollout(store: LightningStore) -> None:
+    both = [asyncio.create_task(store.dequeue_rollout(wait=30.0, claim_id="c")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+
+    await store.enqueue_rollout("a")
+    first, again = await asyncio.wait_for(asyncio.gather(*both), 20)
+    await store.enqueue_rollout("b")
+
+    assert first == again
+    assert first is not None
+    assert (await store.dequeue_rollout()).input == "b"  # type: ignore[union-attr]
+
+
+async def test_claim_whose_caller_left_while_it_waited_takes_nothing(store: LightningStore) -> None:
+    waiting = asyncio.create_task(store.dequeue_rollout(wait=30.0, claim_id="c"))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    await store.enqueue_rollout("a")
+
+    claimed = await store.dequeue_rollout(wait=20.0, claim_id="d")
+    assert claimed is not None
+
+
+@pytest.mark.parametrize("moved_on", ["finished", "returned", "cancelled"])
+async def test_repeated_claim_gives_what_of_it_is_still_open(store: LightningStore, moved_on: str) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
+    gone, held = await store.dequeue_many_rollouts(limit=2, claim_id="c")
+    ids = gone.rollout_id, gone.attempt.attempt_id
+    if moved_on == "finished":
+        await store.update_attempt(*ids, status="succeeded")
+    elif moved_on == "returned":
+        await store.return_claims([ids])
+    else:
+        await store.update_rollout(gone.rollout_id, status="cancelled")
+
+    assert await store.dequeue_many_rollouts(limit=2, claim_id="c") == [held]
+
+
+async def test_repeated_step_does_not_finish_a_later_attempt(store: LightningStore) -> None:
+    rollout = await store.start_rollout("a", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    arguments = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id, "status": "failed"}
+
+    first = await store.perform("finish_and_claim", {**arguments, "claim_id": "c"})
+    await store.update_attempt(rollout.rollout_id, first.rollout.attempt.attempt_id, status="running")
+    again = await store.perform("finish_and_claim", {**arguments, "claim_id": "c"})
+
+    assert (again.rollout.attempt.sequence_id, again.rollout.status) == (2, "running")
+
+
+async def test_claim_id_of_another_worker_gives_nothing(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(2)])
+    await store.claim_rollouts(worker_id="w", claim_id="c")
+
+    for operation in CLAIMS:
+        with pytest.raises(RequestConflict, match="was used for something else"):
+            await store.perform(operation, {"worker_id": "v", "claim_id": "c"})
+
+    assert (await store.statistics())["queue_length"] == 1
+
+
+async def test_grants_are_kept_for_ten_minutes(store: LightningStore, clock: Any) -> None:
+    await store.enqueue_rollout("a")
+    first = await store.dequeue_rollout(claim_id="c")
+    clock.advance(600)
+
+    assert await store.dequeue_rollout(claim_id="c") == first
+
+
+@pytest.mark.parametrize("given", ["", "c" * 257], ids=["empty", "long"])
+async def test_ids_of_a_strange_length_are_refused(store: LightningStore, given: str) -> None:
+    with pytest.raises(InvalidValue, match="give one of 1 to 256"):
+        await store.dequeue_many_rollouts(claim_id=given)
+
+
+# ---------------------------------------------------------------------- what is created
+
+
+async def test_rollout_of_that_id_is_not_started_twice(store: LightningStore) -> None:
+    await store.enqueue_rollout("a", rollout_id="mine")
+
+    with pytest.raises(RequestConflict, match="use start_attempt to run it once more"):
+        await store.start_rollout("b", rollout_id="mine", attempt_id="one")
+
+    assert (await store.get_rollout_by_id("mine")).input == "a"  # type: ignore[union-attr]
+
+
+async def test_attempt_cannot_be_called_latest(store: LightningStore) -> None:
+    await store.enqueue_rollout("a", rollout_id="mine")
+
+    with pytest.raises(InvalidValue, match="cannot be called 'latest'"):
+        await store.start_attempt("mine", attempt_id="latest")
+
+
+async def test_version_that_another_has_published_is_refused(store: LightningStore) -> None:
+    first = await store.update_resources("mine", PROMPT, version=1)
+
+    with pytest.raises(RequestConflict, match="at version 1, so version 1 cannot be published"):
+        await store.update_resources("mine", OTHER_PROMPT, version=1)
+    with pytest.raises(RequestConflict, match="at version 1, so version 3"):
+        await store.update_resources("mine", OTHER_PROMPT, version=3)
+
+    assert await store.get_resources_by_id("mine") == first
+    assert (await store.update_resources("mine", OTHER_PROMPT, version=2)).version == 2
+
+
+async def test_resources_that_were_changed_since_are_not_added_again(store: LightningStore) -> None:
+    await store.add_resources(PROMPT, resources_id="mine")
+    changed = await store.update_resources("mine", OTHER_PROMPT)
+
+    assert await store.add_resources(PROMPT, resources_id="mine") == changed
+
+
+async def test_callers_who_update_one_resource_at_once_all_publish(store: LightningStore) -> None:
+    prompts: Any = [{"p": PromptTemplate(template=str(n), engine="f-string")} for n in range(5)]
+
+    updates = await asyncio.gather(*[store.update_resources("mine", prompt) for prompt in prompts])
+
+    assert sorted(update.version for update in updates) == [1, 2, 3, 4, 5]
+
+
+async def test_figures_that_differ_are_both_kept(store: LightningStore) -> None:
+    await store.start_run(run_id="run")
+
+    for loss in (0.5, 0.25):
+        await store.add_metrics("run", 1, {"loss": loss}, time=7.0)
+
+    assert [point.values["loss"] for point in await store.query_metrics("run")] == [0.5, 0.25]
+
+
+async def test_run_that_is_finished_again_keeps_its_end(store: LightningStore, clock: Any) -> None:
+    await store.start_run(run_id="run")
+    first = await store.finish_run("run", summary={"best": 1})
+    clock.advance(5)
+
+    assert await store.finish_run("run", summary={"best": 1}) == first
+    assert (await store.finish_run("run", "failed")).end_time != first.end_time
+
+
+async def test_unknown_operation_is_refused(store: LightningStore) -> None:
+    with pytest.raises(InvalidQuery, match="no store operation 'explode'"):
+        await store.perform("explode", {})

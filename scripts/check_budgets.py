@@ -50,6 +50,30 @@ CEILINGS = {
     "verl": (110, 70),
 }
 """Physical lines and statements that a package may have."""
+RETIRED = frozenset(
+    [
+        "Abilities",
+        "Attended",
+        "CallJudge",
+        "Collector",
+        "Deaths",
+        "Deliveries",
+        "Delivery",
+        "Doorkeeper",
+        "HeardProgram",
+        "Ledgers",
+        "Listening",
+        "Pace",
+        "SettledCalls",
+        "Shift",
+        "Surroundings",
+        "Switches",
+        "Weaver",
+        "looks_at_nothing",
+        "settle_calls",
+    ]
+)
+"""Names that had to be learned, and were replaced by the trade's words."""
 
 
 @dataclass
@@ -102,10 +126,21 @@ def breaches_of(path: Path) -> Iterator[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > LONGEST_FUNCTION:
                 yield f"{place}:{node.lineno}: {node.name} has {length} lines, {LONGEST_FUNCTION} is the ceiling"
+        if (name := _identifier(node)) in RETIRED:
+            yield f"{place}:{getattr(node, 'lineno', 1)}: '{name}' is a retired name"
         if isinstance(node, ast.Global):
             yield f"{place}:{node.lineno}: `global`; state has an owner"
         if isinstance(node, ast.Attribute) and node.attr == "new_event_loop" and place != LOOP_MAKER:
             yield f"{place}:{node.lineno}: a second event loop; only {LOOP_MAKER} makes one"
+
+
+def _identifier(node: ast.AST) -> str | None:
+    """The name that a node defines or uses."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return getattr(node, "name", None)
 
 
 def print_table(found: dict[str, Size]) -> None:

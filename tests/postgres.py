@@ -73,7 +73,7 @@ def open_postgres(**options: Any) -> LightningStore:
 def shared_cluster() -> "Cluster":
     if binaries() is None:
         pytest.skip("PostgreSQL is not installed (no initdb); `make postgres` installs it on Debian as root")
-    pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'agentlightning[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: the extra postgres")
     folder = Path(os.environ[FOLDER_VARIABLE])
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:

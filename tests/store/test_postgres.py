@@ -16,9 +16,10 @@ from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUn
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore, export_store, import_store
 from agentlightning.trainer.stores import built_store, store_address
 from agentlightning.types import ResourcesUpdate, Span
+from agentlightning.utils.installation import install_command
 from tests.postgres import PASSWORD, Cluster, new_database, shared_cluster
 
-psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'agentlightning[postgres]'")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: the extra postgres")
 
 from agentlightning.store.postgres import PostgresLightningStore  # noqa: E402
 from agentlightning.store.postgres.database import connect, described  # noqa: E402
@@ -270,7 +271,7 @@ def test_module_without_psycopg_names_the_package_to_install() -> None:
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "pip install 'agentlightning[postgres]'" in shown.stdout
+    assert install_command("postgres") in shown.stdout
 
 
 def _run(connection: Any, *statements: tuple[str, tuple[Any, ...]]) -> None:

@@ -27,14 +27,14 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
     """Have a transaction read and lock the grants, rollouts and workers that the calls name."""
     rollout_ids: list[Any] = []
     ended: list[Any] = []
-    span_ids: list[str] = []
+    offered: list[Span] = []
     new_rollouts = 0
     for call in calls:
         values = (*call.args, *call.kwargs.values())
         if call.name in _WITH_SPANS:
             spans = [s for v in values for s in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(s, Span)]
             rollout_ids += [span.rollout_id for span in spans]
-            span_ids += [span.span_id for span in spans]
+            offered += spans
         if call.name in _BY_ROLLOUT:
             named = call.args[0] if call.args else call.kwargs.get("rollout_id")
             rollout_ids += named if isinstance(named, list) else [named]
@@ -46,12 +46,13 @@ def read_ahead(tx: PostgresTransaction, calls: Sequence[Call]) -> None:
             rollout_ids += [pair[0] for pair in values[0]]
         elif call.name in ("enqueue_rollout", "enqueue_many_rollouts"):
             new_rollouts += len(values[0]) if call.name == "enqueue_many_rollouts" else 1
-    tx.offered_span_ids = frozenset(filter(is_storable, span_ids))
+    tx.offered_span_ids = frozenset(span.span_id for span in offered if is_storable(span.span_id))
     tx.expected_rollouts = max(new_rollouts, 1)
     tx.expected_pops = sum(call.kwargs.get("limit", 1) for call in calls if call.name in _CLAIMS)
     known_ids = [named for named in rollout_ids if isinstance(named, str)]
     grant_ids = {call.kwargs[name] for call in calls for name in _GRANTED_UNDER if is_storable(call.kwargs.get(name))}
     tx.read_ahead(known_ids, grant_ids)
+    tx.load_span_ids({span.rollout_id for span in offered})
     worker_ids: list[Any] = [call.kwargs.get("worker_id") for call in calls]
     worker_ids += [call.args[0] for call in calls if call.name in ("update_worker", "dequeue_rollout") and call.args]
     latest = [tx.get_attempts(rollout_id)[-1:] for rollout_id in ended if isinstance(rollout_id, str)]

@@ -297,6 +297,21 @@ class RolloutTransaction(Transaction):
         entry.attempts[attempt.sequence_id - 1] = alive
         return alive
 
+    def load_span_ids(self, rollout_ids: Collection[str]) -> None:
+        """Read which of the offered spans these rollouts have; a statement for each would be a round trip for each."""
+        found = [self._entries.get(rollout_id) for rollout_id in rollout_ids]
+        entries = {entry.number: entry for entry in found if entry is not None}
+        if not entries:
+            return
+        for entry in entries.values():
+            for attempt in entry.attempts:
+                entry.span_ids.setdefault(attempt.sequence_id, set())
+        sql = (
+            "SELECT rollout, attempt, span_id FROM spans WHERE rollout = ANY(?::bigint[]) AND span_id = ANY(?::text[])"
+        )
+        for number, sequence_id, span_id in self._session.select(sql, (list(entries), list(self.offered_span_ids))):
+            entries[number].span_ids.setdefault(sequence_id, set()).add(span_id)
+
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
         entry, sequence_id = self.known(attempt.rollout_id), attempt.sequence_id
         known = entry.span_ids.get(sequence_id)

@@ -76,6 +76,7 @@ class HfModel:
         self._graphs.forget()
         if self._graphs.is_enabled:
             fuse_norms(self._plain)
+        packed_attention.use_groups(self._plain)
         return SlotCache(slots, length, layers=self._layers)
 
     def prefill(
@@ -183,7 +184,7 @@ class HfModel:
         is_token = torch.arange(4, device=self.device) < lengths[:, None]
         try:
             packed_attention.register()
-            self._plain.set_attn_implementation(packed_attention.NAME)
+            self._plain.set_attn_implementation(packed_attention.PACKED)
             with torch.no_grad():
                 whole = self.hidden(padded, lengths, is_token)
                 packed = padded[is_token][None]

@@ -1,9 +1,14 @@
-"""Attention over rows that lie end to end in one sequence: each token sees its own row, and no padding is computed.
+"""Attention for a learner and for an engine, where torch's own would copy or compute too much.
+
+**Packed rows** lie end to end in one sequence: each token sees its own row, and no padding is computed.
 
 On a GPU in 16 bits it is the flash attention for rows of several lengths that comes with torch. Elsewhere the rows are
 attended to one after the other, which computes the same. A mask would do so too, and would cost the square of all
 tokens in memory and time. transformers hands the ends of the rows through its layers under the names that its own
 flash attention has for them.
+
+**Grouped heads** share keys and values. Where there is a mask, transformers copies these for every head, which takes a
+third of a step of sampling; here the heads of a group are the queries of one head.
 """
 
 import importlib
@@ -14,17 +19,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["NAME", "attend", "register", "row_arguments"]
+__all__ = ["GROUPED", "PACKED", "attend", "attend_in_groups", "register", "row_arguments", "use_groups"]
 
-NAME: Final = "agentlightning_packed"
+PACKED: Final = "agentlightning_packed"
+GROUPED: Final = "agentlightning_grouped"
 _ENDS: Final = "cu_seq_lens_q"
 _LONGEST: Final = "max_length_q"
 
 
 def register() -> None:
-    """Make it known to transformers, whose models choose their attention by name."""
+    """Make packed rows known to transformers, whose models choose their attention by name."""
     transformers: Any = importlib.import_module("transformers")
-    transformers.AttentionInterface.register(NAME, attend)
+    transformers.AttentionInterface.register(PACKED, attend)
+
+
+def use_groups(network: Any) -> None:
+    """Have a model that uses torch's attention sample without copies of its keys; older transformers cannot."""
+    transformers: Any = importlib.import_module("transformers")
+    masks = getattr(transformers, "AttentionMaskInterface", None)
+    if masks is not None and network.config._attn_implementation == "sdpa":
+        transformers.AttentionInterface.register(GROUPED, attend_in_groups)
+        masks.register(GROUPED, masks()["sdpa"])
+        network.set_attn_implementation(GROUPED)
 
 
 def row_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -57,11 +73,7 @@ def attend(
     """
     ends = options.get(_ENDS)
     if ends is None:
-        plain = importlib.import_module("transformers").AttentionInterface()["sdpa"]
-        found: tuple[Tensor, None] = plain(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-        return found
+        return _attend_plainly(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options)
     if options.get("softcap") is not None:
         raise ValueError("Attention with a soft cap is not computed in packed rows.")
     query, key, value = (_autocast(one) for one in (query, key, value))
@@ -83,6 +95,38 @@ def attend(
         )
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def attend_in_groups(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token a row [rows, heads, 1, width] to the keys of fewer heads; anything else as torch's own."""
+    rows, heads, tokens, width = query.shape
+    groups = key.shape[1]
+    is_plain = options.get("softcap") is None and options.get("position_bias") is None
+    if tokens > 1 or groups == heads or not is_plain:
+        return _attend_plainly(module, query, key, value, attention_mask, **options)
+    found = functional.scaled_dot_product_attention(
+        query.reshape(rows, groups, heads // groups, width),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return found.reshape(rows, 1, heads, -1), None
+
+
+def _attend_plainly(*tensors: Any, **options: Any) -> tuple[Tensor, None]:
+    found: tuple[Tensor, None] = importlib.import_module("transformers").AttentionInterface()["sdpa"](
+        *tensors, **options
+    )
+    return found
 
 
 def _autocast(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
-from agentlightning.instrumentation.dialects import langchain as dialect
+from agentlightning.dialects import langchain as dialect
 from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCH, CallWatch
 from agentlightning.instrumentation.spans import Step, as_json, is_suppressed, set_tool_result, tool_step

@@ -27,9 +27,9 @@ from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
 
+from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Assembler, Dialect, dialect_of
+from agentlightning.dialects.attributes import field, items
 from agentlightning.instrumentation.bodies import read_along, read_whole
-from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Assembler, Dialect, dialect_of
-from agentlightning.instrumentation.dialects.fields import field, items
 from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.litellm_redirect import (
     CHAT_PATH,

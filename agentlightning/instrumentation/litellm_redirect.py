@@ -14,14 +14,14 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.dialects import (
+from agentlightning.dialects import (
     ANTHROPIC_DIALECTS,
     COUNT_TOKENS_PATH,
     OPENAI_DIALECTS,
     dialect_of,
 )
-from agentlightning.instrumentation.dialects.fields import plain_text
+from agentlightning.dialects.attributes import plain_text
+from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
     ModelRequest,

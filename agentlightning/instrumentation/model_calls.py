@@ -15,7 +15,7 @@ from urllib.parse import quote
 from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
-from agentlightning.instrumentation.dialects import Assembler, Dialect
+from agentlightning.dialects import Assembler, Dialect
 from agentlightning.instrumentation.spans import Step
 from agentlightning.store.values import replaced
 from agentlightning.types import Span

@@ -15,16 +15,16 @@ from typing import Any, ClassVar, Final, Literal
 from opentelemetry import trace
 from pydantic import BaseModel
 
-from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.bodies import read_along, read_whole
-from agentlightning.instrumentation.dialects import (
+from agentlightning.dialects import (
     ANTHROPIC_DIALECTS,
     COUNT_TOKENS_PATH,
     OPENAI_DIALECTS,
     Dialect,
     dialect_of,
 )
-from agentlightning.instrumentation.dialects.fields import plain_text
+from agentlightning.dialects.attributes import plain_text
+from agentlightning.errors import ConfigurationError
+from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import (

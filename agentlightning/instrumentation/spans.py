@@ -5,19 +5,17 @@ something else is current by now: frameworks close steps in other tasks and thre
 """
 
 import functools
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
-from pydantic import BaseModel
 from typing_extensions import Self
 
+from agentlightning.dialects.attributes import as_json
 from agentlightning.types.agent_names import agent_name
 from agentlightning.utils.otel import SCOPE_NAME
 
@@ -53,32 +51,6 @@ def current_agent() -> str | None:
     named = agent_name(getattr(span, "attributes", None), getattr(span, "name", ""))
     around = otel_context.get_value(_AGENT_KEY)
     return named or (str(around) if around is not None else None)
-
-
-def as_json(value: Any) -> str:
-    """A value as text: a text as it is, anything else as JSON, and what JSON does not know as Python shows it."""
-    if isinstance(value, str):
-        return value
-    try:
-        return orjson.dumps(value, default=_as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
-    except (TypeError, ValueError, RecursionError):  # such as a number of more than 64 bits
-        try:
-            return json.dumps(value, ensure_ascii=False, default=_as_plain)
-        except (TypeError, ValueError, RecursionError):
-            return _shown(value)
-
-
-def _as_plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):  # its fields, and what came besides them
-        return {**vars(value), **(value.model_extra or {})}
-    return _shown(value)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return str(value)
-    except Exception:  # noqa: BLE001 # of the program: it may not be able to show itself
-        return object.__repr__(value)
 
 
 def set_if_any(attributes: dict[str, AttributeValue], name: str, value: AttributeValue | None) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from opentelemetry import trace
 
-from agentlightning.instrumentation.dialects import OPENAI_DIALECTS, Assembler
-from agentlightning.instrumentation.dialects.fields import LOGPROBS, PROMPT_IDS, REFUSAL_LOGPROBS, RESPONSE_IDS
+from agentlightning.dialects import OPENAI_DIALECTS, Assembler
+from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, REFUSAL_LOGPROBS, RESPONSE_IDS
 from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.imports import is_installed
 from agentlightning.instrumentation.patch import Patch

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from agentlightning.instrumentation.dialects import COUNT_TOKENS_PATH
+from agentlightning.dialects import COUNT_TOKENS_PATH
 from agentlightning.instrumentation.litellm import LiteLLMPatch
 from agentlightning.instrumentation.model_sdks import AnthropicPatch, OpenAIPatch
 from agentlightning.instrumentation.redirect import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from agentlightning.llm_proxy.dialects.failures import Failure
-from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.failures import Failure
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key

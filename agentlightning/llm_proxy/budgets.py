@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.failures import Failure
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Refused
-from agentlightning.llm_proxy.dialects.failures import Failure
-from agentlightning.llm_proxy.dialects.names import DialectName
 
 __all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent", "is_about_limit", "with_whole_counts"]
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from agentlightning.dialects.failures import Failure, error_body, failure_of
 from agentlightning.errors import ProxyError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route
 from agentlightning.llm_proxy.backends import Ask, Backend, Outgoing
 from agentlightning.llm_proxy.backends.errors import DialectNotServed
-from agentlightning.llm_proxy.dialects.failures import Failure, error_body, failure_of
-from agentlightning.llm_proxy.dialects.translation import UntranslatableRequest, translation
 from agentlightning.llm_proxy.exchange import failure_from, read_request
 from agentlightning.llm_proxy.outgoing import passed_headers, served_model
+from agentlightning.llm_proxy.translation import UntranslatableRequest, translation
 from agentlightning.llm_proxy.wire import answer_headers, read_body
 
 if TYPE_CHECKING:

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from agentlightning.errors import ProxyError, StoreUnavailable
-from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
-from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
-from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
-from agentlightning.llm_proxy.dialects.failures import (
+from agentlightning.dialects.failures import (
     BackendStreamError,
     Failure,
     error_body,
     error_event,
     failure_of,
 )
-from agentlightning.llm_proxy.dialects.translation import UntranslatableRequest
+from agentlightning.errors import ProxyError, StoreUnavailable
+from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
+from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
+from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
 from agentlightning.llm_proxy.outgoing import OutgoingCall
 from agentlightning.llm_proxy.recorder import PendingCall
 from agentlightning.llm_proxy.records import CallRecord, Origin, Outcome
 from agentlightning.llm_proxy.relay import StreamRelay, usage_of, visible_answer
+from agentlightning.llm_proxy.translation import UntranslatableRequest
 from agentlightning.llm_proxy.wire import answer_headers, read_body, send_answer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS
+from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS
 from agentlightning.instrumentation.model_calls import RECORDED_AS
 from agentlightning.types import ProxyLLM, Rollout
 from agentlightning.types.tracer import SpanLike

@@ -20,13 +20,13 @@ import orjson
 
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.messages import ConnectionScope, Receive, Send, with_nosniff
+from agentlightning.dialects.failures import Failure, error_body
 from agentlightning.errors import NotAllowed
 from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Authenticator, Caller, Refused, Route, as_headers, route_of
 from agentlightning.llm_proxy.backends import Fleet
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
-from agentlightning.llm_proxy.dialects.failures import Failure, error_body
 from agentlightning.llm_proxy.exchange import Exchange
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays

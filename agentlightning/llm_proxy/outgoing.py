@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 import orjson
 
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.token_fields import with_tokens_asked, with_usage_asked
 from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Answer, Ask, Backend, Outgoing
 from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit, with_whole_counts
-from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.token_fields import with_tokens_asked, with_usage_asked
-from agentlightning.llm_proxy.dialects.translation import Translation, translation
 from agentlightning.llm_proxy.records import CallRecord, Origin
 from agentlightning.llm_proxy.replay import RecordedAnswer
+from agentlightning.llm_proxy.translation import Translation, translation
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from agentlightning.llm_proxy.dialects.names import DialectName
+from agentlightning.dialects import DialectName
 
 __all__ = ["CallRecord", "Origin", "Outcome", "TokenIds"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.failures import BackendStreamError, Failure, failure_in_stream
+from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
+from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
 from agentlightning.llm_proxy.backends.errors import BackendBroken
-from agentlightning.llm_proxy.dialects.failures import BackendStreamError, Failure, failure_in_stream
-from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.sse import InvalidStream, ServerSentEvent, SseParser
-from agentlightning.llm_proxy.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.llm_proxy.records import CallRecord
 from agentlightning.llm_proxy.spans import DIALECTS
 from agentlightning.llm_proxy.wire import answer_headers

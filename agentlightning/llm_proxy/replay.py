@@ -23,12 +23,12 @@ from typing import Any, Final
 import orjson
 from typing_extensions import Self
 
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.failures import Failure
+from agentlightning.dialects.sse import InvalidStream, SseParser
 from agentlightning.errors import StoreError, StoreUnavailable
 from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Refused
-from agentlightning.llm_proxy.dialects.failures import Failure
-from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.sse import InvalidStream, SseParser
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.llm_proxy.spans import CALL_SPAN, DIALECTS, RAW_SPAN
 from agentlightning.store.base import LightningStore

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import orjson
 
-from agentlightning.instrumentation.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect
-from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.sse import SseParser
+from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, DialectName
+from agentlightning.dialects.sse import SseParser
 from agentlightning.llm_proxy.records import CallRecord
 from agentlightning.store.values import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus

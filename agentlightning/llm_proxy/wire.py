@@ -4,8 +4,8 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
+from agentlightning.dialects.failures import Failure
 from agentlightning.llm_proxy.attribution import Refused
-from agentlightning.llm_proxy.dialects.failures import Failure
 from agentlightning.utils import request_body
 
 __all__ = ["answer_headers", "read_body", "send_answer"]

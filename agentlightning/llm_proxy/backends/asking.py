@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from agentlightning.dialects import DialectName
 from agentlightning.llm_proxy.backends.backend import Backend
-from agentlightning.llm_proxy.dialects.names import DialectName
 
 __all__ = ["Ask", "Outgoing"]
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import yarl
 
+from agentlightning.dialects import DialectName
 from agentlightning.llm_proxy.backends.errors import DialectNotServed, UnknownModel
-from agentlightning.llm_proxy.dialects.names import DialectName
 
 __all__ = ["Backend", "Provider", "WILDCARD"]
 

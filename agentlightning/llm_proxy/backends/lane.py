@@ -8,11 +8,11 @@ import aiohttp
 import yarl
 from multidict import CIMultiDict
 
+from agentlightning.dialects import DialectName
 from agentlightning.llm_proxy.backends.admission import Gate
 from agentlightning.llm_proxy.backends.backend import Backend
 from agentlightning.llm_proxy.backends.breaker import Breaker
 from agentlightning.llm_proxy.backends.clock import Clock
-from agentlightning.llm_proxy.dialects.names import DialectName
 
 __all__ = ["Lane"]
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agentlightning.llm_proxy.dialects.names import DialectName
-from agentlightning.llm_proxy.dialects.terms import JsonObject, UntranslatableRequest
+from agentlightning.dialects import DialectName, JsonObject
+from agentlightning.llm_proxy.translation import UntranslatableRequest
 
 __all__ = ["CHAT_FIELDS", "EMBEDDINGS_FIELDS", "library_fields", "library_request"]
 

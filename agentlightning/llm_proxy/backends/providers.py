@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 
 import yarl
 
+from agentlightning.dialects import DialectName
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.backends.backend import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -24,7 +25,6 @@ from agentlightning.llm_proxy.backends.backend import (
     Provider,
 )
 from agentlightning.llm_proxy.backends.entry import Entry
-from agentlightning.llm_proxy.dialects.names import DialectName
 from agentlightning.utils.installation import install_command
 
 __all__ = ["Backend", "backend_of"]

@@ -1,0 +1,277 @@
+"""Errors of backends, read in whatever shape they come and told in the shape that a client's dialect gives them.
+
+Reading never raises: a backend that answers nonsense has failed all the same, and the client deserves to hear of it.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from html import unescape
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+
+from agentlightning.dialects.attributes import DialectName
+from agentlightning.dialects.sse import ServerSentEvent
+from agentlightning.errors import ProxyError
+
+__all__ = ["BackendStreamError", "Failure", "error_body", "error_event", "failure_in_stream", "failure_of"]
+
+MAX_MESSAGE_CHARACTERS: Final = 2000
+
+_ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    **{status: kind for kind, status in _ANTHROPIC_STATUSES.items()},
+    503: "overloaded_error",
+}
+_OPENAI_TYPES: Final[Mapping[int, str]] = {403: "permission_error", 429: "rate_limit_error"}
+_OPENAI_CODES: Final[Mapping[int, str]] = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_OPENAI_STATUSES: Final[Mapping[str, int]] = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "invalid_api_key": 401,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "model_not_found": 404,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "server_error": 500,
+}
+_ONLY_ANTHROPIC: Final = _ANTHROPIC_STATUSES.keys() - _OPENAI_STATUSES.keys()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call was not answered."""
+
+    status: int
+    """The HTTP status; for an error within a stream, the one it would have had before."""
+    message: str
+    kind: str | None
+    """The error's type, in the words of the dialect it was told in; None where it gave none."""
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+    """Seconds to wait before another try, where the backend said so."""
+
+
+class BackendStreamError(ProxyError):
+    """A backend reported an error within a stream; what it said stands in `failure`."""
+
+    http_status = 502
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+    def __str__(self) -> str:
+        return self.failure.message
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def failure_of(dialect: DialectName, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+    """What an answer with an error status says. `dialect` is the backend's."""
+    answer = _json(body)
+    error = _error_in(answer)
+    message = _message_in(error) or (_text_in(body) if answer is None else "")
+    return Failure(
+        status=status,
+        message=message or f"The backend answered {_status_words(status)} to a {dialect} call and did not say why.",
+        kind=_word(error.get("type") or error.get("error_type")),
+        code=_code_in(error, status),
+        param=_word(error.get("param")),
+        retry_after=_retry_after(headers),
+    )
+
+
+def failure_in_stream(dialect: DialectName, data: bytes) -> Failure:
+    """What an error event within a stream says; its status is guessed from the error's type and code."""
+    error = _error_in(_json(data))
+    kind, code = _word(error.get("type")), _word(error.get("code"))
+    if kind == "error":  # the type of the event, not of the error
+        kind = None
+    statuses = _ANTHROPIC_STATUSES if dialect == "messages" else {**_ANTHROPIC_STATUSES, **_OPENAI_STATUSES}
+    status = statuses.get(code or "") or statuses.get(kind or "") or _status_in(code) or 500
+    message = _message_in(error) or "The backend ended the stream with an error and did not say why."
+    return Failure(status, message, kind, _code_in(error, status), _word(error.get("param")))
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _error_in(answer: Any) -> Mapping[str, Any]:
+    """The object that describes the error; one that a bare text or list becomes, where there is no object."""
+    if isinstance(answer, list) and answer:  # some wrap it in a list
+        answer = answer[0]
+    if not isinstance(answer, dict):
+        return {"message": answer}
+    error = answer.get("error")
+    if isinstance(error, dict):
+        return error
+    if isinstance(error, (str, list)) and error:
+        return {**answer, "message": error}
+    response = answer.get("response")
+    if isinstance(response, dict) and isinstance(response.get("error"), dict):  # `response.failed`
+        return _error_in(response)
+    return answer
+
+
+def _message_in(error: Mapping[str, Any]) -> str:
+    for name in ("message", "detail", "msg"):
+        value = error.get(name)
+        told = "; ".join(filter(None, map(_fault, value if isinstance(value, list) else [value])))
+        if told:
+            return told[:MAX_MESSAGE_CHARACTERS]
+    return ""
+
+
+def _fault(value: Any) -> str:
+    """One thing that is wrong: a text, or the object that FastAPI makes of it."""
+    if isinstance(value, str):
+        return value.strip()
+    if not isinstance(value, dict):
+        return ""
+    told = value.get("msg") or value.get("message")
+    if not isinstance(told, str):
+        return ""
+    place = value.get("loc")
+    return f"{'.'.join(map(str, place))}: {told}" if isinstance(place, list) and place else told
+
+
+def _text_in(body: bytes) -> str:
+    """What a body that is not JSON says: the title of a page, or the text itself."""
+    text = body.decode(errors="replace").strip()
+    if not text.startswith("<"):
+        return text[:MAX_MESSAGE_CHARACTERS]
+    _, _, titled = text.partition("<title>")
+    return unescape(titled.partition("</title>")[0].strip())[:MAX_MESSAGE_CHARACTERS]
+
+
+def _word(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return None
+    return str(value) or None
+
+
+def _code_in(error: Mapping[str, Any], status: int) -> str | None:
+    """The error's code; vLLM and others repeat the status there, which says nothing new."""
+    code = _word(error.get("code"))
+    return None if code == str(status) else code
+
+
+def _status_in(code: str | None) -> int | None:
+    """The status that some backends give as the code."""
+    return int(code) if code and code.isdecimal() and len(code) == 3 and "400" <= code <= "599" else None
+
+
+def _status_words(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    given = {name.lower(): value for name, value in headers.items()}
+    milliseconds = _seconds(given.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    told = given.get("retry-after")
+    seconds = _seconds(told)
+    if seconds is not None or not told:
+        return seconds
+    until, now = _moment(told), _moment(given.get("date"))
+    return None if until is None else max(0.0, until - (time.time() if now is None else now))
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _moment(date: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+# ---------------------------------------------------------------------- telling
+
+
+def error_body(dialect: DialectName, failure: Failure) -> bytes:
+    """The body of an error answer. `dialect` is the client's."""
+    if dialect == "messages":
+        return _dumped({"type": "error", "error": _anthropic_error(failure)})
+    return _dumped({"error": _openai_error(failure)})
+
+
+def error_event(dialect: DialectName, failure: Failure, *, sequence_number: int = 0) -> bytes:
+    """The event that tells a client of a failure after its stream has begun; nothing may follow it.
+
+    Args:
+        sequence_number: How many events went before, which the events of responses carry.
+    """
+    if dialect == "messages":
+        return ServerSentEvent(error_body(dialect, failure), "error").encoded()
+    if dialect != "responses":
+        return ServerSentEvent(error_body(dialect, failure)).encoded()
+    error = _openai_error(failure)
+    # OpenAI documents the fields at the top and sends them below `error`; its SDK raises on the latter alone.
+    event = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
+    return ServerSentEvent(_dumped({**event, "sequence_number": sequence_number, "error": error}), "error").encoded()
+
+
+def _anthropic_error(failure: Failure) -> dict[str, Any]:
+    kind = failure.kind
+    if kind not in _ANTHROPIC_STATUSES:
+        kind = _ANTHROPIC_TYPES.get(failure.status)
+    if kind is None:
+        kind = "invalid_request_error" if 400 <= failure.status < 500 else "api_error"
+    return {"type": kind, "message": failure.message}
+
+
+def _openai_error(failure: Failure) -> dict[str, Any]:
+    kind = failure.kind
+    if kind is None or kind in _ONLY_ANTHROPIC:
+        kind = _OPENAI_TYPES.get(failure.status)
+    if kind is None:
+        kind = "invalid_request_error" if 400 <= failure.status < 500 else "server_error"
+    code = failure.code or _OPENAI_CODES.get(failure.status)
+    return {"message": failure.message, "type": kind, "param": failure.param, "code": code}
+
+
+def _dumped(value: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # half a surrogate pair in a message, which is not text
+        return orjson.dumps(_mended(value))
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _mended(entry) for name, entry in value.items()}
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

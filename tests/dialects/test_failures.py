@@ -1,0 +1,210 @@
+"""Errors: read in any shape, told in the client's, and raised by the real SDKs."""
+
+import json
+import pickle
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.dialects import DialectName
+from agentlightning.dialects.failures import (
+    BackendStreamError,
+    Failure,
+    error_body,
+    error_event,
+    failure_in_stream,
+    failure_of,
+)
+from tests.dialects.sdks import anthropic_client, openai_client
+
+OPENAI_ERROR = {"error": {"message": "No.", "type": "invalid_request_error", "param": "model", "code": "bad_model"}}
+VLLM_ERROR = {"object": "error", "message": "Too long.", "type": "BadRequestError", "param": None, "code": 400}
+ANTHROPIC_ERROR = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+FASTAPI_ERROR = {"detail": [{"loc": ["body", "model"], "msg": "Field required", "type": "missing"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "kind", "code"),
+    [
+        (json.dumps(OPENAI_ERROR), "No.", "invalid_request_error", "bad_model"),
+        (json.dumps(VLLM_ERROR), "Too long.", "BadRequestError", None),
+        (json.dumps({"error": VLLM_ERROR}), "Too long.", "BadRequestError", None),
+        (json.dumps(ANTHROPIC_ERROR), "Overloaded", "overloaded_error", None),
+        (json.dumps(FASTAPI_ERROR), "body.model: Field required", None, None),
+        (json.dumps({"detail": "Not Found"}), "Not Found", None, None),
+        (json.dumps({"error": "out of memory", "error_type": "generation"}), "out of memory", "generation", None),
+        (json.dumps([OPENAI_ERROR]), "No.", "invalid_request_error", "bad_model"),
+        ("<html><title>502 Bad &amp; Gateway</title></html>", "502 Bad & Gateway", None, None),
+        ("upstream went away", "upstream went away", None, None),
+    ],
+)
+def test_error_is_read_in_every_shape(body: str, message: str, kind: str | None, code: str | None) -> None:
+    failure = failure_of("chat", 400, {}, body.encode())
+
+    assert (failure.message, failure.kind, failure.code) == (message, kind, code)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"<p>", b'{"error": {"message": null}}'])
+def test_error_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
+    assert "503 Service Unavailable" in failure_of("chat", 503, {}, body).message
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 999) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["error", "message", "type", "code", "param", "detail", "msg", "loc", "response"]), inner
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values.map(json.dumps).map(str.encode) | st.binary(max_size=30), st.integers(100, 999))
+def test_reading_and_telling_never_raise(body: bytes, status: int) -> None:
+    failure = failure_of("messages", status, {"retry-after": "soon"}, body)
+
+    assert failure.message
+    assert failure_in_stream("chat", body).message
+    assert json.loads(error_body("chat", failure))["error"]["type"]
+    assert json.loads(error_body("messages", failure))["error"]["message"]
+
+
+def test_deeply_nested_body_is_an_error_like_any_other() -> None:
+    assert failure_of("chat", 500, {}, b'{"error":' * 900 + b"1" + b"}" * 900).message
+    assert failure_of("chat", 500, {}, b'{"detail":' + b"[" * 900 + b"]" * 900 + b"}").message
+
+
+def test_half_a_surrogate_pair_is_told_as_text() -> None:
+    assert b"bad ?" in error_body("messages", Failure(500, "bad \ud800", None))
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"retry-after": "7", "Retry-After-Ms": "1500"}, 1.5),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT", "date": "Wed, 21 Oct 2015 07:27:30 GMT"}, 30.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"x-ratelimit-reset-requests": "9"}, None),
+        ({}, None),
+    ],
+)
+def test_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
+    assert failure_of("chat", 429, headers, b"").retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("failure", "openai_type", "anthropic_type"),
+    [
+        (Failure(400, "m", None), "invalid_request_error", "invalid_request_error"),
+        (Failure(401, "m", None), "invalid_request_error", "authentication_error"),
+        (Failure(403, "m", None), "permission_error", "permission_error"),
+        (Failure(404, "m", "NotFoundError"), "NotFoundError", "not_found_error"),
+        (Failure(413, "m", None), "invalid_request_error", "request_too_large"),
+        (Failure(429, "m", "rate_limit_error"), "rate_limit_error", "rate_limit_error"),
+        (Failure(500, "m", "api_error"), "server_error", "api_error"),
+        (Failure(503, "m", None), "server_error", "overloaded_error"),
+        (Failure(504, "m", None), "server_error", "timeout_error"),
+        (Failure(529, "m", "overloaded_error"), "server_error", "overloaded_error"),
+        (Failure(418, "m", None), "invalid_request_error", "invalid_request_error"),
+    ],
+)
+def test_error_has_the_dialects_own_type(failure: Failure, openai_type: str, anthropic_type: str) -> None:
+    assert json.loads(error_body("responses", failure))["error"]["type"] == openai_type
+    assert json.loads(error_body("messages", failure)) == {
+        "type": "error",
+        "error": {"type": anthropic_type, "message": "m"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("dialect", "told", "status"),
+    [
+        ("messages", ANTHROPIC_ERROR, 529),
+        ("chat", {"error": {"message": "m", "type": "server_error", "code": "rate_limit_exceeded"}}, 429),
+        ("chat", {"error": {"message": "m", "type": "BadRequestError", "code": 400}}, 400),
+        ("chat", {"error": "m"}, 500),
+        ("responses", {"type": "error", "message": "m", "code": "invalid_prompt", "param": None}, 400),
+        (
+            "responses",
+            {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "m"}}},
+            500,
+        ),
+    ],
+)
+def test_error_within_a_stream_gets_the_status_it_would_have_had(
+    dialect: DialectName, told: dict[str, Any], status: int
+) -> None:
+    failure = failure_in_stream(dialect, json.dumps(told).encode())
+
+    assert failure.status == status
+    assert failure.message in ("m", "Overloaded")
+    assert failure.kind != "error"
+
+
+def test_stream_error_pickles_with_its_failure() -> None:
+    error = pickle.loads(pickle.dumps(BackendStreamError(Failure(500, "gone", "server_error"))))
+
+    assert (error.failure.kind, str(error)) == ("server_error", "gone")
+
+
+# ---------------------------------------------------------------------- the real SDKs
+
+
+def test_openai_sdk_raises_from_an_error_body() -> None:
+    body = error_body("chat", Failure(429, "slow down", None))
+    client = openai_client(body, status=429, kind="application/json")
+
+    with client, pytest.raises(openai.RateLimitError, match="slow down") as caught:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+
+    assert (caught.value.type, caught.value.code) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+def test_anthropic_sdk_raises_from_an_error_body() -> None:
+    client = anthropic_client(
+        error_body("messages", Failure(404, "no model", None)), status=404, kind="application/json"
+    )
+
+    with client, pytest.raises(anthropic.NotFoundError, match="no model"):
+        client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+
+
+def test_openai_sdk_raises_from_a_chat_stream() -> None:
+    client = openai_client(error_event("chat", Failure(500, "gone", None)))
+
+    with client, pytest.raises(openai.APIError, match="gone"):
+        list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True))
+
+
+def test_openai_sdk_raises_from_a_completions_stream() -> None:
+    client = openai_client(error_event("completions", Failure(500, "gone", None)))
+
+    with client, pytest.raises(openai.APIError, match="gone"):
+        list(client.completions.create(model="m", prompt="hi", stream=True))
+
+
+def test_openai_sdk_raises_from_a_responses_stream() -> None:
+    event = error_event("responses", Failure(429, "gone", None), sequence_number=4)
+    client = openai_client(event)
+
+    with client, pytest.raises(openai.APIError, match="gone"):
+        list(client.responses.create(model="m", input="hi", stream=True))
+
+    assert event.startswith(b"event: error\n")
+    assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 4
+
+
+def test_anthropic_sdk_raises_from_a_messages_stream() -> None:
+    client = anthropic_client(error_event("messages", Failure(529, "gone", None)))
+
+    with client, pytest.raises(anthropic.APIStatusError, match="gone"):
+        list(client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True))

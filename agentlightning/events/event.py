@@ -1,51 +1,36 @@
 """What can happen in a rollout, as types.
 
     AgentEvent
-    ├── ObjectEvent       something was recorded
-    │   ├── DataEvent             a value of the task
-    │   └── ConfigEvent           a setting
-    ├── MessageEvent      something was said
-    │   ├── UserMessage           to an agent
-    │   ├── AgentReply            by an agent
-    │   └── ToolCall              by an agent, to a tool
-    ├── RewardEvent       something was judged
-    │   ├── NumericReward
-    │   ├── BinaryReward
-    │   └── SequenceReward        several rewards under their names
-    └── StateEvent        work has changed its state
-        ├── StartEvent
-        ├── CompleteEvent
-        └── ErrorEvent
+    ├── ObjectEvent       a recorded value: DataEvent, ConfigEvent
+    ├── MessageEvent      UserMessage, AgentReply, ToolCall
+    ├── RewardEvent       NumericReward, BinaryReward, SequenceReward
+    └── StateEvent        StartEvent, CompleteEvent, ErrorEvent
 
-Events are values: they compare by content and never change. Where an event comes from stands in the fields of
-`AgentEvent`; one that is made by hand has the defaults there.
+Events are values: they compare by content and never change. The fields of `AgentEvent` say where an event comes from.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 __all__ = [
     "AgentEvent",
-    "AgentReply",
-    "BinaryReward",
-    "CompleteEvent",
-    "ConfigEvent",
-    "DataEvent",
-    "ErrorEvent",
-    "MessageEvent",
-    "NamedReward",
-    "NumericReward",
     "ObjectEvent",
-    "RewardEvent",
-    "SequenceReward",
-    "StartEvent",
-    "StateEvent",
-    "ToolCall",
+    "DataEvent",
+    "ConfigEvent",
+    "MessageEvent",
     "UserMessage",
+    "AgentReply",
+    "ToolCall",
+    "RewardEvent",
+    "NumericReward",
+    "BinaryReward",
+    "SequenceReward",
+    "NamedReward",
+    "StateEvent",
+    "StartEvent",
+    "CompleteEvent",
+    "ErrorEvent",
 ]
-
-ObjectValue: TypeAlias = Any
-"""What a user recorded: anything JSON can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +39,6 @@ class AgentEvent:
 
     kind: ClassVar[str] = "event"
     """Its place in the tree, such as `reward.binary`."""
-
     rollout_id: str = ""
     attempt_id: str = ""
     sequence_id: int = 0
@@ -64,16 +48,15 @@ class AgentEvent:
     time: float | None = None
     """Seconds since the epoch."""
     agent: str | None = None
-    """Whose work it is: the agent its span names, or the nearest one around it that is known."""
+    """The agent its span names, or the nearest one around it that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectEvent(AgentEvent):
-    """Something was recorded."""
+    """A value was recorded."""
 
     kind: ClassVar[str] = "object"
-
-    value: ObjectValue = field(default=None, hash=False)
+    value: Any = field(default=None, hash=False)
     type_name: str | None = None
     """Qualified name of its Python type, where that was recorded."""
 
@@ -94,30 +77,28 @@ class ConfigEvent(ObjectEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageEvent(AgentEvent):
-    """Something was said."""
+    """A message to or from an agent."""
 
     kind: ClassVar[str] = "message"
-
     text: str = ""
     role: str = "user"
     """As the model's API names it: system, user, assistant, tool."""
     sender: str | None = None
-    """Who said it; of an agent's words, its name."""
+    """Of an agent's message, the agent's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserMessage(MessageEvent):
-    """Something was said to an agent: by its user, its system prompt, or a tool that answers."""
+    """A message to an agent: from its user, its system prompt, or a tool that answers."""
 
     kind: ClassVar[str] = "message.user"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentReply(MessageEvent):
-    """An agent said something."""
+    """A message from an agent."""
 
     kind: ClassVar[str] = "message.reply"
-
     role: str = "assistant"
 
 
@@ -126,21 +107,19 @@ class ToolCall(MessageEvent):
     """An agent called a tool; `text` holds the arguments as they were written, usually JSON."""
 
     kind: ClassVar[str] = "message.tool_call"
-
     role: str = "assistant"
     tool: str = ""
     call_id: str | None = None
     """The same in the model's answer and in the span of the tool's work."""
     result: str | None = None
-    """What the tool gave back, where the span says so."""
+    """What the tool returned, where the span says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardEvent(AgentEvent):
-    """Something was judged."""
+    """A reward."""
 
     kind: ClassVar[str] = "reward"
-
     value: float = 0.0
     """The reward; of several, the primary one."""
 
@@ -176,13 +155,12 @@ class SequenceReward(RewardEvent):
     """Several rewards, the primary one first."""
 
     kind: ClassVar[str] = "reward.sequence"
-
     rewards: tuple[NamedReward, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateEvent(AgentEvent):
-    """Work has changed its state; which work, says `span_name`."""
+    """The work that `span_name` names has changed its state."""
 
     kind: ClassVar[str] = "state"
 
@@ -203,9 +181,8 @@ class CompleteEvent(StateEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorEvent(StateEvent):
-    """Work ended badly, or an exception was reported."""
+    """Work failed, or an exception was reported."""
 
     kind: ClassVar[str] = "state.error"
-
     error_type: str | None = None
     message: str = ""

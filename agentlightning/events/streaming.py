@@ -4,39 +4,67 @@
         async for result in results:
             ...
 
-A follower reads spans, a buffer cuts batches, and up to `consumers` batches are handled at a time. Results come in the
-order of their batches. Every span is handed out once; within a rollout, in the order of its arrival in the store. What
-was handed out is counted in `positions`, with which a later stream goes on.
+A follower reads every span once, in the order of its arrival in the store. A store keeps that order within a rollout,
+so the number of spans read is a position to continue from, whatever happens to the subscription. Notices only say where
+to look; after a gap, every rollout is looked at again. Batches are cut by the mode of the stream, and up to `consumers`
+of them are handled at a time; results come in the order of their batches.
 
-A step that takes a while is told of when it begins: its `StartEvent` comes then, and everything else it says when it
-ends. If its attempt is over before that, it ends with an `ErrorEvent`. A stream that goes on at a position begins with
-the steps that are open then.
+A step that takes a while is reported when it begins: its `StartEvent` comes then, everything else when it ends. Open
+spans are queried before the finished ones are read, so a span that is in neither was left unfinished by an attempt that
+is over; it ends with an `ErrorEvent`.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, fields
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError, SpansEvicted
-from agentlightning.events.batching import STREAM_MODES, Batch, EventBuffer, Parcel, StreamMode, StreamOptions
-from agentlightning.events.event import AgentEvent, ErrorEvent, StartEvent
-from agentlightning.events.follower import Arrival, SpanFollower
-from agentlightning.events.pipeline import Step, pipeline
-from agentlightning.events.reading import AgentNames, events_of
+from agentlightning.events.event import AgentEvent, ErrorEvent, RewardEvent, StartEvent
+from agentlightning.events.spans import AgentNames, events_of
+from agentlightning.events.views import Step, pipeline
 from agentlightning.store import LightningStore
+from agentlightning.store.foreign import adapted
+from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, is_finished
+from agentlightning.types import Notice, Rollout, Span
 
-__all__ = ["EventStream", "Handler", "stream_events"]
+__all__ = ["Batch", "EventStream", "Handler", "StreamMode", "StreamOptions", "current_positions", "stream_events"]
 
+StreamMode = Literal["realtime", "batch", "hybrid"]
+STREAM_MODES: tuple[StreamMode, ...] = ("realtime", "batch", "hybrid")
+Batch: TypeAlias = tuple[AgentEvent, ...]
 ResultT = TypeVar("ResultT")
 Handler = Callable[[Batch], Awaitable[ResultT]]
 
+PAGE_SIZE = 500
+"""How many spans, or rollouts, are read at a time."""
 MOST_NAMED_ROLLOUTS = 1000
-"""Of so many rollouts, those with the latest spans, a stream remembers which agent worked in which span."""
+"""A stream remembers which agent worked in which span for this many rollouts, those with the latest spans."""
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Which part of a store a stream follows, and how large its batches are."""
+
+    rollout_ids: Collection[str] | None = None
+    """Only these rollouts; the stream ends when all of them are finished. None follows every rollout, for ever."""
+    positions: Mapping[str, int] = field(default_factory=dict)
+    """How many spans of each rollout to skip, as `EventStream.positions` has them; others are read from the start."""
+    batch_size: int = 100
+    """Most events in a batch; only a single span with more events exceeds it."""
+    batch_seconds: float = 0.5
+    """Longest time an event waits for its batch to fill."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_seconds < 0:
+            raise ConfigurationError(
+                f"batch_size is {self.batch_size} and batch_seconds {self.batch_seconds}; "
+                "use at least one event and at least 0 seconds."
+            )
 
 
 @overload
@@ -75,9 +103,8 @@ def stream_events(
 
     Args:
         handle: Called with every batch; what it raises is raised to the reader and ends the stream.
-        mode: `realtime` hands out the events of one span as soon as they are there. `batch` waits until a batch is
-            full or its first event has waited long enough. `hybrid` is `batch`, but a reward or an error is not kept
-            waiting.
+        mode: `realtime` hands out the events of each span at once. `batch` waits until a batch is full or its first
+            event has waited long enough. `hybrid` is `batch`, but a reward or an error does not wait.
         consumers: How many batches are handled at the same time.
         transform: Filters and changes the events before they are put into batches.
     """
@@ -85,83 +112,234 @@ def stream_events(
         raise ConfigurationError(f"mode is '{mode}'; use one of {list(STREAM_MODES)}.")
     if consumers < 1:
         raise ConfigurationError(f"consumers is {consumers}; a stream needs at least one.")
-    given = options or StreamOptions()
-    reading = _reading(store, given, transform or pipeline())
-    stream = EventStream(reading, EventBuffer(mode, given), handle or _as_it_is, most=consumers)
-    stream.positions.update(given.positions)
-    return stream
+    options = options or StreamOptions()
+    chunks = _Follower(store, options, transform or pipeline()).chunks()
+    return EventStream(_batches(chunks, mode, options), handle or _unchanged, consumers, options.positions)
 
 
-async def _as_it_is(batch: Batch) -> object:
+async def _unchanged(batch: Batch) -> Batch:
     return batch
+
+
+async def current_positions(store: LightningStore) -> dict[str, int]:
+    """The positions of all rollouts now: a stream that gets these begins with what comes after."""
+    positions: dict[str, int] = {}
+    async for rollout in _rollouts(store, None):
+        positions[rollout.rollout_id] = 0  # also if the spans were evicted, so that a stream reports the loss
+        with suppress(SpansEvicted):
+            positions[rollout.rollout_id] = (await store.query_spans(rollout.rollout_id, limit=0)).total
+    return positions
+
+
+async def _rollouts(store: LightningStore, rollout_ids: Collection[str] | None) -> AsyncIterator[Rollout]:
+    """Rollouts page by page, in the order of their creation, which new ones do not disturb."""
+    ids = None if rollout_ids is None else sorted(rollout_ids)
+    offset = 0
+    while page := await store.query_rollouts(rollout_id_in=ids, limit=PAGE_SIZE, offset=offset):
+        for rollout in page:
+            yield rollout
+        offset += len(page)
+
+
+@dataclass
+class _Chunk:
+    """Events that stay together, and the positions that are reached with them."""
+
+    events: Batch = ()
+    positions: dict[str, int] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------- reading
 
 
-async def _reading(store: LightningStore, options: StreamOptions, transform: Step) -> AsyncGenerator[Parcel, None]:
-    """What the spans of a store say, span by span."""
-    names: OrderedDict[str, AgentNames] = OrderedDict()
-    follower = SpanFollower(store, rollout_ids=options.rollout_ids, positions=options.positions)
-    async with follower, aclosing(follower.arrivals()) as arrivals:
-        async for arrival in arrivals:
-            events = transform(_events_of(arrival, names))
-            yield Parcel(tuple(events), {arrival.rollout_id: arrival.position})
+class _Follower:
+    """Reads the spans of a store as they come."""
+
+    def __init__(self, store: LightningStore, options: StreamOptions, transform: Step) -> None:
+        self._store = adapted(store)
+        self._transform = transform
+        self._wanted = None if options.rollout_ids is None else frozenset(options.rollout_ids)
+        self._unfinished_rollouts = set(self._wanted or ())
+        """Of the wanted rollouts, those that are not known to be finished and read to their end."""
+        self._positions = dict(options.positions)
+        self._evicted: set[str] = set()
+        self._changes: dict[str, set[str]] = {}
+        """Why a rollout must be looked at again: `finished`, `changed` status, `opened` spans."""
+        self._started: dict[str, dict[str, Span | None]] = {}
+        """By rollout and span id, the open spans that were reported; None once they were reported as unfinished."""
+        self._names: OrderedDict[str, AgentNames] = OrderedDict()
+        self._has_changed = asyncio.Event()
+
+    async def chunks(self) -> AsyncGenerator[_Chunk, None]:
+        """The events of each span; ends if rollouts were named and all of them are finished."""
+        notices: Any = self._store.subscribe(["rollout", "span"])
+        listening = asyncio.create_task(self._listen(notices), name="agl-event-follower")
+        try:
+            await self._look_at_everything()
+            while self._wanted is None or self._unfinished_rollouts:
+                while self._changes:
+                    async with aclosing(self._read(next(iter(self._changes)))) as found:
+                        async for chunk in found:
+                            yield chunk
+                if listening.done():
+                    listening.result()
+                if self._wanted is None or self._unfinished_rollouts:
+                    await self._has_changed.wait()
+                    self._has_changed.clear()
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            await notices.aclose()
+
+    async def _listen(self, notices: AsyncIterator[Notice]) -> None:
+        try:
+            async for notice in notices:
+                if notice.kind == "gap":
+                    await self._look_at_everything()
+                elif notice.rollout_id is not None:
+                    kind = "changed" if notice.kind == "rollout" else "opened" if notice.status == "open" else ""
+                    is_over = notice.status in FINAL_ROLLOUT_STATUSES
+                    self._note(notice.rollout_id, kind, "finished" if is_over else "")
+        finally:
+            self._has_changed.set()
+
+    async def _look_at_everything(self) -> None:
+        async for rollout in _rollouts(self._store, self._wanted):
+            self._note(rollout.rollout_id, "changed", "finished" if is_finished(rollout) else "opened")
+
+    def _note(self, rollout_id: str, *reasons: str) -> None:
+        if self._wanted is None or rollout_id in self._wanted:
+            self._changes.setdefault(rollout_id, set()).update(reasons)
+            self._has_changed.set()
+
+    async def _read(self, rollout_id: str) -> AsyncGenerator[_Chunk, None]:
+        """What is new in one rollout."""
+        reasons = self._changes.pop(rollout_id)
+        started = self._started.setdefault(rollout_id, {})
+        open_spans: Sequence[Span] | None = None
+        if "opened" in reasons or ("changed" in reasons and started):
+            open_spans = await self._store.query_open_spans(rollout_id)
+            for span in open_spans:
+                if span.span_id not in started:
+                    started[span.span_id] = span
+                    yield self._chunk(rollout_id, self._starts(span))
+        page: Sequence[Span] | None = None
+        while page is None or len(page) == PAGE_SIZE:
+            offset = self._positions.get(rollout_id, 0)
+            try:
+                page = await self._store.query_spans(rollout_id, offset=offset, limit=PAGE_SIZE, sort_by=None)
+            except SpansEvicted:
+                if rollout_id not in self._evicted:
+                    self._evicted.add(rollout_id)
+                    message = f"Spans of rollout '{rollout_id}' were dropped before they were read."
+                    lost = ErrorEvent(rollout_id=rollout_id, error_type=SpansEvicted.__name__, message=message)
+                    yield self._chunk(rollout_id, [lost])
+                break
+            for span in page:
+                self._positions[rollout_id] = self._positions.get(rollout_id, 0) + 1
+                events = self._events_of(span)
+                if span.span_id in started:
+                    del started[span.span_id]
+                    events = [event for event in events if not isinstance(event, StartEvent)]
+                yield self._chunk(rollout_id, events)
+        for span_id, begun in list(started.items()) if open_spans is not None else ():
+            if begun is not None and all(span.span_id != span_id for span in open_spans or ()):
+                started[span_id] = None  # should it end after all, its beginning is not reported again
+                yield self._chunk(rollout_id, [_unfinished(start) for start in self._starts(begun)])
+        if "finished" in reasons:
+            self._unfinished_rollouts.discard(rollout_id)
+
+    def _chunk(self, rollout_id: str, events: Sequence[AgentEvent]) -> _Chunk:
+        return _Chunk(tuple(self._transform(events)), {rollout_id: self._positions.get(rollout_id, 0)})
+
+    def _events_of(self, span: Span) -> list[AgentEvent]:
+        names = self._names.setdefault(span.rollout_id, AgentNames())
+        self._names.move_to_end(span.rollout_id)
+        if len(self._names) > MOST_NAMED_ROLLOUTS:
+            self._names.popitem(last=False)
+        names.add(span)
+        return events_of(span, agent=names.of(span))
+
+    def _starts(self, span: Span) -> list[AgentEvent]:
+        return [event for event in self._events_of(span) if isinstance(event, StartEvent)]
 
 
-def _events_of(arrival: Arrival, names: OrderedDict[str, AgentNames]) -> Iterable[AgentEvent]:
-    rollout_id, span = arrival.rollout_id, arrival.span
-    if span is None:
-        message = f"Spans of rollout '{rollout_id}' were dropped before they were read."
-        return [ErrorEvent(rollout_id=rollout_id, error_type=SpansEvicted.__name__, message=message)]
-    known = names.setdefault(rollout_id, AgentNames())
-    names.move_to_end(rollout_id)
-    if len(names) > MOST_NAMED_ROLLOUTS:
-        names.popitem(last=False)
-    known.add(span)
-    events = events_of(span, agent=known.of(span))
-    starts = [event for event in events if isinstance(event, StartEvent)]
-    if arrival.state == "open":
-        return starts
-    if arrival.state == "unfinished":
-        return [_unfinished(start) for start in starts]
-    return [event for event in events if not (arrival.was_open and event in starts)]
-
-
-def _unfinished(start: StartEvent) -> ErrorEvent:
-    """The end of a step that never came to one."""
-    source = {field.name: getattr(start, field.name) for field in fields(start)}
+def _unfinished(start: AgentEvent) -> ErrorEvent:
+    """The end of a step that never ended."""
+    source = {each.name: getattr(start, each.name) for each in fields(start)}
     message = f"'{start.span_name}' had not ended when its attempt was over."
     return ErrorEvent(**{**source, "time": None, "message": message})
 
 
+# ---------------------------------------------------------------------- batches
+
+
+async def _batches(
+    chunks: AsyncGenerator[_Chunk, None], mode: StreamMode, options: StreamOptions
+) -> AsyncGenerator[_Chunk, None]:
+    """Chunks joined into batches; each has events, but for the last one, which may have positions only."""
+    loop = asyncio.get_running_loop()
+    batch, deadline = _Chunk(), 0.0
+    reading: asyncio.Task[_Chunk | None] | None = None
+    try:
+        while True:
+            # A task, because a reading that has begun goes on when the batch is handed out before it is done.
+            reading = reading or asyncio.create_task(_next(chunks), name="agl-event-reader")
+            await asyncio.wait([reading], timeout=max(deadline - loop.time(), 0) if batch.events else None)
+            chunk = reading.result() if reading.done() else _Chunk()
+            has_waited = not reading.done()
+            reading = None if reading.done() else reading
+            if chunk is None:
+                yield batch
+                return
+            if batch.events and (has_waited or len(batch.events) + len(chunk.events) > options.batch_size):
+                yield batch
+                batch = _Chunk()
+            if not batch.events:
+                deadline = loop.time() + options.batch_seconds
+            batch = _Chunk(batch.events + chunk.events, {**batch.positions, **chunk.positions})
+            if batch.events and _is_due(batch, mode, options):
+                yield batch
+                batch = _Chunk()
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await chunks.aclose()
+
+
+async def _next(chunks: AsyncIterator[_Chunk]) -> _Chunk | None:
+    return await anext(chunks, None)
+
+
+def _is_due(batch: _Chunk, mode: StreamMode, options: StreamOptions) -> bool:
+    if mode == "realtime" or len(batch.events) >= options.batch_size:
+        return True
+    return mode == "hybrid" and any(isinstance(event, (RewardEvent, ErrorEvent)) for event in batch.events)
+
+
 # ---------------------------------------------------------------------- handling
-
-
-@dataclass(frozen=True)
-class _Handling(Generic[ResultT]):
-    """One batch and the work on it."""
-
-    parcel: Parcel
-    task: "asyncio.Task[ResultT]"
 
 
 class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
     """Results of a stream, in the order of its batches. A reader that is cancelled while it waits loses none."""
 
     def __init__(
-        self, reading: AsyncGenerator[Parcel, None], buffer: EventBuffer, handle: Handler[ResultT], *, most: int
+        self,
+        batches: AsyncGenerator[_Chunk, None],
+        handle: Handler[ResultT],
+        consumers: int,
+        positions: Mapping[str, int],
     ) -> None:
-        self.positions: dict[str, int] = {}
-        """Of each rollout, how many spans were handed out; give them to `StreamOptions` to go on from here."""
-        self._reading = reading
-        self._buffer = buffer
+        self.positions: dict[str, int] = dict(positions)
+        """How many spans of each rollout were handed out; pass them to `StreamOptions` to continue from here."""
+        self._batches = batches
         self._handle = handle
-        self._free = asyncio.Semaphore(most)
-        self._handled: deque[_Handling[ResultT]] = deque()
+        self._free = asyncio.Semaphore(consumers)
+        self._handled: deque[tuple[_Chunk, asyncio.Task[ResultT]]] = deque()
         """Batches whose results were not handed out yet, oldest first."""
         self._last_positions: Mapping[str, int] = {}
-        """Reached at the end of the stream, with spans that say nothing."""
+        """Reached at the end of the stream, with spans that have no events."""
         self._work: asyncio.Task[None] | None = None
         self._has_changed = asyncio.Event()
         self._is_closed = False
@@ -175,23 +353,34 @@ class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
     async def __anext__(self) -> ResultT:
         if self._work is None and not self._is_closed:
             self._work = asyncio.create_task(self._run(), name="agl-event-stream")
-        handled = await self._next_handled()
-        if handled is None:
-            await self._finish()
-            raise StopAsyncIteration
-        error = handled.task.exception()
-        if error is not None:
+        while not self._is_closed:
+            if self._handled and self._handled[0][1].done():
+                return await self._hand_out()
+            if not self._handled and self._work is not None and self._work.done():
+                await self.aclose()
+                self._work.result()
+                self.positions.update(self._last_positions)
+            elif self._handled:
+                await asyncio.wait([self._handled[0][1]])
+            else:
+                self._has_changed.clear()
+                await self._has_changed.wait()
+        raise StopAsyncIteration
+
+    async def _hand_out(self) -> ResultT:
+        batch, task = self._handled.popleft()
+        if task.exception() is not None:
             await self.aclose()
-            raise error
-        self.positions.update(handled.parcel.positions)
-        self._free.release()
-        return handled.task.result()
+        else:
+            self.positions.update(batch.positions)
+            self._free.release()
+        return task.result()
 
     async def aclose(self) -> None:
         """End the stream; batches that are being handled are cancelled."""
         self._is_closed = True
         self._has_changed.set()
-        running: list[asyncio.Task[Any]] = [handling.task for handling in self._handled]
+        running: list[asyncio.Task[Any]] = [task for _, task in self._handled]
         if self._work is not None:
             running.append(self._work)
         self._handled.clear()
@@ -199,58 +388,20 @@ class EventStream(AsyncIterator[ResultT], Generic[ResultT]):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _next_handled(self) -> _Handling[ResultT] | None:
-        """The oldest batch, once it is handled; None if there will be no other."""
-        while not self._is_closed:
-            if not self._handled:
-                if self._work is None or self._work.done():
-                    return None
-                self._has_changed.clear()
-                await self._has_changed.wait()
-            elif self._handled[0].task.done():
-                return self._handled.popleft()
-            else:
-                await asyncio.wait([self._handled[0].task])
-        return None
-
-    async def _finish(self) -> None:
-        """Close the stream, and raise what ended it if that was a failure."""
-        work, was_closed = self._work, self._is_closed
-        await self.aclose()
-        if work is not None and not was_closed:
-            work.result()
-            self.positions.update(self._last_positions)
-
-    # ------------------------------------------------------------------ in the background
-
     async def _run(self) -> None:
-        collecting = asyncio.create_task(self._collect(), name="agl-event-reader")
+        """Read batches, and have each handled as soon as a consumer is free."""
         try:
-            while (parcel := await self._buffer.take()) is not None:
-                await self._begin(parcel)
-            await collecting
+            async with aclosing(self._batches):
+                async for batch in self._batches:
+                    await self._free.acquire()
+                    if not batch.events:
+                        self._last_positions = batch.positions
+                        return
+                    task = asyncio.create_task(_awaited(self._handle(batch.events)), name="agl-event-handler")
+                    self._handled.append((batch, task))
+                    self._has_changed.set()
         finally:
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
             self._has_changed.set()
-
-    async def _collect(self) -> None:
-        try:
-            async with aclosing(self._reading) as parcels:
-                async for parcel in parcels:
-                    await self._buffer.put(parcel)
-        finally:
-            self._buffer.close()
-
-    async def _begin(self, parcel: Parcel) -> None:
-        """Have a batch handled as soon as somebody is free to do so."""
-        await self._free.acquire()
-        if not parcel.events:
-            self._last_positions = parcel.positions
-            return
-        task = asyncio.create_task(_awaited(self._handle(parcel.events)), name="agl-event-handler")
-        self._handled.append(_Handling(parcel, task))
-        self._has_changed.set()
 
 
 async def _awaited(work: Awaitable[ResultT]) -> ResultT:

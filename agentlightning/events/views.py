@@ -1,16 +1,22 @@
-"""Views of a run with several agents: who did what, how far each task is, and how both were rewarded.
+"""Views of a run: filters over its events, who did what, how far each task is, and how agents worked together.
 
-    by_agent(events)["critic"].rewards.mean
-    by_task(events)["ro-1f2"].progress.open
+    rewards_of_critics = pipeline(of_kind("reward"), of_agent("critic-*"))
+    by_agent(rewards_of_critics(events))["critic-1"].rewards.mean
+    by_task(latest_attempts(events))["ro-1f2"].progress.open
 
-A view adds up the events it is given; `latest_attempts` leaves out what earlier attempts did.
+A filter looks at one event at a time, so it takes a whole run or a stream in pieces. `subtasks` and `handovers` read
+the spans of frameworks that divide work: CrewAI's tasks, the handoffs of the OpenAI Agents SDK, the teams and messages
+of AutoGen, and the chats of ag2.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias, TypeVar
 
+from agentlightning.errors import ConfigurationError
 from agentlightning.events.event import (
     AgentEvent,
     CompleteEvent,
@@ -21,10 +27,83 @@ from agentlightning.events.event import (
     StartEvent,
     ToolCall,
 )
+from agentlightning.types.rewards import reward_value_of
+from agentlightning.types.tracer import Span
 
-__all__ = ["Activity", "Progress", "RewardSummary", "by_agent", "by_task", "grouped", "latest_attempts"]
+__all__ = [
+    "Activity",
+    "Handover",
+    "Progress",
+    "RewardSummary",
+    "Step",
+    "Subtask",
+    "by_agent",
+    "by_task",
+    "grouped",
+    "handovers",
+    "latest_attempts",
+    "mapped",
+    "of_agent",
+    "of_kind",
+    "of_rollout",
+    "pipeline",
+    "progress_of",
+    "subtasks",
+    "where",
+]
 
 KeyT = TypeVar("KeyT", bound=Hashable)
+Step: TypeAlias = Callable[[Iterable[AgentEvent]], Iterator[AgentEvent]]
+
+# ---------------------------------------------------------------------- filters
+
+
+def where(holds: Callable[[AgentEvent], bool]) -> Step:
+    """Keep events for which a condition holds."""
+    return mapped(lambda event: event if holds(event) else None)
+
+
+def mapped(change: Callable[[AgentEvent], AgentEvent | None]) -> Step:
+    """Replace every event by another; None drops it."""
+
+    def step(events: Iterable[AgentEvent]) -> Iterator[AgentEvent]:
+        return (changed for event in events if (changed := change(event)) is not None)
+
+    return step
+
+
+def of_kind(*kinds: str) -> Step:
+    """Keep events of these kinds; `reward` includes `reward.binary` and its siblings."""
+    known = {kind.kind for family in AgentEvent.__subclasses__() for kind in (family, *family.__subclasses__())}
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ConfigurationError(f"There are no events of kind {unknown}; use some of {sorted(known)}.")
+    families = tuple(f"{kind}." for kind in kinds)
+    return where(lambda event: f"{event.kind}.".startswith(families))
+
+
+def of_agent(*patterns: str) -> Step:
+    """Keep events of agents whose name matches one of these patterns (`critic`, `critic-*`)."""
+    return where(lambda event: any(event.agent is not None and fnmatchcase(event.agent, each) for each in patterns))
+
+
+def of_rollout(*rollout_ids: str) -> Step:
+    """Keep events of these rollouts."""
+    return where(lambda event: event.rollout_id in rollout_ids)
+
+
+def pipeline(*steps: Step) -> Step:
+    """All steps, one after the other; none at all lets everything pass."""
+
+    def step(events: Iterable[AgentEvent]) -> Iterator[AgentEvent]:
+        flow = iter(events)
+        for one in steps:
+            flow = one(flow)
+        return flow
+
+    return step
+
+
+# ---------------------------------------------------------------------- sums
 
 
 @dataclass(frozen=True)
@@ -90,7 +169,7 @@ class Activity:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Who took part, in the order of appearance."""
+        """The agents that took part, in the order of appearance."""
         return tuple(dict.fromkeys(event.agent for event in self.events if event.agent is not None))
 
     @property
@@ -99,30 +178,27 @@ class Activity:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """One for each call id: the last that was seen, which knows the result if any does."""
+        """One for each call id: the last one, which has the result if any does."""
         calls = [event for event in self.events if isinstance(event, ToolCall)]
-        by_id = {call.call_id or (place,): call for place, call in enumerate(calls)}
-        return tuple(by_id.values())
+        return tuple({call.call_id or (place,): call for place, call in enumerate(calls)}.values())
 
     @property
     def progress(self) -> Progress:
-        def count(kind: type[AgentEvent]) -> int:
-            return sum(isinstance(event, kind) for event in self.events)
-
-        return Progress(count(StartEvent), count(CompleteEvent), count(ErrorEvent))
+        kinds = [type(event) for event in self.events]
+        return Progress(kinds.count(StartEvent), kinds.count(CompleteEvent), kinds.count(ErrorEvent))
 
     @property
     def rewards(self) -> RewardSummary:
-        judged = [event for event in self.events if isinstance(event, RewardEvent)]
+        rewarded = [event for event in self.events if isinstance(event, RewardEvent)]
         totals: dict[str, float] = {}
-        for event in judged:
+        for event in rewarded:
             for reward in event.rewards if isinstance(event, SequenceReward) else ():
                 totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
-        return RewardSummary(tuple(event.value for event in judged), totals)
+        return RewardSummary(tuple(event.value for event in rewarded), totals)
 
 
 def grouped(events: Iterable[AgentEvent], key: Callable[[AgentEvent], KeyT]) -> dict[KeyT, Activity]:
-    """Activities by whatever a key tells of an event, in the order of appearance."""
+    """Activities by a key of each event, in the order of appearance."""
     groups: dict[KeyT, list[AgentEvent]] = {}
     for event in events:
         groups.setdefault(key(event), []).append(event)
@@ -130,7 +206,7 @@ def grouped(events: Iterable[AgentEvent], key: Callable[[AgentEvent], KeyT]) -> 
 
 
 def by_agent(events: Iterable[AgentEvent]) -> dict[str | None, Activity]:
-    """What each agent did; work of which nobody knows whose it is stands under None."""
+    """What each agent did; work of unknown agents is under None."""
     return grouped(events, lambda event: event.agent)
 
 
@@ -142,10 +218,156 @@ def by_task(events: Iterable[AgentEvent]) -> dict[str, Activity]:
 def latest_attempts(events: Iterable[AgentEvent]) -> list[AgentEvent]:
     """The events of the attempt of each rollout that appeared last."""
     kept = list(events)
-    latest: dict[str, str] = {}
-    seen: set[tuple[str, str]] = set()
-    for event in kept:
-        if (event.rollout_id, event.attempt_id) not in seen:
-            seen.add((event.rollout_id, event.attempt_id))
-            latest[event.rollout_id] = event.attempt_id
+    attempts = list(dict.fromkeys((event.rollout_id, event.attempt_id) for event in kept))
+    latest = dict(attempts)
     return [event for event in kept if latest[event.rollout_id] == event.attempt_id]
+
+
+# ---------------------------------------------------------------------- collaboration
+
+SubtaskStatus = Literal["planned", "open", "completed", "failed"]
+_TASK = "crewai.task."
+_CREW_TASKS = "crewai.crew.tasks"
+_FROM_AGENT, _TO_AGENT = "handoff.from_agent", "handoff.to_agent"
+_CHAT_SENDER, _CHAT_RECIPIENT = "ag2.chat.sender", "ag2.chat.recipient"
+_MESSAGE_SENDER, _MESSAGE_RECIPIENT = "sender_agent_type", "recipient_agent_type"
+_AGENT = "gen_ai.agent.name"
+_TEAM_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+"""What an AutoGen team appends to the names of its members, and of its manager."""
+
+
+@dataclass(frozen=True)
+class Subtask:
+    """One piece of work that a crew divided its task into."""
+
+    id: str
+    name: str
+    agent: str | None
+    """The role it was given to."""
+    status: SubtaskStatus
+    description: str = ""
+    output: str | None = None
+    rewards: RewardSummary = field(default_factory=RewardSummary)
+    """Of the spans beneath."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """An agent passed the work on."""
+
+    from_agent: str
+    to_agent: str | None
+    """None if the span does not say."""
+    time: float | None
+
+
+def subtasks(spans: Sequence[Span]) -> list[Subtask]:
+    """The pieces of work of a trace, in the order they began, then those that a crew has not begun yet.
+
+    A running task and its crew are among `store.query_open_spans`: pass those too.
+    """
+    in_order = _in_order(spans)
+    children: dict[str | None, list[Span]] = {}
+    for span in in_order:
+        children.setdefault(span.parent_id, []).append(span)
+    found = [_subtask(span, children) for span in in_order if f"{_TASK}description" in span.attributes]
+    for crew in in_order:
+        total = crew.attributes.get(_CREW_TASKS)
+        if isinstance(total, int) and crew.end_time is None:
+            begun = sum(f"{_TASK}description" in span.attributes for span in children.get(crew.span_id, ()))
+            numbers = range(begun + 1, total + 1)
+            found += [Subtask(f"{crew.span_id}.{number}", f"task {number}", None, "planned") for number in numbers]
+    return found
+
+
+def _subtask(span: Span, children: Mapping[str | None, Sequence[Span]]) -> Subtask:
+    beneath = {span.span_id: span}
+    waiting = [span]
+    while waiting:
+        for child in children.get(waiting.pop().span_id, ()):
+            if child.span_id not in beneath:
+                beneath[child.span_id] = child
+                waiting.append(child)
+    rewards = (reward_value_of(each) for each in _in_order(beneath.values()) if each is not span)
+    task_id = _text(span, f"{_TASK}id") or span.span_id
+    has_failed = span.status.status_code == "ERROR"
+    return Subtask(
+        id=task_id,
+        name=_text(span, f"{_TASK}name") or task_id,
+        agent=_text(span, f"{_TASK}agent_role"),
+        status="failed" if has_failed else "open" if span.end_time is None else "completed",
+        description=_text(span, f"{_TASK}description") or "",
+        output=_text(span, f"{_TASK}output"),
+        rewards=RewardSummary(tuple(reward for reward in rewards if reward is not None)),
+    )
+
+
+def progress_of(tasks: Sequence[Subtask]) -> Progress:
+    """How far a crew is."""
+    count = [task.status for task in tasks].count
+    planned = count("planned")
+    return Progress(len(tasks) - planned, count("completed"), count("failed"), planned)
+
+
+def handovers(spans: Sequence[Span]) -> list[Handover]:
+    """The agents that passed work on, in order: by a handoff, a message, or taking turns in a team or chat."""
+    by_id = {span.span_id: span for span in spans}
+    found: list[Handover] = []
+    speakers: dict[str, str] = {}
+    """Who has the turn, by team or chat."""
+    announced: set[tuple[str, str | None]] = set()
+    """Handoffs after which the turn has not changed yet."""
+    for span in _in_order(spans):
+        explicit = _explicit_handover(span)
+        if explicit is not None:
+            found.append(explicit)
+            if _FROM_AGENT in span.attributes:
+                announced.add((explicit.from_agent, explicit.to_agent))
+        if _CHAT_RECIPIENT in span.attributes:
+            speakers[span.span_id] = str(span.attributes[_CHAT_RECIPIENT])
+        conversation = _conversation_of(span, by_id)
+        if conversation is not None:
+            speaker = str(span.attributes[_AGENT])
+            before = speakers.get(conversation, speaker)
+            if before != speaker and (before, speaker) not in announced:
+                found.append(Handover(before, speaker, span.start_time))
+            announced.discard((before, speaker))
+            speakers[conversation] = speaker
+    return found
+
+
+def _explicit_handover(span: Span) -> Handover | None:
+    """The handover that a span itself describes."""
+    for sender_key, recipient_key in ((_FROM_AGENT, _TO_AGENT), (_CHAT_SENDER, _CHAT_RECIPIENT)):
+        if sender_key in span.attributes:
+            return Handover(str(span.attributes[sender_key]), _text(span, recipient_key), span.start_time)
+    sender, recipient = _text(span, _MESSAGE_SENDER), _text(span, _MESSAGE_RECIPIENT)
+    # Within a team every message goes to all members, and its manager gives the turn.
+    if sender is None or recipient is None or _TEAM_ID.search(sender) or _TEAM_ID.search(recipient):
+        return None
+    return Handover(sender, recipient, span.start_time)
+
+
+def _conversation_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
+    """The team or chat in which an agent takes its turn with this span; None if it does not."""
+    if _AGENT not in span.attributes:
+        return None
+    above = by_id.get(span.parent_id or "")
+    if above is not None and (team := _TEAM_ID.search(_text(above, _MESSAGE_RECIPIENT) or "")):
+        return team.group()
+    seen: set[str] = set()
+    while above is not None and above.span_id not in seen:
+        if _CHAT_RECIPIENT in above.attributes:
+            return above.span_id
+        seen.add(above.span_id)
+        above = by_id.get(above.parent_id or "")
+    return None
+
+
+def _in_order(spans: Iterable[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: (span.start_time or 0.0, span.sequence_id))
+
+
+def _text(span: Span, name: str) -> str | None:
+    value = span.attributes.get(name)
+    return None if value is None else str(value)

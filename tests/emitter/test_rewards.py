@@ -16,7 +16,6 @@ from agentlightning.emitter import (
     is_reward_span,
     reward,
 )
-from agentlightning.events.rewards import rewards_of as rewards_of_event
 from agentlightning.legacy.results import final_reward_of as legacy_final_reward_of
 from agentlightning.tracer.binding import Recorder
 from agentlightning.types import Span
@@ -144,7 +143,6 @@ def test_a_reward_that_is_no_number_is_logged_and_is_none_for_every_reader(
     assert get_reward_value(given) is None
     assert find_final_reward([given]) is final_reward_of([given]) is None
     assert get_rewards_from_span(given) == []
-    assert rewards_of_event(given) == ()
     assert legacy_final_reward_of([given]) is None
     assert "'high', which is not a number" in caplog.text
 
@@ -153,7 +151,6 @@ def test_every_reader_leaves_out_a_further_reward_that_is_no_number() -> None:
     given = span(agentlightning__reward__0__value=0.5, agentlightning__reward__1__value="high")
 
     assert [item.value for item in get_rewards_from_span(given)] == [0.5]
-    assert [item.value for item in rewards_of_event(given)] == [0.5]
 
 
 def test_every_reader_takes_the_numbered_reward_of_a_span_that_has_a_plain_one_too() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentlightning.asgi.messages import ConnectionScope
+from agentlightning.asgi.request import ConnectionScope
 from agentlightning.errors import NotAllowed
 from agentlightning.utils.server_launcher import is_loopback
 

@@ -10,10 +10,12 @@ from typing import Final
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 
-__all__ = ["COMPRESS_FROM_BYTES", "compressed", "decompress", "decompressed", "too_large"]
+__all__ = ["COMPRESS_FROM_BYTES", "GZIP_MAGIC", "compressed", "decompress", "decompressed", "too_large"]
 
 COMPRESS_FROM_BYTES: Final = 1024
 """Bodies above this travel compressed."""
+GZIP_MAGIC: Final = b"\x1f\x8b"
+"""How every gzip body begins."""
 MOST_MEMBERS: Final = 1000
 """Members of one body; clients send one."""
 THREAD_FROM_BYTES: Final = 1024 * 1024

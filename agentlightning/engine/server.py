@@ -22,7 +22,8 @@ from urllib.parse import unquote
 import orjson
 
 from agentlightning.asgi.caller import CallerCheck
-from agentlightning.asgi.messages import NOSNIFF, ConnectionScope, Receive, Send
+from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
+from agentlightning.asgi.response import NOSNIFF
 from agentlightning.engine.answering import Answers
 from agentlightning.engine.asking import Asked, read_chat, read_text
 from agentlightning.engine.base import TokenEngine
@@ -32,8 +33,7 @@ from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX, SharedReader
 from agentlightning.engine.streaming import event, events_of
 from agentlightning.engine.weights import read_weights
-from agentlightning.errors import ConfigurationError, EngineError, InvalidRequest, NotAllowed
-from agentlightning.utils.request_body import read_body
+from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
 
 __all__ = ["EngineApp"]
 
@@ -326,7 +326,10 @@ def _demand_post(method: str, path: str) -> None:
 
 
 async def _body(receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-    return await read_body(receive, headers, MAX_BODY_BYTES, refusal=_Refused)
+    try:
+        return await Request({"headers": headers.items()}, receive).body(max_bytes=MAX_BODY_BYTES)
+    except AgentLightningError as error:
+        raise _Refused(error.http_status, str(error)) from error
 
 
 def _refusal(error: EngineError) -> tuple[int, bytes]:

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.asgi.caller import CallerCheck
-from agentlightning.asgi.messages import with_nosniff
+from agentlightning.asgi.request import Disconnected, Request
+from agentlightning.asgi.response import with_nosniff
 from agentlightning.errors import AgentLightningError, InvalidToken, NotAllowed
-from agentlightning.store.http.exchange import Disconnected, Request, SlowRequest
 from agentlightning.store.http.service import BODY_TIMEOUT_SECONDS
 from agentlightning.store.http.tokens import verify_token
 
@@ -54,8 +54,6 @@ class CheckedRequests:
                 scope, receive = await self._with_whole_body(request)
         except Disconnected:
             return
-        except SlowRequest as slow:
-            await JSONResponse({"detail": str(slow)}, slow.failure.status)(scope, receive, sending)
         except AgentLightningError as error:
             await JSONResponse({"detail": str(error)}, error.http_status)(scope, receive, sending)
         else:

@@ -19,7 +19,8 @@ from urllib.parse import unquote
 import orjson
 
 from agentlightning.asgi.caller import CallerCheck
-from agentlightning.asgi.messages import ConnectionScope, Receive, Send, with_nosniff
+from agentlightning.asgi.request import ConnectionScope, Receive, Send
+from agentlightning.asgi.response import with_nosniff
 from agentlightning.dialects.failures import Failure, error_body
 from agentlightning.errors import NotAllowed
 from agentlightning.llm_proxy.attempts import Attempts

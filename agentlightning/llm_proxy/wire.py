@@ -1,12 +1,12 @@
 """Reading requests and writing answers, in ASGI's messages."""
 
-import functools
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
+from agentlightning.asgi.request import Receive, Request, Send
 from agentlightning.dialects.failures import Failure
+from agentlightning.errors import AgentLightningError
 from agentlightning.llm_proxy.attribution import Refused
-from agentlightning.utils import request_body
 
 __all__ = ["answer_headers", "read_body", "send_answer"]
 
@@ -14,12 +14,12 @@ _PASSED: Final = ("retry-after", "retry-after-ms", "x-request-id", "request-id",
 _PASSED_PREFIXES: Final = ("x-ratelimit-", "anthropic-ratelimit-", "openai-processing-")
 
 
-def _refused(status: int, words: str) -> Refused:
-    return Refused(Failure(status, words, None))
-
-
-read_body = functools.partial(request_body.read_body, refusal=_refused)
-"""The body of a request; raises `Refused` above the limit, and for a caller who stops sending."""
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+    """The body of a request; raises `Refused` above the limit, and for a caller who stops sending."""
+    try:
+        return await Request({"headers": headers.items()}, receive).body(max_bytes=limit)
+    except AgentLightningError as error:
+        raise Refused(Failure(error.http_status, str(error), None)) from error
 
 
 def answer_headers(headers: Mapping[str, str], content_type: str) -> list[tuple[bytes, bytes]]:
@@ -38,7 +38,7 @@ def _bytes(value: str) -> bytes:
 
 
 async def send_answer(
-    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    send: Send,
     status: int,
     headers: list[tuple[bytes, bytes]],
     body: bytes,

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentlightning.asgi import protocol
 from agentlightning.errors import InvalidToken
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.store.http import protocol
 from agentlightning.types import PromptTemplate
 from tests.e2e.server_process import ServerProcess, left_behind
 

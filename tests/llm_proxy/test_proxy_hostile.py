@@ -13,6 +13,7 @@ import psutil
 import pytest
 import requests
 
+from agentlightning.asgi import request as asgi_request
 from agentlightning.llm_proxy import service
 from agentlightning.llm_proxy.attribution import Refused
 from agentlightning.llm_proxy.wire import read_body
@@ -210,14 +211,15 @@ def test_announced_body_that_is_too_large_is_refused_before_it_comes(door: Proxi
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-async def test_body_that_never_comes_to_its_end_is_given_up() -> None:
+async def test_body_that_never_comes_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi_request, "IDLE_SECONDS", 0.05)
     parts: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}]
 
     async def receive() -> Any:
         return parts.pop() if parts else await asyncio.Event().wait()
 
     with pytest.raises(Refused) as caught:
-        await read_body(receive, {}, MEGABYTE, silence_seconds=0.05)
+        await read_body(receive, {}, MEGABYTE)
 
     assert caught.value.failure.status == 408
 

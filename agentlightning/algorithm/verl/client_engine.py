@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
-from agentlightning.asgi.messages import ConnectionScope, Receive, Send
+from agentlightning.asgi.request import ConnectionScope, Receive, Send
 from agentlightning.engine.generation import FinishReason, Generation
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.sequence import GenerationFuture, OnToken

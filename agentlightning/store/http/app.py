@@ -15,8 +15,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Red
 import agentlightning
 from agentlightning.dashboard import DASHBOARD_PATH, asset_at
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.dispatch import StoreRoutes
 from agentlightning.store.http.openapi import describe
+from agentlightning.store.http.rest import StoreRoutes
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES, StoreService
 from agentlightning.utils.metrics import MetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import UNOBSERVED

@@ -27,6 +27,7 @@ from agentlightning.store.values import as_json, span_as_json
 from agentlightning.types import EnqueueRolloutRequest, Notice, PaginatedResult, Span, Task
 
 __all__ = [
+    "MOST_FRAME_BYTES",
     "OperationCodec",
     "as_notice",
     "check_levels",
@@ -41,6 +42,8 @@ __all__ = [
 
 _MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
 
+MOST_FRAME_BYTES = 1024 * 1024
+"""About how large a frame of the live channel becomes before another is begun."""
 MOST_LEVELS = 200
 """Of lists and objects within each other in the arguments of a call."""
 _ENCODED_LEVELS = 254

@@ -18,12 +18,11 @@ import yarl
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue
-from agentlightning.store.http.codec import OperationCodec, parse_json
-from agentlightning.store.http.exchange import MOST_FRAME_BYTES
+from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, parse_json
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.store.http.retries import Garbled
+from agentlightning.store.http.routes import LIVE_PATH, path_of, result_of
 from agentlightning.store.http.websocket import LiveChannel
-from agentlightning.store.http.wire import LIVE_PATH, path_of, result_of
 from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["Address", "ClientConnection", "Transport"]

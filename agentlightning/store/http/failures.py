@@ -6,17 +6,17 @@ errors of `agentlightning.errors` by name, and for everything else an `aiohttp.C
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import orjson
 import yarl
 from multidict import CIMultiDict, CIMultiDictProxy
 from pydantic import ValidationError
 
 from agentlightning import errors
+from agentlightning.asgi.response import Header, Response, json_response
 from agentlightning.errors import AgentLightningError
 
 __all__ = ["BadArguments", "Failure", "RemoteError", "exception_of", "failure_of"]
@@ -37,9 +37,8 @@ class Failure:
     error_type: str
     detail: Any
 
-    @property
-    def body(self) -> bytes:
-        return orjson.dumps({"detail": self.detail, "error_type": self.error_type}, default=str)
+    def response(self, headers: Sequence[Header] = ()) -> Response:
+        return json_response({"detail": self.detail, "error_type": self.error_type}, self.status, headers)
 
 
 class BadArguments(Exception):

@@ -25,11 +25,12 @@ from typing import Any
 import orjson
 from uvicorn.protocols.utils import ClientDisconnected
 
-from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompress, too_large
-from agentlightning.asgi.messages import Receive, Send
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompress, too_large
+from agentlightning.asgi.request import Receive, Request, Send
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
+    MOST_FRAME_BYTES,
     OperationCodec,
     codec_of,
     encode_many,
@@ -37,7 +38,6 @@ from agentlightning.store.http.codec import (
     parse_foreign_json,
     parse_json,
 )
-from agentlightning.store.http.exchange import GZIP_MAGIC, MOST_FRAME_BYTES, Request, answer
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.permissions import check_subscription
 from agentlightning.store.http.service import StoreService
@@ -87,7 +87,7 @@ async def _deny(request: Request, send: Send, failure: Failure) -> None:
     async def send_denial(message: Any) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    await answer(request, send_denial, failure.status, failure.body)
+    await failure.response().send(send_denial)
     # uvicorn takes a refusal for unfinished business, and says so in its log; this tells it that the client is done.
     raise ClientDisconnected
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.notices import NoticesQuery
-from agentlightning.store.http.wire import NOTICES_PATH, WireRoute, routes
+from agentlightning.store.http.routes import NOTICES_PATH, RestRoute, routes
 
 __all__ = ["describe"]
 
@@ -42,7 +42,7 @@ def describe(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _operation(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     op = route.codec.op
     described: dict[str, Any] = {
         "operationId": f"{'old_' if route.is_old else ''}{route.verb.lower()}_{op.name}",
@@ -57,11 +57,11 @@ def _operation(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _in_path(route: WireRoute) -> list[dict[str, Any]]:
+def _in_path(route: RestRoute) -> list[dict[str, Any]]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.path_names]
 
 
-def _in_query(route: WireRoute, schemas: dict[str, Any]) -> list[dict[str, Any]]:
+def _in_query(route: RestRoute, schemas: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -73,11 +73,10 @@ def _in_query(route: WireRoute, schemas: dict[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-def _body(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _body(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     names = [name for name in route.codec.op.hints if name not in (*route.path_names, *route.query_names)]
-    whole = route.codec.op.route.body
-    if whole is not None and names == [whole] and not (route.is_old and route.operation != "add_span"):
-        return _content("", _schema(route.codec.op.adapters[whole], schemas)) | {"required": True}
+    if route.body is not None:
+        return _content("", _schema(route.codec.op.adapters[route.body], schemas)) | {"required": True}
     required = [name for name in names if name in _required(route.codec)]
     shape = {
         "type": "object",
@@ -93,10 +92,10 @@ def _required(codec: OperationCodec) -> frozenset[str]:
     return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
 
 
-def _result_schema(route: WireRoute, schemas: dict[str, Any]) -> dict[str, Any]:
-    if route.operation == "get_next_span_sequence_id" and not route.is_old:
+def _result_schema(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+    if route.answer == "sequence_id":
         return {"type": "object", "properties": {"sequence_id": {"type": "integer"}}, "required": ["sequence_id"]}
-    if route.is_old and route.write_result is not None:
+    if route.answer == "items":
         return {"type": "array", "items": {}}
     return _schema(route.codec.op.result, schemas, mode="serialization")
 

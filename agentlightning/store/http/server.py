@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.asgi.protocol import TimedProtocol
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
@@ -18,8 +19,7 @@ from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import LightningStoreThreaded
 from agentlightning.store.http.app import build_app
 from agentlightning.store.http.client import LightningStoreClient
-from agentlightning.store.http.exchange import MOST_FRAME_BYTES
-from agentlightning.store.http.protocol import TimedProtocol
+from agentlightning.store.http.codec import MOST_FRAME_BYTES
 from agentlightning.store.http.service import DEFAULT_MAX_REQUEST_BYTES
 from agentlightning.store.http.tokens import check_secret
 from agentlightning.store.operations import Operation, forward_operations

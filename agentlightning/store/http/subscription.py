@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from agentlightning.store.http.codec import as_notice
 from agentlightning.store.http.connection import ClientConnection
 from agentlightning.store.http.retries import RetryPolicy, is_passing
+from agentlightning.store.http.routes import NOTICES_PATH
 from agentlightning.store.http.websocket import LiveSubscription
-from agentlightning.store.http.wire import NOTICES_PATH
 from agentlightning.types import Notice, NoticeKind
 
 __all__ = ["follow"]

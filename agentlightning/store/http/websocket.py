@@ -15,9 +15,8 @@ import orjson
 import yarl
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed, decompressed
-from agentlightning.store.http.codec import OperationCodec, as_notice, encode_many, parse_json
-from agentlightning.store.http.exchange import GZIP_MAGIC, MOST_FRAME_BYTES
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompressed
+from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, encode_many, parse_json
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.types import Notice
 

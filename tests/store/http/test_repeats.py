@@ -8,7 +8,7 @@ import pytest
 import yarl
 from pydantic_core import to_jsonable_python
 
-from agentlightning.store.http.wire import WireRoute, routes
+from agentlightning.store.http.routes import RestRoute, routes
 from agentlightning.types import EnqueueRolloutRequest
 from tests.contract.test_repeats import REPEATED
 from tests.store.http.conftest import Serve
@@ -21,20 +21,20 @@ ROUTES = [
 """All but one that has no version in its body: the 0.2 path of `update_resources`."""
 
 
-def request_of(route: WireRoute, arguments: dict[str, Any]) -> dict[str, Any]:
+def request_of(route: RestRoute, arguments: dict[str, Any]) -> dict[str, Any]:
     """A call as a request, with what stands neither in the path nor in the body in the query."""
-    left, body = to_jsonable_python(arguments), route.codec.op.route.body
-    path = "/".join(quote(left.pop(s[1:-1]), safe="") if s.startswith("{") else s for s in route.segments)
+    left = to_jsonable_python(arguments)
+    path = "/".join(quote(left.pop(s[1:-1]), safe="") if s.startswith("{") else s for s in route.path.split("/"))
     if route.verb == "GET":
         return {"method": "GET", "path": path, "params": left}
-    if body is not None and not route.is_old:
-        return {"method": "POST", "path": path, "json": left.pop(body), "params": left}
+    if route.body is not None:
+        return {"method": "POST", "path": path, "json": left.pop(route.body), "params": left}
     return {"method": "POST", "path": path, "json": left}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.verb} {route.path}")
 async def test_request_sent_twice_with_the_same_ids_acts_once(
-    route: WireRoute, serve: Serve, session: aiohttp.ClientSession
+    route: RestRoute, serve: Serve, session: aiohttp.ClientSession
 ) -> None:
     server = await serve()
     held = await server.start_rollout("held", rollout_id="held")

@@ -17,6 +17,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from agentlightning.asgi import protocol
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.store import (
     InMemoryLightningStore,
@@ -24,7 +25,6 @@ from agentlightning.store import (
     LightningStoreServer,
     SqliteLightningStore,
 )
-from agentlightning.store.http import protocol
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.e2e.server_process import ServerProcess

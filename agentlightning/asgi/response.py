@@ -1,0 +1,75 @@
+"""Answers: a status, headers and a body in one piece, compressed where the caller can read it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
+from agentlightning.asgi.request import Message, Send
+from agentlightning.errors import AgentLightningError
+
+__all__ = ["NOSNIFF", "Header", "Response", "error_response", "json_response", "with_nosniff"]
+
+Header = tuple[bytes, bytes]
+
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+"""Keeps browsers from taking an answer for a script or a page because of what it holds."""
+_UNAUTHORIZED, _REQUEST_TIMEOUT = 401, 408
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer."""
+
+    status: int
+    body: bytes
+    media_type: bytes = b"application/json"
+    headers: Sequence[Header] = ()
+    """Beside those of the body, and those that a status demands."""
+
+    async def send(self, send: Send, *, accept_encoding: str = "") -> None:
+        """Send it, compressed if the header `accept_encoding` of the request allows that and it is worth it."""
+        body = self.body
+        headers = [(b"content-type", self.media_type), NOSNIFF, *self.headers]
+        if len(body) > COMPRESS_FROM_BYTES and _accepts_gzip(accept_encoding):
+            body = compressed(body)
+            headers.append((b"content-encoding", b"gzip"))
+        headers.append((b"content-length", b"%d" % len(body)))
+        if self.status == _REQUEST_TIMEOUT:
+            headers.append((b"connection", b"close"))  # the rest of the body is not waited for
+        if self.status == _UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def json_response(value: Any, status: int = 200, headers: Sequence[Header] = ()) -> Response:
+    return Response(status, orjson.dumps(value, default=str), headers=headers)
+
+
+def error_response(error: AgentLightningError) -> Response:
+    """What is wrong as `detail`, and the class of the error as `error_type`."""
+    return json_response({"detail": str(error), "error_type": type(error).__name__}, error.http_status)
+
+
+def with_nosniff(send: Send) -> Send:
+    """Send the answers of another application with `NOSNIFF`, once."""
+
+    async def send_with_nosniff(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            message = {**message, "headers": headers if NOSNIFF in headers else [*headers, NOSNIFF]}
+        await send(message)
+
+    return send_with_nosniff
+
+
+def _accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding header names gzip, and not to exclude it."""
+    for part in header.lower().split(","):
+        name, _, quality = part.partition(";")
+        if name.strip() == "gzip":
+            return quality.replace(" ", "").rstrip("0.") != "q="
+    return False

@@ -1,0 +1,130 @@
+"""REST: a plain ASGI layer that serves the store's routes and passes the rest on to the web framework.
+
+A request is checked before anything else: the page that sent it, then its token. Permissions are checked by the service
+once the arguments are known.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from agentlightning.asgi.request import Disconnected, Message, Receive, Request, Send
+from agentlightning.asgi.response import Response, with_nosniff
+from agentlightning.store.http.codec import parse_foreign_json
+from agentlightning.store.http.failures import Failure, failure_of
+from agentlightning.store.http.live import serve_live
+from agentlightning.store.http.notices import read_notices
+from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
+from agentlightning.store.http.permissions import check_server_page, check_traces
+from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, PREFIX, RestRoute, route_table
+from agentlightning.store.http.service import StoreService, is_page
+from agentlightning.store.http.tokens import Scope
+
+__all__ = ["StoreRoutes"]
+
+logger = logging.getLogger(__name__)
+
+TRACES_PATH = "/v1/traces"
+_NOT_FOUND, _METHOD_NOT_ALLOWED = 404, 405
+_BRIEFLY = "return=minimal"
+
+
+class StoreRoutes:
+    """ASGI middleware with every route of the store."""
+
+    def __init__(self, app: Any, service: StoreService) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and scope["path"] == LIVE_PATH:
+            await serve_live(self._service, scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(Request(scope, receive), send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        began = time.perf_counter()
+        status = 0
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            response = await self._respond(request, watched_send)
+            if response is not None:
+                await response.send(watched_send, accept_encoding=request.header(b"accept-encoding"))
+        except Disconnected:
+            return
+        finally:
+            if logger.isEnabledFor(logging.INFO):
+                host, port = request.scope.get("client") or ("?", 0)
+                milliseconds = (time.perf_counter() - began) * 1000
+                method, path = request.scope["method"], request.scope["path"]
+                logger.info("%s:%s %s %r %s %.1f ms", host, port, method, path, status, milliseconds)
+
+    async def _respond(self, request: Request, send: Send) -> Response | None:
+        """The answer of a route of ours, or to a request that is refused; None once the framework has answered."""
+        scope = request.scope
+        is_read = scope["method"] in ("GET", "HEAD")
+        try:
+            self._service.callers.check(scope)
+            is_public = is_read and is_page(scope["path"])
+            permitted = Scope("admin") if is_public else self._service.admit(request.header(b"authorization"))
+            response = await self._routed(request, permitted)
+            if response is None:
+                if is_read:
+                    check_server_page(permitted, scope["path"])
+                await self._app(scope, request.receive, with_nosniff(send))
+            return response
+        except Disconnected:
+            raise
+        except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
+            return failure_of(error).response()
+
+    async def _routed(self, request: Request, permitted: Scope) -> Response | None:
+        """The answer of a route of ours; None if the path is none of ours."""
+        path, verb = request.scope["path"], request.scope["method"]
+        found = route_table().find(verb, request.raw_path)
+        if found is not None:
+            return await self._operation(request, permitted, *found)
+        if path == TRACES_PATH and verb == "POST":
+            return await self._traces(request, permitted)
+        if path == NOTICES_PATH and verb == "GET":
+            reading = read_notices(self._service, permitted, request.query)
+            return Response(200, await request.unless_disconnected(reading))
+        if verbs := route_table().verbs(request.raw_path):
+            detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
+            allow = (b"allow", ", ".join(verbs).encode())
+            return Failure(_METHOD_NOT_ALLOWED, "MethodNotAllowed", detail).response([allow])
+        if path.startswith(PREFIX + "/") and path != PREFIX + "/health":
+            return Failure(_NOT_FOUND, "UnknownRoute", f"There is no route {path}; see /docs.").response()
+        return None
+
+    async def _operation(
+        self, request: Request, permitted: Scope, route: RestRoute, in_path: dict[str, str]
+    ) -> Response:
+        body = b"" if route.verb == "GET" else await self._body(request)
+        given = route.arguments(in_path, request.query, parse_foreign_json(body) if body else None)
+        calling = self._service.call(route.codec, given, permitted, request.header(b"authorization"))
+        may_wait = route.codec.op.may_wait(given)
+        result = await (request.unless_disconnected(calling) if may_wait else calling)
+        briefly = not route.is_old and _BRIEFLY in request.header(b"prefer").replace(" ", "").split(",")
+        return Response(route.status, route.encode(result, briefly=briefly))
+
+    async def _traces(self, request: Request, permitted: Scope) -> Response:
+        media_type = request.header(b"content-type").split(";")[0].strip().lower()
+        body = await self._body(request)
+        traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
+        check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
+        rejected = await ingest_traces(self._service.store, traces)
+        told = encode_answer(media_type, rejected.count, " ".join(rejected.messages))
+        return Response(200, told, media_type.encode())
+
+    async def _body(self, request: Request) -> bytes:
+        service = self._service
+        return await request.body(max_bytes=service.max_request_bytes, timeout_seconds=service.body_timeout_seconds)

@@ -1,0 +1,188 @@
+"""The REST routes: every operation under `/v1/agl`, and older paths beside them.
+
+The first family follows from the declarations. What does not is written here: GET twins of searches, an answer that is
+wrapped, and all older paths.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+from urllib.parse import quote
+
+import orjson
+from pydantic_core import to_json
+
+from agentlightning.asgi.routes import RouteTable
+from agentlightning.errors import InvalidValue
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.codec import OperationCodec, codec_of, encode_many
+from agentlightning.store.operations import operations_of
+from agentlightning.store.values import check_json
+from agentlightning.types import Span
+
+__all__ = ["LIVE_PATH", "NOTICES_PATH", "PREFIX", "RestRoute", "path_of", "result_of", "route_table", "routes"]
+
+PREFIX = "/v1/agl"
+LIVE_PATH = PREFIX + "/live"
+NOTICES_PATH = PREFIX + "/notices"
+_WRAPPED = "get_next_span_sequence_id"
+"""The operation whose answer under `/v1/agl` is an object with one field."""
+_JSON_TYPES = {list: "an array", str: "a string", bool: "a boolean"}
+
+
+@dataclass(frozen=True)
+class RestRoute:
+    """One verb and path, and how it becomes a call."""
+
+    verb: str
+    path: str
+    operation: str
+    status: int = 200
+    body: str | None = None
+    """The argument that is the whole request body; None takes the arguments as one object."""
+    kept: tuple[str, ...] = ()
+    """Fields of the body that count, where the others are not arguments."""
+    answer: Literal["result", "items", "sequence_id"] = "result"
+    """Whether it is the result, the bare list of a page's items, or an object around the number."""
+    is_old: bool = False
+    """Whether it is one of the older paths, outside `/v1/agl`."""
+
+    @functools.cached_property
+    def codec(self) -> OperationCodec:
+        return codec_of(self.operation)
+
+    @functools.cached_property
+    def path_names(self) -> tuple[str, ...]:
+        return tuple(segment[1:-1] for segment in self.path.split("/") if segment.startswith("{"))
+
+    @functools.cached_property
+    def query_names(self) -> tuple[str, ...]:
+        """Arguments that may stand in the query string."""
+        if self.verb == "POST" and self.body is None:
+            return ()
+        return tuple(name for name in self.codec.op.hints if name not in (*self.path_names, self.body))
+
+    def arguments(self, in_path: Mapping[str, str], query: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
+        """The arguments of a request as plain values, not validated yet; `body` is parsed, None if there was none."""
+        given: dict[str, Any] = {}
+        if self.body is not None:
+            given[self.body] = body
+        elif self.verb == "POST" and body is not None:
+            if not isinstance(body, dict):
+                kind = _JSON_TYPES.get(type(body), "a number")
+                raise InvalidValue(f"The body of {self.verb} {self.path} is {kind}; send a JSON object.")
+            given = {name: body[name] for name in self.kept if name in body} if self.kept else dict(body)
+        for name, value in query:
+            if name in self.query_names:
+                if _takes_many(self.codec.op.hints[name]):
+                    given.setdefault(name, []).append(value)
+                else:
+                    given[name] = value
+        given.update(in_path)
+        return given
+
+    def encode(self, result: Any, *, briefly: bool) -> bytes:
+        """The body of the answer."""
+        if self.answer == "sequence_id":
+            return orjson.dumps({"sequence_id": result})
+        if self.answer == "items":
+            items = list(result)
+            if items and isinstance(items[0], Span):
+                return encode_many([self.codec.encode_result(span) for span in items])
+            return to_json(items)
+        return self.codec.encode_brief(result) if briefly else self.codec.encode_result(result)
+
+
+@functools.cache
+def _takes_many(hint: Any) -> bool:
+    """Whether a query string may repeat the argument."""
+    members = (hint, *get_args(hint))
+    return any(isinstance(origin := get_origin(member), type) and issubclass(origin, Sequence) for member in members)
+
+
+_GET_TWINS = {
+    "/rollouts": "query_rollouts",
+    "/rollouts/{rollout_id}/attempts": "query_attempts",
+    "/spans": "query_spans",
+    "/workers": "query_workers",
+    "/runs": "query_runs",
+    "/runs/{run_id}/metrics": "query_metrics",
+}
+
+_OLD_ROUTES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("POST", "/start_rollout", {}),
+    ("POST", "/enqueue_rollout", {}),
+    ("GET", "/dequeue_rollout", {}),
+    ("POST", "/start_attempt", {}),
+    ("POST", "/query_rollouts", {"answer": "items"}),
+    ("GET", "/query_attempts/{rollout_id}", {"answer": "items"}),
+    ("GET", "/get_latest_attempt/{rollout_id}", {}),
+    ("GET", "/get_rollout_by_id/{rollout_id}", {}),
+    ("POST", "/add_resources", {}),
+    ("POST", "/update_resources", {"kept": ("resources_id", "resources")}),
+    ("GET", "/get_resources_by_id/{resources_id}", {}),
+    ("GET", "/get_latest_resources", {}),
+    ("POST", "/add_span", {"body": "span"}),
+    ("GET", "/get_next_span_sequence_id/{rollout_id}/{attempt_id}", {}),
+    ("POST", "/wait_for_rollouts", {}),
+    ("GET", "/query_spans/{rollout_id}", {"answer": "items"}),
+    ("POST", "/update_rollout", {}),
+    ("POST", "/update_attempt", {}),
+)
+
+
+@functools.cache
+def routes() -> tuple[RestRoute, ...]:
+    """Every route, the `/v1/agl` family first."""
+    declared = [
+        RestRoute(
+            op.route.verb,
+            PREFIX + op.route.path,
+            op.name,
+            op.route.status,
+            op.route.body,
+            answer="sequence_id" if op.name == _WRAPPED else "result",
+        )
+        for op in operations_of(LightningStore).values()
+    ]
+    twins = [RestRoute("GET", PREFIX + path, name) for path, name in _GET_TWINS.items()]
+    old = [RestRoute(verb, path, path.split("/")[1], is_old=True, **shape) for verb, path, shape in _OLD_ROUTES]
+    return (*declared, *twins, *old)
+
+
+@functools.cache
+def route_table() -> RouteTable[RestRoute]:
+    table: RouteTable[RestRoute] = RouteTable()
+    for route in routes():
+        table.add(route.verb, route.path, route)
+    return table
+
+
+# ---------------------------------------------------------------------- the client's side
+
+
+@functools.cache
+def _reserved() -> frozenset[str]:
+    words = (segment for route in routes() for segment in route.path.split("/") if not segment.startswith("{"))
+    return frozenset((*words, ".", ".."))
+
+
+def path_of(path: str, arguments: dict[str, Any]) -> str:
+    """The path of a declared route with its values; they are taken out of the arguments."""
+    segments = path.split("/")
+    for index, segment in enumerate(segments):
+        if segment.startswith("{"):
+            name = segment[1:-1]
+            check_json(arguments[name], f"Argument '{name}'")
+            value = str(arguments.pop(name))
+            escaped = quote(value, safe="", errors="strict")
+            if value and value in _reserved():  # escape a letter, so that it is not taken for a word of a path
+                escaped = f"%{ord(value[0]):02X}{value[1:]}"
+            segments[index] = escaped
+    return PREFIX + "/".join(segments)
+
+
+def result_of(operation: str, parsed: Any) -> Any:
+    """The result in the body of a `/v1/agl` answer."""
+    return parsed["sequence_id"] if operation == _WRAPPED else parsed

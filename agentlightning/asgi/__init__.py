@@ -1,4 +1,4 @@
-"""The toolkit of every HTTP server in the package: store, proxy, engine and the v0.1 protocol.
+"""The toolkit of every HTTP server in the package: store, proxy, engine and the legacy protocol.
 
 A server is an ASGI application `async (scope, receive, send)` that is composed of these parts; each works alone:
 

@@ -1,36 +1,60 @@
-"""Outcomes: the rollouts of one run, and the error of a run in which all of them failed."""
+"""Outcomes of a training: the table of `Trainer.dev`, and the error of a training in which every rollout failed."""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final, TextIO
 
-from agentlightning.errors import TrainingError
+from agentlightning.errors import SpansEvicted, TrainingError
 from agentlightning.runner.failures import FailureNote
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.progress import STATUS_ORDER
-from agentlightning.types import AttemptedRollout, Rollout, RolloutStatus
+from agentlightning.types import AttemptedRollout, Rollout, RolloutStatus, Span
+from agentlightning.types.rewards import final_reward_of
 
-__all__ = ["failure_of", "failure_of_all", "most_frequent", "rollouts_since"]
+__all__ = ["TableRow", "failure_of_all", "print_table", "table_rows"]
 
 PAGE_ROLLOUTS: Final = 500
 """How many rollouts are read at a time."""
 LONGEST_LINE: Final = 500
 """Characters of a failure's message before its traceback."""
-_NOT_FAILED: Final = [status for status in STATUS_ORDER if status not in ("failed", "cancelled")]
+LONGEST_CELL: Final = 1000
+"""Characters of a cell before it is cut to the width of the terminal."""
+_ANSWER: Final = "gen_ai.completion.0.content"
+_NOTHING: Final = "-"
 
 
-async def rollouts_since(
+async def failure_of_all(store: LightningStore, moment: float) -> TrainingError | None:
+    """What to raise if every rollout since this moment failed; None if one did not, or there is none."""
+    others: list[RolloutStatus] = [status for status in STATUS_ORDER if status not in ("failed", "cancelled")]
+    newest = await store.query_rollouts(status_in=others, sort_by="start_time", sort_order="desc", limit=1)
+    if newest and newest[0].start_time >= moment:
+        return None
+    failed = await _rollouts_since(store, moment, ["failed"])
+    if not failed:
+        return None
+    failure, count, n_other_kinds = _most_frequent([_failure_of(rollout) for rollout in failed])
+    line = str(failure).partition("\n")[0][:LONGEST_LINE]
+    text = f"{len(failed)} of {len(failed)} rollouts failed"
+    text += (
+        f", {count} of them with {line}, the rest with {n_other_kinds} other errors"
+        if n_other_kinds
+        else f" with {line}"
+    )
+    has_frames = '  File "' in failure.traceback  # without any it would say the same again
+    return TrainingError(f"{text}\n\n{failure.traceback}".strip() if has_frames else text)
+
+
+async def _rollouts_since(
     store: LightningStore, moment: float, status_in: Sequence[RolloutStatus] | None = None
 ) -> list[AttemptedRollout | Rollout]:
     """The rollouts that were sent at this moment of the store's clock or later, in the order of their creation."""
     newest_first: list[AttemptedRollout | Rollout] = []
     while True:
         page = await store.query_rollouts(
-            status_in=status_in,
-            sort_by="start_time",
-            sort_order="desc",
-            limit=PAGE_ROLLOUTS,
-            offset=len(newest_first),
+            status_in=status_in, sort_by="start_time", sort_order="desc", limit=PAGE_ROLLOUTS, offset=len(newest_first)
         )
         found = [rollout for rollout in page if rollout.start_time >= moment]
         newest_first += found
@@ -38,31 +62,96 @@ async def rollouts_since(
             return newest_first[::-1]
 
 
-def failure_of(rollout: AttemptedRollout | Rollout) -> FailureNote:
+def _failure_of(rollout: AttemptedRollout | Rollout) -> FailureNote:
     """Why a rollout failed, as far as its last attempt says."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     noted = None if attempt is None else FailureNote.read(attempt.metadata)
     return noted or FailureNote("the attempt", f"'{rollout.status if attempt is None else attempt.status}'", "")
 
 
-def most_frequent(failures: Sequence[FailureNote]) -> tuple[FailureNote, int, int]:
+def _most_frequent(failures: Sequence[FailureNote]) -> tuple[FailureNote, int, int]:
     """The first failure of the most frequent kind, how many there are of it, and how many other kinds there are."""
     counts = Counter(failure.kind for failure in failures)
     kind, count = counts.most_common(1)[0]
     return next(failure for failure in failures if failure.kind == kind), count, len(counts) - 1
 
 
-async def failure_of_all(store: LightningStore, moment: float) -> TrainingError | None:
-    """What to raise if every rollout since this moment failed; None if one did not, or there is none."""
-    newest = await store.query_rollouts(status_in=_NOT_FAILED, sort_by="start_time", sort_order="desc", limit=1)
-    if newest and newest[0].start_time >= moment:
-        return None
-    failed = await rollouts_since(store, moment, ["failed"])
-    if not failed:
-        return None
-    failure, count, others = most_frequent([failure_of(rollout) for rollout in failed])
-    text = f"{len(failed)} of {len(failed)} rollouts failed"
-    line = str(failure).partition("\n")[0][:LONGEST_LINE]
-    text += f" with {line}" if not others else f", {count} of them with {line}, the rest with {others} other errors"
-    has_frames = '  File "' in failure.traceback  # without any it would say the same again
-    return TrainingError(f"{text}\n\n{failure.traceback}".strip() if has_frames else text)
+# ---------------------------------------------------------------------- the table of `dev`
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One rollout."""
+
+    task: str
+    output: str | None
+    reward: float | None
+    seconds: float | None
+    failure: FailureNote | None
+    status: str
+
+
+async def table_rows(store: LightningStore, moment: float) -> list[TableRow]:
+    """The rollouts since this moment."""
+    return [await _table_row(store, rollout) for rollout in await _rollouts_since(store, moment)]
+
+
+async def _table_row(store: LightningStore, rollout: AttemptedRollout | Rollout) -> TableRow:
+    spans: Sequence[Span] = []
+    with suppress(SpansEvicted):
+        spans = list(await store.query_spans(rollout.rollout_id, "latest"))
+    begin = rollout.attempt.start_time if isinstance(rollout, AttemptedRollout) else rollout.start_time
+    # What the agent returned besides its reward or, without that, the last answer of a model.
+    output = getattr(rollout, "output", None)
+    if output is None:
+        output = next((span.attributes[_ANSWER] for span in reversed(spans) if span.attributes.get(_ANSWER)), None)
+    return TableRow(
+        task=_one_line(rollout.input),
+        output=None if output is None else _one_line(output),
+        reward=final_reward_of(spans),
+        seconds=None if rollout.end_time is None else rollout.end_time - begin,
+        failure=_failure_of(rollout) if rollout.status == "failed" else None,
+        status=rollout.status,
+    )
+
+
+def _one_line(value: Any) -> str:
+    """A value in one line, without anything that a terminal could take for a command."""
+    text = (value if isinstance(value, str) else repr(value))[:LONGEST_CELL]
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def print_table(rows: Sequence[TableRow], output: TextIO) -> None:
+    """Write a line for each rollout, cut to the width of the terminal, and one that sums them up.
+
+    The traceback of a failure follows, unless all have failed: then it is in the error that is raised.
+    """
+    from rich import box  # takes time to load
+    from rich.console import Console as Terminal
+    from rich.table import Table
+    from rich.text import Text
+
+    def cell(text: str, style: str = "") -> Text:
+        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+    terminal = Terminal(file=output)
+    table = Table(box=box.SIMPLE_HEAD if terminal.is_terminal else None, pad_edge=False)
+    for name in ("task", "output", "reward", "time", "error"):
+        is_number = name in ("reward", "time")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+    for row in rows:
+        ending = "" if row.status == "succeeded" else row.status
+        table.add_row(
+            cell(row.task),
+            cell(row.output or _NOTHING),
+            _NOTHING if row.reward is None else f"{row.reward:.4g}",
+            _NOTHING if row.seconds is None else f"{row.seconds:.2f} s",
+            cell(ending if row.failure is None else _one_line(str(row.failure)), "red"),
+        )
+    terminal.print(table)
+    failures = [row.failure for row in rows if row.failure is not None]
+    rewards = [row.reward for row in rows if row.reward is not None]
+    mean = f"mean reward {fmean(rewards):.2f}" if rewards else "no reward"
+    terminal.print(Text(f"{len(rows)} rollout{'s' if len(rows) > 1 else ''}, {mean}, {len(failures)} failed"))
+    if failures and len(failures) < len(rows):
+        terminal.print(Text(f"\n{_most_frequent(failures)[0].traceback}".rstrip()), soft_wrap=True)

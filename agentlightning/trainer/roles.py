@@ -21,20 +21,22 @@ from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
 from agentlightning.runner.failures import FailureLog
 from agentlightning.store.base import LightningStore
-from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
+from agentlightning.store.client_server import LightningStoreServer
+from agentlightning.store.lifecycle import LOST_WORKER_SECONDS, RUN_REPORTS
 from agentlightning.tracer.binding import unobserved
+from agentlightning.trainer.components import store_address
 from agentlightning.trainer.console import Console
 from agentlightning.trainer.dev_run import DevRun
 from agentlightning.trainer.outcomes import failure_of_all
-from agentlightning.trainer.reports import PROMISE, reporting
 from agentlightning.trainer.run_config import git_revision, run_config
-from agentlightning.trainer.stores import served_address, store_address
+from agentlightning.trainer.views import view_for
 from agentlightning.types import Hook, NamedResources, Run, RunStatus
 from agentlightning.types.lifecycle import Component, LifecycleState, lifecycle_of
 from agentlightning.types.resources import TrustedTemplates
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.loop_thread import LoopThread
 
 __all__ = ["AlgorithmRole", "RunnerRole"]
 
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
+REPORT_SECONDS: Final = 30.0
+"""Between two reports of a training to its run."""
 
 
 @dataclass
@@ -203,28 +207,39 @@ class AlgorithmRole:
 
     @asynccontextmanager
     async def _recorded(self, store: LightningStore) -> AsyncIterator[None]:
-        """Record what happens within as a run in the store, and show it."""
+        """Record what happens within as a run in the store, and show it.
+
+        That every rollout failed is the cause of an error that has no other, or else the failure of the run.
+        """
         trainer, dev = self.trainer, self.dev
         run = await self._open_run(store)
-        run_id = run.run_id
         if self.algorithm is not None:
-            self.algorithm.set_run_id(run_id)
+            self.algorithm.set_run_id(run.run_id)
         console = Console(
-            trainer.progress if dev is None else dev.live_progress,
+            view_for(trainer.progress if dev is None else dev.live_progress, trainer.name),
             store,
-            name=trainer.name,
             address=store_address(trainer.store),
-            run_id=run_id,
-            served_at=served_address(store),
+            run_id=run.run_id,
+            served_at=store.endpoint if isinstance(store, LightningStoreServer) else None,
         )
         status: RunStatus = "failed"
         summary: dict[str, Any] = {}
         began = time.monotonic()
         try:
-            with reporting(store, trainer.name, run_id):
+            with _reports(store, trainer.name, run.run_id):
                 async with console:
-                    async with self._explained(store, run):
+                    try:
                         yield
+                    except Exception as error:
+                        failure = await _read_failure(store, run.start_time)
+                        if failure is not None and error.__cause__ is None and error.__context__ is None:
+                            raise error from failure
+                        raise
+                    finally:
+                        if dev is not None:
+                            await dev.read(store, run.start_time)
+                    if self.is_done and self.algorithm is not None:
+                        self.rollout_failure = await failure_of_all(store, run.start_time)
                     status = "stopped" if self.was_stopped else "succeeded"
                     summary = {**({} if dev is None else dev.summary()), **await console.summary()}
                     if self.rollout_failure is not None:
@@ -237,23 +252,7 @@ class AlgorithmRole:
             raise
         finally:
             summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
-            await asyncio.shield(store.finish_run(run_id, status, summary=summary))
-
-    @asynccontextmanager
-    async def _explained(self, store: LightningStore, run: Run) -> AsyncIterator[None]:
-        """Look whether every rollout failed: that is the cause of an error without another, or the run's failure."""
-        try:
-            yield
-        except Exception as error:
-            failure = await _read_failure(store, run.start_time)
-            if failure is not None and error.__cause__ is None and error.__context__ is None:
-                raise error from failure
-            raise
-        finally:
-            if self.dev is not None:
-                await self.dev.read(store, run.start_time)
-        if self.is_done and self.algorithm is not None:
-            self.rollout_failure = await failure_of_all(store, run.start_time)
+            await asyncio.shield(store.finish_run(run.run_id, status, summary=summary))
 
     async def _open_run(self, store: LightningStore) -> Run:
         trainer = self.trainer
@@ -267,7 +266,9 @@ class AlgorithmRole:
             "n_val": None if self.val_dataset is None else len(self.val_dataset),
         }
         config = run_config(parts, counts, await asyncio.to_thread(git_revision))
-        return await store.start_run(trainer.name, config=config, metadata=PROMISE)
+        return await store.start_run(
+            trainer.name, config=config, metadata={RUN_REPORTS: {"interval_seconds": REPORT_SECONDS}}
+        )
 
     def _measured(self) -> dict[str, Any]:
         """What the algorithm reports of its run, for the summary."""
@@ -285,6 +286,34 @@ async def _read_failure(store: LightningStore, moment: float) -> TrainingError |
     except Exception as error:  # noqa: BLE001 # as above
         logger.warning("Whether rollouts have failed could not be read: %s", error)
         return None
+
+
+@contextmanager
+def _reports(store: LightningStore, name: str, run_id: str) -> Iterator[None]:
+    """Report to the run now and then, from a thread that the algorithm cannot block.
+
+    A run whose training was killed cannot be closed by it; after five minutes without a report it is read as lost.
+    """
+
+    async def report() -> None:
+        has_failed = False
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            try:
+                await store.start_run(name, run_id=run_id)
+                has_failed = False
+            except Exception as error:  # noqa: BLE001 # the next report may succeed
+                if not has_failed:
+                    logger.warning("Run %s could not report to the store: %s", run_id, error)
+                has_failed = True
+
+    thread = LoopThread("run-reports")
+    reports = thread.start_soon(report())
+    try:
+        yield
+    finally:
+        reports.cancel()
+        thread.stop()
 
 
 @dataclass

@@ -18,15 +18,25 @@ from agentlightning.litagent import LitAgent, Route
 from agentlightning.litagent.router import Predicate
 from agentlightning.store.foreign import adapted
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.trainer.checks import check_dataset, checked_agent, checked_route, combined, renamed
-from agentlightning.trainer.console import ProgressMode, resolved_mode
+from agentlightning.trainer.components import (
+    build_adapter,
+    build_proxy,
+    build_runner,
+    build_store,
+    build_strategy,
+    check_dataset,
+    checked_agent,
+    checked_route,
+    combined,
+    move_log,
+    renamed,
+)
 from agentlightning.trainer.control import TrainingControl
 from agentlightning.trainer.dev_run import DevRun, dev_algorithm
 from agentlightning.trainer.init_utils import build_component
-from agentlightning.trainer.parts import built_adapter, built_proxy, built_runner, built_strategy
 from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
-from agentlightning.trainer.stores import built_store, move_log
 from agentlightning.trainer.termination import interrupted_by_sigint, stopped_by_sigterm
+from agentlightning.trainer.views import ProgressMode, resolved_mode
 from agentlightning.types import Dataset, Hook, NamedResources
 from agentlightning.types.lifecycle import lifecycle_of
 from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
@@ -110,23 +120,23 @@ class Trainer(TrainingControl):
         self.max_rollouts = renamed("max_rollouts", max_rollouts, "max_tasks", max_tasks)
         asked = renamed("n_runners", n_runners, "n_workers", n_workers)
         self.n_runners = 1 if asked is None else asked
-        self.store = built_store(store)
+        self.store = build_store(store)
         self.tracer: Tracer = build_component(
             tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer
         )
-        self.adapter = built_adapter(adapter, triplet_exporter)
+        self.adapter = build_adapter(adapter, triplet_exporter)
         self.algorithm: Algorithm | None = build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True
         )
-        self.strategy = built_strategy(strategy, n_runners=self.n_runners, port=port)
+        self.strategy = build_strategy(strategy, n_runners=self.n_runners, port=port)
         if self.strategy.n_runners > 0:
             self.n_runners = self.strategy.n_runners
-        self.runner = built_runner(runner, tracer=self.tracer, max_rollouts=self.max_rollouts)
-        self.llm_proxy = built_proxy(llm_proxy, store=self.store)
+        self.runner = build_runner(runner, tracer=self.tracer, max_rollouts=self.max_rollouts)
+        self.llm_proxy = build_proxy(llm_proxy, store=self.store)
         self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
         self.progress: ProgressMode = "off" if progress is None else progress
         self.allow_poml = allow_poml
-        resolved_mode(self.progress)  # a word that is not known is answered here
+        resolved_mode(self.progress)  # raises if it is no mode
         self._agents: list[Route] = []
 
     triplet_exporter = property(lambda self: self.adapter)

@@ -80,7 +80,7 @@ def test_dev_that_succeeds_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_algorithm_without_metrics_is_followed_by_its_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.trainer.line_view.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("agentlightning.trainer.views.LINE_SECONDS", 0.0)
     monkeypatch.setattr("agentlightning.trainer.console.REFRESH_SECONDS", 0.01)
 
     @agl.algo

@@ -14,7 +14,7 @@ import pytest
 from agentlightning.cli import main
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore, export_store, import_store
-from agentlightning.trainer.stores import built_store, store_address
+from agentlightning.trainer.components import build_store, store_address
 from agentlightning.types import ResourcesUpdate, Span
 from agentlightning.utils.installation import install_command
 from tests.postgres import PASSWORD, Cluster, new_database, shared_cluster
@@ -202,7 +202,7 @@ def test_database_of_another_program_is_refused() -> None:
 
 async def test_trainer_takes_the_address_of_a_database() -> None:
     dsn = new_database()
-    store = built_store(dsn)
+    store = build_store(dsn)
 
     assert isinstance(store, PostgresLightningStore)
     assert store_address(store) == described(dsn)

@@ -429,7 +429,7 @@ def test_a_runner_that_cannot_start_fails_the_fit() -> None:
 
 
 def test_a_run_reports_while_the_algorithm_blocks_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.trainer.reports.REPORT_SECONDS", 0.01)
+    monkeypatch.setattr("agentlightning.trainer.roles.REPORT_SECONDS", 0.01)
     store = InMemoryLightningStore()
 
     def last_report() -> Any:

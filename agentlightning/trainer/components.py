@@ -1,0 +1,232 @@
+"""What users hand to a Trainer, checked and built: its parts, its agents, its data sets."""
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.errors import ConfigurationError, StoreUnavailable
+from agentlightning.execution import ClientServerExecutionStrategy, ExecutionStrategy
+from agentlightning.litagent import AgentRouter, LitAgent, Route
+from agentlightning.litagent.calling import name_of
+from agentlightning.litagent.decorator import FunctionalLitAgent
+from agentlightning.litagent.router import Predicate
+from agentlightning.litagent.scoping import check_agent_name
+from agentlightning.litagent.signature import check_signature
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.runner import LitAgentRunner, Runner
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.forwarding import innermost
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.sqlite import SqliteLightningStore
+from agentlightning.tracer import Tracer
+from agentlightning.trainer.init_utils import build_component, instantiate_component
+from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.utils.deprecation import deprecated
+
+__all__ = [
+    "build_adapter",
+    "build_proxy",
+    "build_runner",
+    "build_store",
+    "build_strategy",
+    "check_dataset",
+    "checked_agent",
+    "checked_route",
+    "combined",
+    "move_log",
+    "renamed",
+    "store_address",
+]
+
+logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+
+def renamed(new: str, value: _Value | None, old: str, old_value: _Value | None) -> _Value | None:
+    """The value of an argument that had another name."""
+    if old_value is None:
+        return value
+    deprecated(f"Argument '{old}' of Trainer is deprecated; use '{new}'.", stacklevel=4)
+    if value is not None and value != old_value:
+        deprecated(f"Both '{new}' and '{old}' are given; '{old}' is ignored.", stacklevel=4)
+    return old_value if value is None else value
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def build_adapter(adapter: Any, triplet_exporter: Any) -> TraceAdapter[Any]:
+    if triplet_exporter is not None:
+        deprecated(
+            "triplet_exporter is deprecated; use adapter."
+            if adapter is None
+            else "Both adapter and the deprecated triplet_exporter are given; adapter is used.",
+            stacklevel=4,
+        )
+    built: TraceAdapter[Any] = build_component(
+        adapter if adapter is not None else triplet_exporter,
+        expected_type=TraceAdapter,
+        spec_name="adapter",
+        default_factory=TracerTraceToTriplet,
+        dict_requires_type=False,
+        dict_default_cls=TracerTraceToTriplet,
+    )
+    return built
+
+
+def build_strategy(strategy: Any, *, n_runners: int, port: int | None) -> ExecutionStrategy:
+    defaults: dict[str, Any] = {"n_runners": n_runners}
+    if port is not None:
+        defaults["server_port"] = port
+    if n_runners > 1:
+        defaults["main_thread"] = "algorithm"  # for `shm`
+    built: ExecutionStrategy = build_component(
+        strategy,
+        expected_type=ExecutionStrategy,
+        spec_name="strategy",
+        default_factory=lambda: instantiate_component(ClientServerExecutionStrategy, None, defaults),
+        optional_defaults=defaults,
+        registry=ExecutionStrategyRegistry,
+    )
+    if isinstance(strategy, ClientServerExecutionStrategy) and port is not None:
+        strategy.set_port(port)
+    return built
+
+
+def build_runner(runner: Any, *, tracer: Tracer, max_rollouts: int | None) -> Runner[Any]:
+    built: Runner[Any] = build_component(
+        runner,
+        expected_type=Runner,
+        spec_name="runner",
+        default_factory=lambda: LitAgentRunner(tracer, max_rollouts=max_rollouts),
+        optional_defaults={"tracer": tracer, **({} if max_rollouts is None else {"max_rollouts": max_rollouts})},
+        dict_requires_type=False,
+        dict_default_cls=LitAgentRunner,
+    )
+    return built
+
+
+def build_proxy(llm_proxy: Any, *, store: LightningStore) -> Any:
+    """A proxy of another make is taken as it is."""
+    if llm_proxy is None or (hasattr(llm_proxy, "set_store") and not inspect.isclass(llm_proxy)):
+        return llm_proxy
+    return build_component(
+        llm_proxy,
+        expected_type=LLMProxy,
+        spec_name="llm_proxy",
+        optional_defaults={"store": store},
+        dict_requires_type=False,
+        dict_default_cls=LLMProxy,
+    )
+
+
+# ---------------------------------------------------------------------- stores
+
+
+def build_store(spec: Any) -> LightningStore:
+    """The store a user specifies; one in memory, if none.
+
+    A text is `memory`, `sqlite` (a file in the working directory), `sqlite:///relative/path`,
+    `sqlite:////absolute/path`, a path that ends in `.db` or `.sqlite`, `postgresql://user@host/database`, the URL of a
+    server, or the import path of a class.
+    """
+    text = str(spec) if isinstance(spec, (str, Path)) else ""
+    scheme = urlsplit(text).scheme
+    if scheme == "sqlite":
+        path = text.removeprefix("sqlite:///")
+        if path == text or not path:
+            raise ConfigurationError(f"store {text!r} names no file; write it as sqlite:///path/to/file.db.")
+        return SqliteLightningStore(path)
+    if scheme in ("postgresql", "postgres"):
+        from agentlightning.store.postgres import PostgresLightningStore
+
+        return PostgresLightningStore(text)
+    if scheme in ("http", "https"):
+        return LightningStoreClient(text)
+    if text == "sqlite" or text.endswith((".db", ".sqlite")):
+        return SqliteLightningStore("agentlightning.db" if text == "sqlite" else text)
+    built: LightningStore = build_component(
+        None if text == "memory" else spec,
+        expected_type=LightningStore,
+        spec_name="store",
+        default_factory=InMemoryLightningStore,
+    )
+    return built
+
+
+def store_address(store: LightningStore) -> str | None:
+    """Where a store can be found again after the program has ended; None, if nowhere."""
+    inner = innermost(store)
+    if isinstance(inner, SqliteLightningStore):
+        return str(inner.path)
+    if isinstance(inner, LightningStoreClient):
+        return inner.server_address
+    address: str | None = getattr(inner, "address", None)  # of a database
+    return address
+
+
+def move_log(store: LightningStore) -> None:
+    """At the end of a training, make the file of a SQLite store the whole store; it stays open, and may be used on."""
+    inner = innermost(store)
+    if isinstance(inner, SqliteLightningStore):
+        try:
+            inner.checkpoint()
+        except StoreUnavailable as error:
+            logger.warning("The log of the store stays beside its file, and must be copied with it: %s", error)
+
+
+# ---------------------------------------------------------------------- agents and data sets
+
+
+def checked_agent(agent: Any) -> LitAgent[Any]:
+    """The agent, or a plain function as one: it is given its task, and its other parameters by name."""
+    if inspect.isfunction(agent):
+        agent = FunctionalLitAgent(agent)
+    if isinstance(agent, LitAgent):
+        check_signature(agent)
+        return agent
+    hint = "derive it from LitAgent, or give a function"
+    if isinstance(agent, type) and issubclass(agent, LitAgent):
+        hint = f"make an instance: {agent.__name__}()"
+    raise ConfigurationError(f"The agent must be a LitAgent; {agent!r} is none: {hint}.")
+
+
+def checked_route(agent: Any, name: str | None, when: Predicate | None, others: Sequence[Route]) -> Route:
+    """An agent beside others, under a name of its own: the given one, or that of its function or class."""
+    agent, taken = checked_agent(agent), {route.name for route in others}
+    if name is None:
+        base = name_of(agent)
+        numbered = (f"{base}-{number}" for number in range(2, len(taken) + 3))
+        name = base if base not in taken else next(each for each in numbered if each not in taken)
+    check_agent_name(name)
+    if name in taken:
+        raise ConfigurationError(f"Two agents are called '{name}'; give one of them another name.")
+    if when is not None and not callable(when):
+        raise ConfigurationError(f"`when` of agent '{name}' must be a function of the task; it is {when!r}.")
+    return Route(name, agent, when)
+
+
+def combined(routes: Sequence[Route]) -> LitAgent[Any]:
+    """The registered agents as one; the first without a rule of its own takes what is left."""
+    first = routes[0]
+    if len(routes) == 1 and first.matches is None and first.name == name_of(first.agent):
+        return first.agent
+    default = next((route.name for route in routes if route.matches is None), None)
+    return AgentRouter(routes, default=default, by_name=len(routes) > 1)
+
+
+def check_dataset(label: str, dataset: Any) -> None:
+    if isinstance(dataset, (str, bytes)):
+        raise ConfigurationError(f"{label} is the text {dataset!r:.80}; read the tasks into a list first.")
+    is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
+    if dataset is not None and not is_indexed:
+        raise ConfigurationError(
+            f"{label} must have a length and give its samples by number, as a list does; a {type(dataset).__name__} "
+            "does not. Make a list of it: list(...)."
+        )

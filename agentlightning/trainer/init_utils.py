@@ -45,11 +45,6 @@ def build_component(
         ValueError: None was given where something is needed, or something in none of these forms.
         TypeError: What was built is of another type.
     """
-    names = f"a name ({_listed(registry)}), " if registry else ""
-    accepted = (
-        f"It may be an instance or a subclass of {expected_type.__name__}, a function that makes one, "
-        f"{names}an import path such as 'package.module.Class', or a dict with a 'type' and arguments."
-    )
     if isinstance(spec, expected_type):
         return spec
     if spec is None and default_factory is not None:
@@ -57,7 +52,7 @@ def build_component(
     elif spec is None and allow_none:
         return None
     elif spec is None:
-        raise ConfigurationError(f"{spec_name} cannot be None. {accepted}")
+        raise ConfigurationError(f"{spec_name} cannot be None. {_accepted(expected_type, registry)}")
     elif isinstance(spec, (str, Mapping)):
         built = instantiate_from_spec(
             spec,
@@ -72,18 +67,12 @@ def build_component(
     elif callable(spec) and not isinstance(spec, type):
         built = _call(spec, {}, None, spec_name)
     else:
-        raise ConfigurationError(
-            invalid_spec_error_fmt.format(
-                spec_name=spec_name,
-                value=_described(spec),
-                accepted=accepted,
-                actual_type=type(spec).__name__,
-                expected_type=expected_type.__name__,
-            )
-        )
+        fields = {"value": _described(spec), "accepted": _accepted(expected_type, registry)}
+        types = {"actual_type": type(spec).__name__, "expected_type": expected_type.__name__}
+        raise ConfigurationError(invalid_spec_error_fmt.format(spec_name=spec_name, **fields, **types))
     if not isinstance(built, expected_type):
-        type_names = {"type_name": type(built).__name__, "expected_type": expected_type.__name__}
-        raise TypeError(type_error_fmt.format(spec_name=spec_name, **type_names))
+        types = {"type_name": type(built).__name__, "expected_type": expected_type.__name__}
+        raise TypeError(type_error_fmt.format(spec_name=spec_name, **types))
     return built
 
 
@@ -187,6 +176,14 @@ def _call(
             f"{_listed(one.name for one in parameters)} and was given {_listed(arguments)}."
         ) from error
     return target(**arguments)
+
+
+def _accepted(expected_type: type[Any], registry: Mapping[str, str] | None) -> str:
+    names = f"a name ({_listed(registry)}), " if registry else ""
+    return (
+        f"It may be an instance or a subclass of {expected_type.__name__}, a function that makes one, "
+        f"{names}an import path such as 'package.module.Class', or a dict with a 'type' and arguments."
+    )
 
 
 def _described(value: object) -> str:

@@ -29,9 +29,8 @@ from agentlightning.cli.store import DEFAULT_SQLITE_PATH
 from agentlightning.cli.store_address import existing_file, is_database, is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError, StoreUnavailable
-from agentlightning.litagent.command import CommandAgent
+from agentlightning.litagent.command import CommandAgent, RewardSource
 from agentlightning.litagent.command_environment import secrets_of
-from agentlightning.litagent.command_reward import RewardSource
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.logging import setup

@@ -17,7 +17,6 @@ from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.decorator import FunctionalLitAgent
-from agentlightning.litagent.signature import check_signature
 from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore, LightningStoreClient
@@ -135,5 +134,5 @@ def loaded_agent(address: str) -> LitAgent[object]:
             f"'{address}' is of type {type(agent).__name__}, no agent; "
             "name a function, or derive a class from LitAgent."
         )
-    check_signature(agent)
+    agent.check_parameters()
     return agent

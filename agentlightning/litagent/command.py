@@ -3,18 +3,21 @@
     CommandAgent(["node", "agent.js"], timeout_seconds=60)
 
 For each rollout the program is run once. It reads the task from its standard input, finds its model in the variables
-that SDKs look at (`command_environment`), and says how well it did (`command_reward`). What it prints becomes spans.
-Whatever happens, nothing of it is left when the rollout is over (`utils.child_process`).
+that SDKs look at (`command_environment`), and reports its reward: in its reward file, in the last line it prints, or by
+its exit code. Its output becomes spans. Nothing of it is left when the rollout is over (`utils.child_process`).
 """
 
 import asyncio
+import json
 import logging
+import math
 import os
+import re
 import shlex
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
@@ -31,48 +34,44 @@ from agentlightning.litagent.command_environment import (
     secrets_of,
     telemetry_variables,
 )
-from agentlightning.litagent.command_reward import ProgramResult, RewardSource, read_reward
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.litagent.scoping import resources_for
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import get_active_tracer
 from agentlightning.types import AttemptedRollout, Attributes, NamedResources, Rollout, RolloutRawResult, TaskInput
+from agentlightning.types.scoping import resources_for
 from agentlightning.utils.child_process import Program, ProgramPlan
 from agentlightning.utils.clipped_text import ClippedText, redacted
 
-__all__ = ["CommandAgent", "RunningProgram", "StdinFormat"]
+__all__ = ["CommandAgent", "RewardSource", "RunningProgram", "StdinFormat"]
 
 logger = logging.getLogger(__name__)
 
 StdinFormat = Literal["json", "text", "none"]
 """The task as a JSON document; the same, but text as it is; or nothing."""
+RewardSource = Literal["auto", "stdout", "file", "exit_code", "none"]
+"""`auto` reads the file if it was written, else the last line, if that is a reward, else gives none."""
 
 GRACE_SECONDS: Final = 2.0
 """How long a program may take to end when it is asked to; a runner that was cancelled waits for 5 s in all."""
 LONGEST_REWARD_FILE: Final = 64 * 1024
 _SHOWN_LINES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
-_LONGEST_COMMAND: Final = 200
+_LONGEST_QUOTE: Final = 200
+_NUMBER: Final = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
 
 class RunningProgram(Protocol):
-    """What a program is to its agent; see `utils.child_process.Program`."""
+    """A program as its agent sees it; see `utils.child_process.Program`. A stream that is not captured is None."""
 
     @property
-    def stdout(self) -> ClippedText | None:
-        """None if what it writes goes elsewhere."""
-
+    def stdout(self) -> ClippedText | None: ...
     @property
     def stderr(self) -> ClippedText | None: ...
-
     @property
     def exit_code(self) -> int | None: ...
-
     @property
     def duration_seconds(self) -> float: ...
-
     async def wait(self) -> None: ...
-
     async def end(self, grace_seconds: float) -> None: ...
 
 
@@ -90,7 +89,7 @@ class CommandAgent(LitAgent[Any]):
         reward_from: RewardSource = "auto",
         stdin: StdinFormat = "json",
     ) -> None:
-        """Nothing is run yet.
+        """Check the options; the program runs for each rollout.
 
         Args:
             command: The program and its arguments; no shell reads them.
@@ -101,7 +100,7 @@ class CommandAgent(LitAgent[Any]):
             timeout_seconds: After which the program is ended and the rollout fails; the rollout's own limit counts too.
             reward_from: Where to look for the reward. With `exit_code` it is 1 for zero and else 0; otherwise a program
                 that ends with another code fails its rollout.
-            stdin: How it is given the task.
+            stdin: How it gets the task.
         """
         super().__init__()
         self.command = _checked_command(command)
@@ -113,8 +112,10 @@ class CommandAgent(LitAgent[Any]):
         self.stdin = stdin
         self.withheld: tuple[str, ...] = ()
         """Variables that the last program did not inherit, because they are credentials."""
-        _check_choice("reward_from", reward_from, get_args(RewardSource))
-        _check_choice("stdin", stdin, get_args(StdinFormat))
+        for name, value, choices in (("reward_from", reward_from, RewardSource), ("stdin", stdin, StdinFormat)):
+            if value not in get_args(choices):
+                known = ", ".join(map(repr, get_args(choices)))
+                raise ConfigurationError(f"{name} is {value!r}; it must be one of {known}.")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ConfigurationError(f"timeout_seconds must be above zero, or None; it is {timeout_seconds}.")
         if os.name != "posix":
@@ -126,11 +127,10 @@ class CommandAgent(LitAgent[Any]):
                 f"CommandAgent tells its program which attempt it works for; a {type(rollout).__name__} has none. "
                 "Pass an AttemptedRollout, as runners do."
             )
-        own = resources_for(None, resources)
-        with tempfile.TemporaryDirectory(prefix="agl-command-", ignore_cleanup_errors=True) as name, _noting() as noted:
-            environment = self._environment(task, own, rollout, Path(name))
-            run = _Run(self, environment, secrets_of(resources, environment), noted)
-            return await run.result(task)
+        spans = nullcontext() if get_active_tracer() is None else operation(name="command")
+        with tempfile.TemporaryDirectory(prefix="agl-command-", ignore_cleanup_errors=True) as name, spans as span:
+            environment = self._environment(task, resources_for(None, resources), rollout, Path(name))
+            return await _Run(self, environment, secrets_of(resources, environment), span).result(task)
 
     async def start_program(self, plan: ProgramPlan) -> RunningProgram:
         """Run the program, by itself and in the background; OSError if it cannot be."""
@@ -139,30 +139,22 @@ class CommandAgent(LitAgent[Any]):
     def _environment(
         self, task: TaskInput, resources: NamedResources, rollout: AttemptedRollout, folder: Path
     ) -> dict[str, str]:
+        store: LightningStore | None = None  # there is none for an agent that is called without a runner
+        if vars(self).get("_runner_ref") is not None:
+            store = self.get_runner().get_store()
         given = {**inherited(resources, is_everything=self.inherit_env), **self.env}
         environment = {
             **given,
             **model_variables(resources, rollout, given),
-            **telemetry_variables(rollout, self._store(), given),
+            **telemetry_variables(rollout, store, given),
             **self.env,
             **attempt_variables(task, resources, rollout, folder),
         }
-        left_out = credentials_withheld(resources) - environment.keys() if self.inherit_env else ()
-        self._note_withheld(tuple(sorted(left_out)))
+        withheld = sorted(credentials_withheld(resources) - environment.keys()) if self.inherit_env else []
+        if withheld and tuple(withheld) != self.withheld:
+            logger.info("%s does not inherit %s; name in env= what it needs.", self.command[0], ", ".join(withheld))
+        self.withheld = tuple(withheld)
         return environment
-
-    def _note_withheld(self, names: tuple[str, ...]) -> None:
-        """Log which variables the program may miss, once for the same ones."""
-        if names and names != self.withheld:
-            logger.info("%s does not inherit %s; name in env= what it needs.", self.command[0], ", ".join(names))
-        self.withheld = names
-
-    def _store(self) -> LightningStore | None:
-        """Where spans go; None for an agent that is called without a runner."""
-        if vars(self).get("_runner_ref") is None:
-            return None
-        store: LightningStore = self.get_runner().get_store()
-        return store
 
 
 @dataclass(frozen=True)
@@ -172,37 +164,42 @@ class _Run:
     agent: CommandAgent
     environment: Mapping[str, str]
     secrets: tuple[str, ...]
-    noted: OperationContext | None
-    """The span around it; None if nobody records."""
+    span: OperationContext | None
+    """Around the run; None if no tracer is active."""
 
     async def result(self, task: TaskInput) -> float | None:
         """Run the program to its end, and read its reward."""
-        if self.noted is not None:
-            words = [redacted(word, self.secrets) for word in self.agent.command]
-            self.noted.set_input(command=words, cwd=self.agent.cwd or os.getcwd())
+        agent = self.agent
+        if self.span is not None:
+            command = [redacted(word, self.secrets) for word in agent.command]
+            self.span.set_input(command=command, cwd=agent.cwd or os.getcwd())
         program = await self._started(task)
+        is_late = False
         try:
-            is_late = not await _ends_within(program, self.agent.timeout_seconds)
+            await asyncio.wait_for(program.wait(), agent.timeout_seconds)
+        except asyncio.TimeoutError:
+            is_late = True
         finally:
             try:
                 await program.end(GRACE_SECONDS)
             finally:
-                self._note(program)
+                self._record(program)
         if is_late:
-            limit = self.agent.timeout_seconds
+            limit = f"{agent.timeout_seconds:g} s"
             raise AttemptTimedOut(
-                f"{self._name} did not end within {limit:g} s and was killed.{self._last_words(program)}"
+                f"{self._name} did not end within {limit} and was killed.{self._error_lines(program)}"
             )
-        if program.exit_code != 0 and self.agent.reward_from != "exit_code":
-            raise RolloutFailed(f"{self._name} {_described(program.exit_code)}.{self._last_words(program)}")
+        if program.exit_code != 0 and agent.reward_from != "exit_code":
+            raise RolloutFailed(f"{self._name} {_described(program.exit_code)}.{self._error_lines(program)}")
         return self._reward(program)
 
     async def _started(self, task: TaskInput) -> RunningProgram:
         agent = self.agent
-        folder = Path(self.environment[REWARD_FILE]).parent
-        path = folder / "stdin" if agent.stdin != "none" else Path(os.devnull)
+        path = Path(os.devnull)
         if agent.stdin != "none":
-            path.write_text(_stdin_text(task, agent.stdin), encoding="utf-8")
+            path = Path(self.environment[REWARD_FILE]).parent / "stdin"
+            is_plain = agent.stdin == "text" and isinstance(task, str)
+            path.write_text(str(task) if is_plain else as_json(task, "task"), encoding="utf-8")
         try:
             # A file, not a pipe: it is there at once whatever its size, and can be opened again as /dev/stdin.
             with path.open("rb") as stdin:
@@ -230,66 +227,103 @@ class _Run:
             return f"'{program}' may not be executed: chmod +x it, or name its interpreter before it in the command."
         return f"{self._name} could not be started: {error}."
 
-    # ------------------------------------------------------------------ what it left
-
-    def _note(self, program: RunningProgram) -> None:
+    def _record(self, program: RunningProgram) -> None:
         """Spans for its output, and its exit code on the span around it."""
         tracer = get_active_tracer()
-        if tracer is None or self.noted is None:
+        if tracer is None or self.span is None:
             return
         for name, stream in (("stdout", program.stdout), ("stderr", program.stderr)):
-            if stream is None:
-                continue
-            attributes: Attributes = {
-                "agentlightning.command.stream": name,
-                "agentlightning.command.text": stream.text(self.secrets),
-                "agentlightning.command.bytes": stream.byte_count,
-                "agentlightning.command.cut_bytes": stream.cut_bytes,
-            }
-            tracer.create_span(f"command.{name}", attributes)
+            if stream is not None:
+                attributes: Attributes = {
+                    "agentlightning.command.stream": name,
+                    "agentlightning.command.text": stream.text(self.secrets),
+                    "agentlightning.command.bytes": stream.byte_count,
+                    "agentlightning.command.cut_bytes": stream.cut_bytes,
+                }
+                tracer.create_span(f"command.{name}", attributes)
         end = {} if program.exit_code is None else {"exit_code": program.exit_code}
-        self.noted.set_output({**end, "duration_seconds": program.duration_seconds})
-
-    def _reward(self, program: RunningProgram) -> float | None:
-        assert program.exit_code is not None
-        result = ProgramResult(
-            file=_content_of(Path(self.environment[REWARD_FILE])),
-            last_line="" if program.stdout is None else _last_line(program.stdout),
-            exit_code=program.exit_code,
-        )
-        return read_reward(self.agent.reward_from, result)
+        self.span.set_output({**end, "duration_seconds": program.duration_seconds})
 
     @property
     def _name(self) -> str:
         command = redacted(shlex.join(self.agent.command), self.secrets)
-        shown = command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}…"
+        shown = command if len(command) <= _LONGEST_QUOTE else f"{command[:_LONGEST_QUOTE]}…"
         return f"The program '{shown}'"
 
-    def _last_words(self, program: RunningProgram) -> str:
+    def _error_lines(self, program: RunningProgram) -> str:
         if program.stderr is None:
             return ""
         lines = program.stderr.end(self.secrets).rstrip().splitlines()[-_SHOWN_LINES:]
         text = "\n".join(lines)[-_SHOWN_CHARACTERS:]
         return f" The end of its stderr:\n{text}" if text else " It wrote nothing to stderr."
 
+    # ------------------------------------------------------------------ the reward
 
-def _noting() -> AbstractContextManager[OperationContext | None]:
-    return nullcontext() if get_active_tracer() is None else operation(name="command")
+    def _reward(self, program: RunningProgram) -> float | None:
+        """The reward from where it is expected; RolloutFailed if it is not there."""
+        source = self.agent.reward_from
+        if source == "none":
+            return None
+        if source == "exit_code":
+            return 1.0 if program.exit_code == 0 else 0.0
+        written = "" if source == "stdout" else self._reward_file()
+        if source == "file" or written:
+            place, text = "The reward file", written
+            reward = _parsed_reward(text, place)
+            if reward is None and text:
+                reward = _parsed_reward(text.splitlines()[-1].strip(), place)
+        else:
+            place, text = "The last line of stdout", _last_line(program.stdout)
+            reward = _parsed_reward(text, place)
+            if source == "auto":
+                return reward
+        if reward is None:
+            found = f"it is {text[:_LONGEST_QUOTE]!r}" if text else "it is empty"
+            raise RolloutFailed(f'{place} must be a number or a JSON object such as {{"reward": 0.5}}; {found}.')
+        return reward
+
+    def _reward_file(self) -> str:
+        """The program may also have removed the file, or put something else in its place."""
+        path = Path(self.environment[REWARD_FILE])
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            return file.read(LONGEST_REWARD_FILE).decode(errors="replace").strip()
 
 
-async def _ends_within(program: RunningProgram, seconds: float | None) -> bool:
-    try:
-        await asyncio.wait_for(program.wait(), seconds)
-    except asyncio.TimeoutError:
-        return False
-    return True
-
-
-def _last_line(stream: ClippedText) -> str:
+def _last_line(stream: ClippedText | None) -> str:
     """Without white space around it; empty if its beginning is missing."""
+    if stream is None:
+        return ""
     lines = stream.end().rstrip().rsplit("\n", 1)
     is_whole = len(lines) > 1 or not stream.cut_bytes
     return lines[-1].strip() if is_whole else ""
+
+
+def _parsed_reward(text: str, place: str) -> float | None:
+    """A number, or the `reward` of a JSON object; None for anything else."""
+    value: Any
+    if text.startswith("{"):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if "reward" not in value:
+            return None
+        value = value["reward"]
+        if not isinstance(value, (int, float)):
+            raise RolloutFailed(f"{place} gives the reward {str(value)[:_LONGEST_QUOTE]!r}, which is not a number.")
+    elif _NUMBER.fullmatch(text):
+        value = text
+    else:
+        return None
+    try:
+        reward = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        reward = math.inf
+    if not math.isfinite(reward):
+        raise RolloutFailed(f"{place} gives the reward {reward}; a reward must be finite.")
+    return reward
 
 
 def _described(exit_code: int | None) -> str:
@@ -303,50 +337,29 @@ def _described(exit_code: int | None) -> str:
         return f"was ended by the signal {-exit_code}"
 
 
-def _stdin_text(task: TaskInput, form: StdinFormat) -> str:
-    return task if form == "text" and isinstance(task, str) else as_json(task, "task")
-
-
-def _content_of(path: Path) -> str:
-    """What the program wrote; it may also have removed the file, or put something else in its place."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return file.read(LONGEST_REWARD_FILE).decode(errors="replace")
-
-
 def _checked_command(command: object) -> tuple[str, ...]:
     if isinstance(command, (str, os.PathLike)):
         text = os.fspath(command)
+        try:
+            words = shlex.split(text)
+        except ValueError:  # an open quote
+            words = text.split()
         raise ConfigurationError(
             f"CommandAgent takes a list of words, because no shell reads them; instead of {text!r} give "
-            f"{_split(text)!r} or, for pipes and the like, {['sh', '-c', text]!r}."
+            f"{words!r} or, for pipes and the like, {['sh', '-c', text]!r}."
         )
-    words: list[object] = list(command) if isinstance(command, Sequence) else []
-    checked = tuple(os.fspath(word) for word in words if isinstance(word, (str, os.PathLike)))
-    if not checked or len(checked) < len(words):
+    given = list(command) if isinstance(command, Sequence) else []
+    if not given or not all(isinstance(word, (str, os.PathLike)) for word in given):
         raise ConfigurationError(
             f"The command of CommandAgent must be a list of words such as ['python', 'agent.py']; it is {command!r}."
         )
-    return checked
+    return tuple(os.fspath(word) for word in given)
 
 
-def _checked_env(env: Mapping[str, object]) -> dict[str, str]:
+def _checked_env(env: Mapping[str, Any]) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(value, (str, os.PathLike)):
             raise ConfigurationError(
                 f"Variables in env are text; {name} is of type {type(value).__name__}: give str(...)."
             )
-    return {name: os.fspath(value) for name, value in env.items() if isinstance(value, (str, os.PathLike))}
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # an open quote
-        return command.split()
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}.")
+    return {name: os.fspath(value) for name, value in env.items()}

@@ -1,4 +1,4 @@
-"""What a program that is an agent is told, and in which environment variables.
+"""The environment variables of a program that is an agent.
 
 The model endpoint stands where the SDKs of OpenAI and Anthropic look for it, the attempt where OpenTelemetry does, and
 the rest in variables that begin with `AGL_`. Later entries win: what is inherited, what we derive, what the user adds,
@@ -52,7 +52,7 @@ _OUR_VARIABLES: Final = "AGL_"
 _ALWAYS_CREDENTIALS: Final = "AWS_"
 """Of these variables most lead to credentials, whatever their names end with."""
 _OURS: Final = "agentlightning."
-_WARNINGS_KEPT: Final = 64
+_RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
 
 def as_json(value: object, name: str) -> str:
@@ -71,23 +71,19 @@ def attempt_variables(
     """What the program is to do, for which attempt, and where its reward goes."""
     reward_file = folder / "reward"
     reward_file.touch()
-    named = {name: bound_to(resource, rollout) for name, resource in resources.items()}
-    return {
-        **_value("AGL_TASK", as_json(task, "task"), folder),
-        **_value("AGL_RESOURCES", as_json(named, "resources"), folder),
+    usable = {name: bound_to(resource, rollout) for name, resource in resources.items()}
+    variables = {
         "AGL_ROLLOUT_ID": rollout.rollout_id,
         "AGL_ATTEMPT_ID": rollout.attempt.attempt_id,
         REWARD_FILE: str(reward_file),
     }
-
-
-def _value(name: str, text: str, folder: Path) -> dict[str, str]:
-    """A variable or, if it is too long, one with `_FILE` behind its name that names a file."""
-    if len(text.encode()) <= LONGEST_VARIABLE_BYTES:
-        return {name: text}
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return {f"{name}_FILE": str(path)}
+    for name, text in (("AGL_TASK", as_json(task, "task")), ("AGL_RESOURCES", as_json(usable, "resources"))):
+        if len(text.encode()) <= LONGEST_VARIABLE_BYTES:
+            variables[name] = text
+        else:
+            (folder / name).write_text(text, encoding="utf-8")
+            variables[f"{name}_FILE"] = str(folder / name)
+    return variables
 
 
 def bound_to(resource: object, rollout: AttemptedRollout) -> object:
@@ -122,42 +118,30 @@ def model_variables(resources: NamedResources, rollout: AttemptedRollout, given:
 def telemetry_variables(
     rollout: AttemptedRollout, store: LightningStore | None, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Whose spans the program's are and, if the store takes OTLP, where they go."""
-    return {
-        "OTEL_RESOURCE_ATTRIBUTES": _resource_attributes(rollout, given.get("OTEL_RESOURCE_ATTRIBUTES", "")),
-        **_current_span(),
-        **(_exporter(rollout, store) if store is not None and store.capabilities.get("otlp_traces") else {}),
-    }
+    """The attempt that owns the program's spans and, if the store takes OTLP, where they go.
 
-
-def _resource_attributes(rollout: AttemptedRollout, given: str) -> str:
-    others = [entry for entry in given.split(",") if entry and not entry.strip().startswith(_OURS)]
+    `TRACEPARENT` lets programs that know the convention put their spans below ours.
+    """
+    others = [entry for entry in given.get(_RESOURCE, "").split(",") if entry and not entry.strip().startswith(_OURS)]
     ours = {
         LightningResourceAttributes.ROLLOUT_ID.value: rollout.rollout_id,
         LightningResourceAttributes.ATTEMPT_ID.value: rollout.attempt.attempt_id,
     }
-    return ",".join([*others, *(f"{name}={quote(value, safe='')}" for name, value in ours.items())])
-
-
-def _current_span() -> dict[str, str]:
-    """`TRACEPARENT`, by which programs that know the convention hang their spans below ours."""
-    carrier: dict[str, str] = {}
+    variables = {_RESOURCE: ",".join([*others, *(f"{name}={quote(value, safe='')}" for name, value in ours.items())])}
     if trace.get_current_span().get_span_context().is_valid:
+        carrier: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(carrier)
-    return {name.upper(): value for name, value in carrier.items()}
-
-
-def _exporter(rollout: AttemptedRollout, store: LightningStore) -> dict[str, str]:
-    endpoint = store.otlp_traces_endpoint()
-    variables = {
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
-    }
-    token = _token_of_attempt(rollout, endpoint)
-    if token:
-        variables[_STORE_TOKEN] = token
-        variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"Authorization=Bearer%20{quote(token, safe='')}"
+        variables |= {name.upper(): value for name, value in carrier.items()}
+    if store is not None and store.capabilities.get("otlp_traces"):
+        endpoint = store.otlp_traces_endpoint()
+        variables |= {
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        }
+        if token := _token_of_attempt(rollout, endpoint):
+            variables[_STORE_TOKEN] = token
+            variables["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"Authorization=Bearer%20{quote(token, safe='')}"
     return variables
 
 
@@ -176,7 +160,7 @@ def _token_of_attempt(rollout: AttemptedRollout, endpoint: str) -> str | None:
     return sign_for_attempt(ours, *ids)
 
 
-@functools.lru_cache(maxsize=_WARNINGS_KEPT)  # once, not once for each program
+@functools.lru_cache(maxsize=64)  # once, not once for each program
 def _warn_of_no_token(endpoint: str) -> None:
     logger.warning(
         "%s is a signed token, which is not handed on, and none came with the attempt, so programs get no token and "

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar, overload
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.litagent.scoping import resources_for, scoped_to
 from agentlightning.types import (
     LLM,
     AttemptedRollout,
@@ -24,10 +23,10 @@ from agentlightning.types import (
     ProxyLLM,
     Resource,
     ResourcesUpdate,
-    ResourceUnion,
     Rollout,
     RolloutRawResult,
 )
+from agentlightning.types.scoping import resources_for, scoped_to
 
 __all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
@@ -122,16 +121,11 @@ class FunctionalLitAgent(LitAgent[T]):
         if "prompt_template" in self._parameters:
             arguments["prompt_template"] = self._only(named, PromptTemplate, "prompt_template")
         if "resources" in self._parameters:
-            arguments["resources"] = {
-                name: self._usable(one, rollout) for name, one in scoped_to(self._name, given).items()
-            }
+            own = scoped_to(self._name, given)
+            # An LLM that leaves its endpoint to the default is made whole by `resources_for`.
+            whole = {name: one for name, one in own.items() if isinstance(one, LLM) and vars(one)["endpoint"]}
+            arguments["resources"] = {**own, **{name: self._plain(one, rollout) for name, one in whole.items()}}
         return arguments
-
-    def _usable(self, resource: ResourceUnion, rollout: Rollout) -> ResourceUnion:
-        """As `_plain`; an LLM that leaves its endpoint to the default is made whole by `resources_for`."""
-        if isinstance(resource, LLM) and vars(resource)["endpoint"]:
-            return self._plain(resource, rollout)
-        return resource
 
     def _only(self, resources: NamedResources, kind: type[_ResourceT], parameter: str) -> _ResourceT:
         """The resource of this kind; of several, the first."""
@@ -181,12 +175,8 @@ def _validate(func: RolloutFunction, resource: Literal["llm", "prompt_template"]
     return True
 
 
-def _validate_llm_rollout_func(func: RolloutFunction) -> bool:
-    return _validate(func, "llm")
-
-
-def _validate_prompt_rollout_func(func: RolloutFunction) -> bool:
-    return _validate(func, "prompt_template")
+_validate_llm_rollout_func = functools.partial(_validate, resource="llm")
+_validate_prompt_rollout_func = functools.partial(_validate, resource="prompt_template")
 
 
 @overload
@@ -221,12 +211,10 @@ def prompt_rollout(
     func: RolloutFunction | None = None,
 ) -> FunctionalLitAgent[Any] | Callable[[RolloutFunction], FunctionalLitAgent[Any]]:
     """Make an agent of a function that takes a task and a `prompt_template`; used bare or with `()`."""
-
-    def decorate(function: RolloutFunction) -> FunctionalLitAgent[Any]:
-        _validate_prompt_rollout_func(function)
-        return FunctionalLitAgent(function)
-
-    return decorate if func is None else decorate(func)
+    if func is None:
+        return prompt_rollout
+    _validate_prompt_rollout_func(func)
+    return FunctionalLitAgent(func)
 
 
 def rollout(func: RolloutFunction) -> FunctionalLitAgent[Any]:

@@ -23,8 +23,8 @@ __all__ = ["LitAgent", "current_claim", "current_work", "is_v0_1_rollout_api", "
 
 T = TypeVar("T")
 
-_ASYNC_NAMES = ("training_rollout_async", "validation_rollout_async", "rollout_async")
-_PLAIN_NAMES = ("training_rollout", "validation_rollout", "rollout")
+_PLAIN_NAMES = ("rollout", "training_rollout", "validation_rollout")
+_ASYNC_NAMES = tuple(f"{name}_async" for name in _PLAIN_NAMES)
 
 
 class working_for:  # noqa: N801 # read as a verb; a class, because a generator takes longer
@@ -79,10 +79,32 @@ class LitAgent(Generic[T]):
 
     def is_async(self) -> bool:
         """Whether the agent is written as coroutines, under the names that say so or under the plain ones."""
-        kind = type(self)
-        if any(getattr(kind, name) is not getattr(LitAgent, name) for name in _ASYNC_NAMES):
-            return True
-        return any(inspect.iscoroutinefunction(getattr(kind, name)) for name in _PLAIN_NAMES)
+        is_named_so = any(map(self.overrides, _ASYNC_NAMES))
+        return is_named_so or any(inspect.iscoroutinefunction(getattr(type(self), name)) for name in _PLAIN_NAMES)
+
+    def overrides(self, name: str) -> bool:
+        """Whether the agent defines this method itself."""
+        return getattr(type(self), name) is not getattr(LitAgent, name)
+
+    def check_parameters(self) -> None:
+        """ConfigurationError if a runner could not call the agent."""
+        kind, own = type(self).__name__, [name for name in (*_PLAIN_NAMES, *_ASYNC_NAMES) if self.overrides(name)]
+        if not own:
+            raise ConfigurationError(f"{kind} does nothing; define rollout(task, resources, rollout), plain or async.")
+        for name in own:
+            method = getattr(self, name)
+            if is_v0_1_rollout_api(method):
+                raise ConfigurationError(
+                    f"{kind}.{name} takes rollout_id, as in the legacy protocol; let it take (task, resources, "
+                    "rollout), or call fit_v0."
+                )
+            try:
+                inspect.signature(method).bind(None, resources=None, rollout=None)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{kind}.{name}{inspect.signature(method)} cannot be called with (task, resources, rollout): "
+                    f"{error}."
+                ) from error
 
     # ------------------------------------------------------------------ whom it works for
 
@@ -114,11 +136,8 @@ class LitAgent(Generic[T]):
         """The tracer of the runner or, without one, of the trainer."""
         reference, work = vars(self).get("_runner_ref"), _WORK.get()
         runner = (work and work.runner) or (None if reference is None else reference())
-        if runner is not None and getattr(runner, "tracer", None) is not None:
-            tracer: Tracer = runner.tracer
-        else:
-            tracer = self.get_trainer().tracer
-        return tracer
+        tracer: Tracer | None = getattr(runner, "tracer", None)
+        return self.get_trainer().tracer if tracer is None else tracer
 
     trainer = property(get_trainer)
     runner = property(get_runner)
@@ -142,7 +161,7 @@ class LitAgent(Generic[T]):
 
     def has_callback(self, name: str) -> bool:
         """Whether the agent defines the callback `on_rollout_start` or `on_rollout_end`."""
-        return getattr(type(self), name) is not getattr(LitAgent, name)
+        return self.overrides(name)
 
     # ------------------------------------------------------------------ the work
 

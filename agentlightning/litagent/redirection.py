@@ -20,7 +20,6 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -38,8 +37,8 @@ from agentlightning.instrumentation.redirect import (
 from agentlightning.instrumentation.registry import Instrumentation, instrumentation
 from agentlightning.instrumentation.spans import current_agent
 from agentlightning.instrumentation.threads import ThreadContextPatch
-from agentlightning.litagent.scoping import SEPARATOR, resources_for, scoped_to
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
+from agentlightning.types.scoping import SEPARATOR, resources_for, scoped_to
 from agentlightning.utils.once import once
 
 __all__ = ["MAIN_LLM", "redirecting", "router_for"]
@@ -49,7 +48,7 @@ logger = logging.getLogger(__name__)
 MAIN_LLM: Final = "main_llm"
 """The model, of several, that takes calls of which the resources do not say otherwise."""
 _VERSION: Final = "/v1"
-_WARNINGS_KEPT: Final = 64
+_EMBEDDINGS: Final = "/embeddings"
 _RENAMED_PARAMETERS: Final[Mapping[str, Mapping[str, str]]] = {
     "/responses": {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
     "/messages": {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"},
@@ -70,7 +69,7 @@ def router_for(
     named = resources.resources if isinstance(resources, ResourcesUpdate) else resources
     if not any(map(_takes_calls, named.values())):
         return None
-    redirection = _redirection_of(scoped_to(agent_name, named), rollout)
+    redirection = _Redirection(scoped_to(agent_name, named), rollout)
     return redirection if redirection.takes_calls else None
 
 
@@ -105,68 +104,64 @@ def _takes_calls(resource: object) -> bool:
     return isinstance(resource, ProxyLLM) if resource.redirect is None else resource.redirect
 
 
-# ---------------------------------------------------------------------- the models of one attempt
-
-
-@dataclass(frozen=True)
-class _Place:
+class _Endpoint:
     """A model of the resources, as this attempt reaches it."""
 
-    llm: LLM
-    root: str
-    """Where the API begins, without its version."""
-    openai_url: str
-    api_key: str | None
+    def __init__(self, llm: LLM, rollout: Rollout) -> None:
+        self.llm = llm
+        if isinstance(llm, ProxyLLM) and isinstance(rollout, AttemptedRollout):
+            ids = rollout.rollout_id, rollout.attempt.attempt_id
+            self._root = llm.get_base_url(*ids).removesuffix(_VERSION)  # where the API begins
+            self._openai_url = self._root + _VERSION
+            self._api_key = llm.get_api_key(*ids)
+        else:
+            self._openai_url = llm.endpoint.removesuffix("/")
+            self._root = self._openai_url.removesuffix(_VERSION)
+            self._api_key = llm.api_key
 
     def has(self, request: ModelRequest) -> bool:
         """Whether a call goes here as it is: anywhere in the attempt's part of a proxy, to this model otherwise."""
-        is_below = request.url.startswith(self.root + "/")
+        is_below = request.url.startswith(self._root + "/")
         return is_below and (isinstance(self.llm, ProxyLLM) or request.model == self.llm.model)
 
     def excludes(self, request: ModelRequest) -> bool:
         """By the name of its model, alone or behind that of its provider."""
-        if request.model is None:
-            return False
-        names = (request.model, f"{request.provider}/{request.model}")[: 1 if request.provider is None else 2]
+        names = [] if request.model is None else [request.model]
+        if names and request.provider is not None:
+            names.append(f"{request.provider}/{request.model}")
         return any(fnmatchcase(name, pattern) for pattern in self.llm.redirect_exclude for name in names)
 
     def target(self, request: ModelRequest) -> Target:
         return Target(
-            self.openai_url if request.sdk == "openai" else self.root,
+            self._openai_url if request.sdk == "openai" else self._root,
             model=self.llm.model,
-            api_key=self.api_key or PLACEHOLDER_KEY,
+            api_key=self._api_key or PLACEHOLDER_KEY,
             parameters=_parameters(self.llm.sampling_parameters, request.path),
         )
-
-
-def _place_of(llm: object, rollout: Rollout) -> _Place | None:
-    """None for what is no model, and for a proxy where there is no attempt to record calls under."""
-    if not isinstance(llm, LLM):
-        return None
-    if not isinstance(llm, ProxyLLM):
-        url = llm.endpoint.removesuffix("/")
-        return _Place(llm, url.removesuffix(_VERSION), url, llm.api_key)
-    if not isinstance(rollout, AttemptedRollout):
-        return None
-    ids = rollout.rollout_id, rollout.attempt.attempt_id
-    root = llm.get_base_url(*ids).removesuffix(_VERSION)
-    return _Place(llm, root, root + _VERSION, llm.get_api_key(*ids))
 
 
 class _Redirection:
     """The router of one attempt, or of one agent in it."""
 
-    def __init__(
-        self, taking: Mapping[str, _Place], known: tuple[_Place, ...], members: "Mapping[str, _Redirection]"
-    ) -> None:
-        self._taking = taking
-        self._members = members
-        self._known: tuple[_Place, ...] = (*known, *(place for member in members.values() for place in member._known))
-        self.takes_calls: bool = bool(taking) or any(member.takes_calls for member in members.values())
+    def __init__(self, resources: NamedResources, rollout: Rollout) -> None:
+        scopes = {name.partition(SEPARATOR)[0]: None for name in resources if SEPARATOR in name}
+        self._members = {scope: _Redirection(resources_for(scope, resources), rollout) for scope in scopes}
+        # A proxy takes no calls where there is no attempt to record them under.
+        is_attempt = isinstance(rollout, AttemptedRollout)
+        endpoints = {
+            name: _Endpoint(llm, rollout)
+            for name, llm in resources.items()
+            if SEPARATOR not in name and isinstance(llm, LLM) and (is_attempt or not isinstance(llm, ProxyLLM))
+        }
+        self._taking = {name: endpoint for name, endpoint in endpoints.items() if _takes_calls(endpoint.llm)}
+        self._known: list[_Endpoint] = [*endpoints.values()]
+        for member in self._members.values():
+            self._known += member._known
+        self.takes_calls: bool = bool(self._taking) or any(member.takes_calls for member in self._members.values())
 
     def excludes(self, request: ModelRequest) -> bool:
         """Whether a call without a target is left alone, and not one that goes where it belongs already."""
-        return not any(place.has(request) for place in self._known)
+        return not any(endpoint.has(request) for endpoint in self._known)
 
     def __call__(self, request: ModelRequest) -> Target | None:
         member = self._members.get(current_agent() or "") if self._members else None
@@ -174,69 +169,43 @@ class _Redirection:
             return member(request)
         if not self.excludes(request):
             return None
-        place = self._place_for(request)
-        return None if place is None or place.excludes(request) else place.target(request)
+        endpoint = self._endpoint_for(request)
+        return None if endpoint is None or endpoint.excludes(request) else endpoint.target(request)
 
-    def _place_for(self, request: ModelRequest) -> _Place | None:
-        same = {name: place for name, place in self._taking.items() if place.llm.model == request.model}
+    def _endpoint_for(self, request: ModelRequest) -> _Endpoint | None:
+        taking = self._taking
+        same = {name: endpoint for name, endpoint in taking.items() if endpoint.llm.model == request.model}
         if same:
             return same.get(MAIN_LLM) or next(iter(same.values()))
-        if not self._taking:
+        is_excluded = any(endpoint.excludes(request) for endpoint in taking.values())
+        if _bare(request.path).endswith(_EMBEDDINGS):
+            if taking and not is_excluded and request.provider is None:
+                _warn_once(
+                    f"An embedding of the model '{request.model}' is not redirected, because none of the resources has "
+                    "this model; if it is to go where its client sends it, give the LLM "
+                    f"redirect_exclude=['{request.model}']."
+                )
             return None
-        is_excluded = any(place.excludes(request) for place in self._taking.values())
-        if _is_embedding(request.path):
-            if not is_excluded and request.provider is None:
-                _warn_of_embedding(request.model)
-            return None
-        if len(self._taking) == 1:
-            return next(iter(self._taking.values()))
-        main = self._taking.get(MAIN_LLM)
-        if main is None and not is_excluded:
-            _warn_of_several(tuple(self._taking), request.model)
-        return main
+        if len(taking) == 1:
+            return next(iter(taking.values()))
+        if taking and MAIN_LLM not in taking and not is_excluded:
+            _warn_once(
+                f"A call of the model '{request.model}' is not redirected, because several of the resources could take "
+                f"it: {', '.join(taking)}. Call one of them '{MAIN_LLM}', ask for the model of one, or give the others "
+                "redirect=False."
+            )
+        return taking.get(MAIN_LLM)
 
 
-def _redirection_of(resources: NamedResources, rollout: Rollout) -> _Redirection:
-    scopes = {name.partition(SEPARATOR)[0]: None for name in resources if SEPARATOR in name}
-    members = {scope: _redirection_of(resources_for(scope, resources), rollout) for scope in scopes}
-    places = {
-        name: place
-        for name, llm in resources.items()
-        if SEPARATOR not in name and (place := _place_of(llm, rollout)) is not None
-    }
-    taking = {name: place for name, place in places.items() if _takes_calls(place.llm)}
-    return _Redirection(taking, tuple(places.values()), members)
-
-
-@functools.lru_cache(maxsize=_WARNINGS_KEPT)  # once, not once for each call
-def _warn_of_several(names: tuple[str, ...], model: str | None) -> None:
-    logger.warning(
-        "A call of the model '%s' is not redirected, because several of the resources could take it: %s. Call one of "
-        "them '%s', ask for the model of one, or give the others redirect=False.",
-        model,
-        ", ".join(names),
-        MAIN_LLM,
-    )
-
-
-@functools.lru_cache(maxsize=_WARNINGS_KEPT)
-def _warn_of_embedding(model: str | None) -> None:
-    logger.warning(
-        "An embedding of the model '%s' is not redirected, because none of the resources has this model; if it is to "
-        "go where its client sends it, give the LLM redirect_exclude=['%s'].",
-        model,
-        model,
-    )
-
-
-def _is_embedding(path: str) -> bool:
-    return _bare(path).endswith("/embeddings")
+@functools.lru_cache(maxsize=64)  # once, not once for each call
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _parameters(sampling: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Sampling parameters as the API at the end of this path calls them."""
     path = _bare(path)
-    if not sampling or _is_embedding(path) or path.endswith(COUNT_TOKENS_PATH):
+    if not sampling or path.endswith((_EMBEDDINGS, COUNT_TOKENS_PATH)):
         return {}
     renamed = next((names for ending, names in _RENAMED_PARAMETERS.items() if path.endswith(ending)), None)
     if renamed is None:

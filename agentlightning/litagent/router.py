@@ -10,17 +10,16 @@ conventions do, so that `agent_match="sql"` finds it, and the reward that it ret
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from agentlightning.errors import ConfigurationError, RolloutFailed
-from agentlightning.litagent.calling import RolloutMethod, call_agent, call_callback, method_of
+from agentlightning.litagent.invocation import RolloutMethod, call_agent, call_callback, method_of, with_claimed_keys
 from agentlightning.litagent.litagent import LitAgent, current_work
-from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
-from agentlightning.litagent.signature import check_signature
 from agentlightning.tracer import get_active_tracer
-from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Task
+from agentlightning.types import Attributes, NamedResources, Rollout, RolloutRawResult, Task
+from agentlightning.types.scoping import check_agent_name, pinned_id, resources_for
 from agentlightning.utils.daemon_threads import DaemonThreads
 
 __all__ = ["AgentRouter", "Predicate", "Route"]
@@ -82,11 +81,14 @@ class AgentRouter(LitAgent[T]):
         """
         super().__init__()
         self._threads = DaemonThreads("routed-agent")
-        if isinstance(routes, Mapping):
-            routes = [_route_of(name, pair) for name, pair in routes.items()]
-        self.routes = tuple(routes)
+        self.routes = tuple(_as_routes(routes) if isinstance(routes, Mapping) else routes)
         self.by_name = by_name
-        self.default = self._default_route(default)
+        self.default = Route(DEFAULT_NAME, default) if isinstance(default, LitAgent) else None
+        if isinstance(default, str):
+            named = {route.name: route for route in self.routes}
+            if default not in named:
+                raise ConfigurationError(f"The default {default!r} names no route; the routes are {list(named)}.")
+            self.default = named[default]
         _check(self._all_routes())
 
     def set_trainer(self, trainer: Any) -> None:
@@ -122,7 +124,9 @@ class AgentRouter(LitAgent[T]):
 
     async def choose(self, task: T) -> Route:
         """The route that takes a task."""
-        name = _named_in(task) if self.by_name else None
+        fields = task.metadata if isinstance(task, Task) else task
+        named = fields.get(AGENT_FIELD) if self.by_name and isinstance(fields, Mapping) else None
+        name = named if isinstance(named, str) else None
         for route in self._all_routes():
             if route.name == name:
                 return route
@@ -163,37 +167,37 @@ class AgentRouter(LitAgent[T]):
             if routed is not None:
                 routed.route = route
                 await call_callback(route.agent, "on_rollout_start", *routed.arguments)
-        with _tagged(route.name):
+        tracer = get_active_tracer()
+        tags: Attributes = {"gen_ai.agent.name": route.name}
+        with nullcontext() if tracer is None else tracer.operation_context(f"{route.name}.agent", tags):
             chosen = method_of(route.agent, method)
             return await call_agent(chosen, task=task, resources=own, rollout=rollout, threads=threads)
 
     async def _resources(self, route: Route, resources: NamedResources, rollout: Rollout) -> NamedResources:
         pinned_to = pinned_id(route.name, rollout) or route.resources_id
-        if pinned_to is None:  # which needs no store, and so no runner
-            return resources_for(route.name, resources)
-        return await resolve(self.get_runner().get_store(), resources, route.name, pinned_to=pinned_to)
-
-    def _default_route(self, default: LitAgent[Any] | str | None) -> Route | None:
-        if not isinstance(default, str):
-            return None if default is None else Route(DEFAULT_NAME, default)
-        found = [route for route in self.routes if route.name == default]
-        if not found:
-            raise ConfigurationError(
-                f"The default {default!r} names no route; the routes are {[route.name for route in self.routes]}."
-            )
-        return found[0]
+        if pinned_to is not None:
+            update = await self.get_runner().get_store().get_resources_by_id(pinned_to)
+            if update is None:
+                raise RolloutFailed(
+                    f"Agent '{route.name}' is pinned to the resources '{pinned_to}', which the store does not have; "
+                    "pin it to others, or to none."
+                )
+            resources = with_claimed_keys(update.resources)
+        return resources_for(route.name, resources)
 
     def _all_routes(self) -> tuple[Route, ...]:
         is_named = any(route is self.default for route in self.routes)
         return self.routes if self.default is None or is_named else (*self.routes, self.default)
 
 
-def _route_of(name: str, pair: object) -> Route:
-    if not isinstance(pair, tuple) or len(pair) != 2:  # a pair
-        raise ConfigurationError(
-            f"The route '{name}' must be a pair (predicate, agent); it is {pair!r}. To say more, give a list of Route."
-        )
-    return Route(name, pair[1], pair[0])
+def _as_routes(pairs: Mapping[str, Any]) -> list[Route]:
+    for name, pair in pairs.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:  # a pair
+            raise ConfigurationError(
+                f"The route '{name}' must be a pair (predicate, agent); it is {pair!r}. To say more, give a list of "
+                "Route."
+            )
+    return [Route(name, agent, matches) for name, (matches, agent) in pairs.items()]
 
 
 def _check(routes: Sequence[Route]) -> None:
@@ -201,26 +205,17 @@ def _check(routes: Sequence[Route]) -> None:
         raise ConfigurationError("AgentRouter has no routes; give it at least one, or a default.")
     names = [route.name for route in routes]
     for route in routes:
-        check_agent_name(route.name)
-        if names.count(route.name) > 1:
-            raise ConfigurationError(f"Two routes are called '{route.name}'; traces could not tell them apart.")
-        _check_parts(route.name, route.agent, route.matches)
-
-
-def _check_parts(name: str, agent: object, matches: object) -> None:
-    if not isinstance(agent, LitAgent) or not (matches is None or callable(matches)):
-        raise ConfigurationError(
-            f"The route '{name}' needs a predicate, which is a function of the task, and an agent; it has a "
-            f"{type(matches).__name__} and a {type(agent).__name__}. @rollout makes an agent of a function."
-        )
-    check_signature(agent)
-
-
-def _named_in(task: Any) -> str | None:
-    """The agent that a task names; None if it names none."""
-    fields = task.metadata if isinstance(task, Task) else task
-    name = fields.get(AGENT_FIELD) if isinstance(fields, Mapping) else None
-    return name if isinstance(name, str) else None
+        name, matches = route.name, route.matches
+        agent: Any = route.agent  # users may have given anything
+        check_agent_name(name)
+        if names.count(name) > 1:
+            raise ConfigurationError(f"Two routes are called '{name}'; traces could not tell them apart.")
+        if not isinstance(agent, LitAgent) or not (matches is None or callable(matches)):
+            raise ConfigurationError(
+                f"The route '{name}' needs a predicate, which is a function of the task, and an agent; it has a "
+                f"{type(matches).__name__} and a {type(agent).__name__}. @rollout makes an agent of a function."
+            )
+        agent.check_parameters()
 
 
 async def _does_match(route: Route, task: Any) -> bool:
@@ -240,8 +235,3 @@ def _described(task: Any) -> str:
     if isinstance(task, Mapping):
         return f"a task with the keys {', '.join(map(repr, task))}" if task else "an empty task"
     return f"a task of type {type(task).__name__}"
-
-
-def _tagged(name: str) -> AbstractContextManager[Any]:
-    tracer = get_active_tracer()
-    return nullcontext() if tracer is None else tracer.operation_context(f"{name}.agent", {"gen_ai.agent.name": name})

@@ -17,9 +17,8 @@ from typing import Any, Final
 from agentlightning.emitter import emit_exception
 from agentlightning.errors import AttemptTimedOut, NoActiveTracer, RolloutFailed, WorkerLost
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.calling import AgentMethod, call_agent, call_callback, method_of
+from agentlightning.litagent.invocation import AgentMethod, call_agent, call_callback, method_of, with_claimed_keys
 from agentlightning.litagent.litagent import working_for
-from agentlightning.litagent.scoping import with_claimed_keys
 from agentlightning.llm_proxy.flush import are_recorded, flush_calls
 from agentlightning.runner.failures import FailureLog, FailureNote
 from agentlightning.runner.pool import LEAVING_SECONDS, Slot

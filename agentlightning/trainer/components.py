@@ -11,11 +11,9 @@ from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agentlightning.errors import ConfigurationError, StoreUnavailable
 from agentlightning.execution import ClientServerExecutionStrategy, ExecutionStrategy
 from agentlightning.litagent import AgentRouter, LitAgent, Route
-from agentlightning.litagent.calling import name_of
 from agentlightning.litagent.decorator import FunctionalLitAgent
+from agentlightning.litagent.invocation import name_of
 from agentlightning.litagent.router import Predicate
-from agentlightning.litagent.scoping import check_agent_name
-from agentlightning.litagent.signature import check_signature
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.store.base import LightningStore
@@ -26,6 +24,7 @@ from agentlightning.store.sqlite import SqliteLightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.trainer.init_utils import build_component, instantiate_component
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.types.scoping import check_agent_name
 from agentlightning.utils.deprecation import deprecated
 
 __all__ = [
@@ -189,7 +188,7 @@ def checked_agent(agent: Any) -> LitAgent[Any]:
     if inspect.isfunction(agent):
         agent = FunctionalLitAgent(agent)
     if isinstance(agent, LitAgent):
-        check_signature(agent)
+        agent.check_parameters()
         return agent
     hint = "derive it from LitAgent, or give a function"
     if isinstance(agent, type) and issubclass(agent, LitAgent):

@@ -15,7 +15,6 @@ from agentlightning.litagent.decorator import (
     _validate_llm_rollout_func,
     _validate_prompt_rollout_func,
 )
-from agentlightning.litagent.signature import check_signature
 from agentlightning.types import (
     LLM,
     Attempt,
@@ -283,9 +282,9 @@ def by_name_alone(*, task: str, llm: LLM) -> None: ...
 @pytest.mark.parametrize("function", [by_position_alone, by_name_alone, no_parameters])
 def test_a_function_that_cannot_be_called_is_told_before_it_is(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"{function.__name__}\(.*\).* cannot be called with its task first"):
-        check_signature(FunctionalLitAgent(function))
+        FunctionalLitAgent(function).check_parameters()
 
 
 @pytest.mark.parametrize("function", [plain_function, only_a_task, takes_anything, lambda *args, **kwargs: None])
 def test_a_function_that_can_be_called_is_left_alone(function: Any) -> None:
-    check_signature(FunctionalLitAgent(function))
+    FunctionalLitAgent(function).check_parameters()

@@ -19,8 +19,8 @@ from agentlightning.litagent import (
     FunctionalLitAgent,
     LitAgent,
 )
-from agentlightning.litagent.calling import call_agent, method_of
-from agentlightning.litagent.redirection import _warn_of_embedding, _warn_of_several, redirecting, router_for
+from agentlightning.litagent.invocation import call_agent, method_of
+from agentlightning.litagent.redirection import _warn_once, redirecting, router_for
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -167,7 +167,7 @@ def test_of_two_with_one_model_the_main_one_takes_its_calls() -> None:
 
 
 def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    _warn_of_several.cache_clear()
+    _warn_once.cache_clear()
 
     for _ in range(3):
         assert target(SEVERAL) is None
@@ -233,7 +233,7 @@ def test_a_model_is_excluded_by_its_name_alone_or_behind_its_provider(exclude: l
 def test_an_embedding_that_is_left_alone_is_told_once_unless_excluded(
     caplog: pytest.LogCaptureFixture, exclude: list[str], count: int
 ) -> None:
-    _warn_of_embedding.cache_clear()
+    _warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             target({"llm": proxied(redirect_exclude=exclude)}, asked("text-embedding", path="/embeddings"))

@@ -195,6 +195,12 @@ async def test_a_pinned_agent_gets_the_resources_it_is_pinned_to(
     assert agent.seen[0][1] == {"llm": llm}
 
 
+async def test_a_pin_to_resources_that_do_not_exist_fails_the_rollout(workbench: Workbench) -> None:
+    outcome = await workbench.run(AgentRouter([Route("it", Plain(), lambda task: True, resources_id="rs-0")]))
+
+    assert "Agent 'it' is pinned to the resources 'rs-0', which the store does not have" in outcome.message
+
+
 async def test_predicates_may_be_coroutines(workbench: Workbench) -> None:
     async def asks_a_model(task: Any) -> bool:
         await asyncio.sleep(0)

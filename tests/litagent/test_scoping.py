@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import ConfigurationError, RolloutFailed
-from agentlightning.litagent.scoping import check_agent_name, pinned_id, resolve, resources_for
-from agentlightning.store import InMemoryLightningStore
+from agentlightning.errors import ConfigurationError
 from agentlightning.types import LLM, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentlightning.types.scoping import check_agent_name, pinned_id, resources_for
 
 
 def prompt(text: str) -> PromptTemplate:
@@ -90,21 +89,6 @@ def test_an_open_model_without_a_default_is_refused() -> None:
         ConfigurationError, match="The LLM 'critic/llm' leaves its endpoint or its model to the default"
     ):
         resources_for("critic", {"critic/llm": model("")})
-
-
-async def test_a_pinned_agent_sees_the_resources_it_is_pinned_to() -> None:
-    store = InMemoryLightningStore()
-    old = await store.add_resources({"prompt": prompt("old"), "critic/llm": model()})
-    latest: NamedResources = {"prompt": prompt("new"), "extra": prompt("extra")}
-
-    assert await resolve(store, latest, "critic") == latest
-    pinned = await resolve(store, latest, "critic", pinned_to=old.resources_id)
-    assert pinned == {"llm": model(), "prompt": prompt("old")}
-
-
-async def test_a_pin_to_nothing_is_told() -> None:
-    with pytest.raises(RolloutFailed, match="Agent 'critic' is pinned to the resources 'rs-0', which the store does"):
-        await resolve(InMemoryLightningStore(), {}, "critic", pinned_to="rs-0")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calling an agent as it is written: coroutines are awaited, plain methods run in a thread.
+"""How an agent is called: coroutines are awaited, plain methods run in a thread, with the resources of the agent.
 
 While it runs, model calls it makes with clients of its own go to the models of its resources; see `redirection`.
 """
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentlightning.litagent.litagent import LitAgent
+from agentlightning.litagent.litagent import LitAgent, current_claim
 from agentlightning.litagent.redirection import redirecting, router_for
-from agentlightning.litagent.scoping import scoped_to
-from agentlightning.types import NamedResources, Rollout, RolloutRawResult, TaskInput
+from agentlightning.types import LLM, NamedResources, Rollout, RolloutRawResult, TaskInput
+from agentlightning.types.scoping import scoped_to
 from agentlightning.utils.daemon_threads import DaemonThreads
 
-__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "call_callback", "method_of", "name_of"]
+__all__ = ["AgentMethod", "RolloutMethod", "call_agent", "call_callback", "method_of", "name_of", "with_claimed_keys"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,30 +29,26 @@ class AgentMethod:
     call: Callable[..., Any]
     is_coroutine: bool
     agent_name: str | None = None
-    """Whose resources are meant, where they are scoped."""
+    """The agent whose resources are meant, where they are scoped."""
 
 
 def name_of(agent: LitAgent[Any]) -> str:
-    """What an agent is called where nobody names it: as its function, or as its class."""
+    """The name of an agent that has not been given one: that of its function, or of its class."""
     return str(getattr(agent, "__name__", type(agent).__name__))
 
 
 def method_of(agent: LitAgent[Any], method: RolloutMethod) -> AgentMethod:
-    """The method of that name, or the coroutine it is written as."""
-    name = _method_name(agent, method)
+    """The agent's own method for this purpose before its general one, the coroutine before the plain."""
+    own = [name for name in (f"{method}_async", method) if method != "rollout" and agent.overrides(name)]
+    is_written_async = agent.overrides("rollout_async") and agent.is_async()
+    name = own[0] if own else f"{method}_async" if is_written_async else method
     call: Callable[..., Any] = getattr(agent, name)
-    leads_to_coroutine = not _is_own(agent, name) and inspect.iscoroutinefunction(type(agent).rollout)
-    is_coroutine = inspect.iscoroutinefunction(call) or leads_to_coroutine
-    return AgentMethod(call, is_coroutine, name_of(agent))
+    leads_to_coroutine = not agent.overrides(name) and inspect.iscoroutinefunction(type(agent).rollout)
+    return AgentMethod(call, inspect.iscoroutinefunction(call) or leads_to_coroutine, name_of(agent))
 
 
 async def call_agent(
-    method: AgentMethod,
-    *,
-    task: TaskInput,
-    resources: NamedResources,
-    rollout: Rollout,
-    threads: DaemonThreads,
+    method: AgentMethod, *, task: TaskInput, resources: NamedResources, rollout: Rollout, threads: DaemonThreads
 ) -> RolloutRawResult:
     """Have an agent do a task, with the resources of its own scope under their plain names."""
     result: RolloutRawResult
@@ -75,15 +71,12 @@ async def call_callback(agent: LitAgent[Any], name: str, *arguments: Any) -> Non
         logger.exception("%s.%s failed.", type(agent).__name__, name)
 
 
-def _method_name(agent: LitAgent[Any], method: RolloutMethod) -> str:
-    """What to call: the agent's own method for this purpose before its general one, the coroutine before the plain."""
-    if method != "rollout":
-        for name in (f"{method}_async", method):
-            if _is_own(agent, name):
-                return name
-    is_coroutine = _is_own(agent, "rollout_async") and agent.is_async()
-    return f"{method}_async" if is_coroutine else method
-
-
-def _is_own(agent: LitAgent[Any], name: str) -> bool:
-    return getattr(type(agent), name) is not getattr(LitAgent, name)
+def with_claimed_keys(resources: NamedResources) -> NamedResources:
+    """The resources with the keys that the current claim brought in the place of references to them."""
+    claim = current_claim()
+    keys = {} if claim is None else claim.proxy_keys
+    bound = dict(resources)
+    for name, resource in resources.items() if keys else ():
+        if isinstance(resource, LLM) and resource.api_key is not None and resource.api_key in keys:
+            bound[name] = resource.model_copy(update={"api_key": keys[resource.api_key]})
+    return bound

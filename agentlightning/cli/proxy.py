@@ -16,7 +16,7 @@ from agentlightning.cli.store_address import is_remote, store_at, why_silent
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
+from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.addresses import refuse_open_address

@@ -16,8 +16,7 @@ import orjson
 from agentlightning.dialects.failures import Failure, error_body, failure_of
 from agentlightning.errors import ProxyError, StoreUnavailable
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route
-from agentlightning.llm_proxy.backends import Ask, Backend, Outgoing
-from agentlightning.llm_proxy.backends.errors import DialectNotServed
+from agentlightning.llm_proxy.backends import Backend, BackendRequest, DialectNotServed, PreparedRequest
 from agentlightning.llm_proxy.exchange import failure_from, read_request
 from agentlightning.llm_proxy.outgoing import passed_headers, served_model
 from agentlightning.llm_proxy.translation import UntranslatableRequest, translation
@@ -59,21 +58,21 @@ async def counted(
         asked = read_request(request)
         served = await served_model(gateway, caller.origin, asked["model"])
 
-        def prepared(backend: Backend) -> Outgoing:
+        def prepared(backend: Backend) -> PreparedRequest:
             if backend.count_url is None:
                 raise DialectNotServed(f"Backend '{backend.name}' counts no tokens.")
             body = _body_for(backend, asked) or request
             dialect = backend.serving("messages")
-            return Outgoing(dialect, body, stream=False, headers=passed_headers(headers), url=backend.count_url)
+            return PreparedRequest(dialect, body, stream=False, headers=passed_headers(headers), url=backend.count_url)
 
-        ask = Ask(
+        call = BackendRequest(
             model=served.name,
-            who="" if caller.origin is None else caller.origin.rollout_id,
+            rollout_id="" if caller.origin is None else caller.origin.rollout_id,
             prepare=prepared,
             resources_id=served.resources_id,
             deadline=time.monotonic() + PATIENCE_SECONDS,
         )
-        return await _asked(gateway, ask) or _counted(_estimate(asked))
+        return await _asked(gateway, call) or _counted(_estimate(asked))
     except Refused as refusal:
         return _failed(refusal.failure)
     except (DialectNotServed, UntranslatableRequest):
@@ -97,9 +96,9 @@ def _body_for(backend: Backend, asked: dict[str, Any]) -> bytes | None:
     )
 
 
-async def _asked(gateway: "Gateway", ask: Ask) -> Counted | None:
+async def _asked(gateway: "Gateway", call: BackendRequest) -> Counted | None:
     """What the backend answers; None if it has a tokenizer and does not say."""
-    async with await gateway.fleet.ask(ask) as answer:
+    async with await gateway.backends.send(call) as answer:
         body = await answer.read(gateway.settings.max_response_bytes)
         if "messages" not in answer.backend.dialects:
             return _counted(_count_in(body)) if answer.status < _FIRST_ERROR and _count_in(body) else None

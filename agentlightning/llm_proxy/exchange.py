@@ -26,7 +26,7 @@ from agentlightning.dialects.failures import (
 from agentlightning.errors import ProxyError, StoreUnavailable
 from agentlightning.instrumentation.model_calls import RECORDED_HEADER, recording_of
 from agentlightning.llm_proxy.attribution import Headers, Refused, Route, parent_of
-from agentlightning.llm_proxy.backends.errors import BackendError, UnknownModel
+from agentlightning.llm_proxy.backends import BackendError, UnknownModel
 from agentlightning.llm_proxy.outgoing import OutgoingCall
 from agentlightning.llm_proxy.recorder import PendingCall
 from agentlightning.llm_proxy.records import CallRecord, Origin, Outcome
@@ -35,7 +35,7 @@ from agentlightning.llm_proxy.translation import UntranslatableRequest
 from agentlightning.llm_proxy.wire import answer_headers, read_body, send_answer
 
 if TYPE_CHECKING:
-    from agentlightning.llm_proxy.backends import Answer
+    from agentlightning.llm_proxy.backends import BackendResponse
     from agentlightning.llm_proxy.gateway import Gateway
     from agentlightning.llm_proxy.replay import RecordedAnswer
 
@@ -203,7 +203,7 @@ class Exchange:
                     answer.use_tokens(sum(record.usage))
                 return
 
-    async def _pass_whole(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
+    async def _pass_whole(self, answer: "BackendResponse | RecordedAnswer", outgoing: OutgoingCall) -> None:
         record = self._record
         assert record is not None
         body = record.response = await answer.read(self.gateway.settings.max_response_bytes)
@@ -220,7 +220,7 @@ class Exchange:
             headers += self._recorded_header()
         await send_answer(self._send, answer.status, headers, body if shown is None else shown)
 
-    async def _stream(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall) -> None:
+    async def _stream(self, answer: "BackendResponse | RecordedAnswer", outgoing: OutgoingCall) -> None:
         """Pass a stream on as it arrives; what goes wrong before its first event is a plain error."""
         record = self._record
         assert record is not None
@@ -251,7 +251,9 @@ class Exchange:
 
     # ------------------------------------------------------------------ failing
 
-    async def _pass_failure(self, answer: "Answer | RecordedAnswer", outgoing: OutgoingCall, body: bytes) -> None:
+    async def _pass_failure(
+        self, answer: "BackendResponse | RecordedAnswer", outgoing: OutgoingCall, body: bytes
+    ) -> None:
         """A backend's error, as it came where the caller speaks its dialect."""
         record = self._record
         assert record is not None

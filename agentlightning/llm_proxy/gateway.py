@@ -11,7 +11,6 @@ It is written to ASGI directly: a framework's routing and validation would cost 
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -25,7 +24,7 @@ from agentlightning.dialects.failures import Failure, error_body
 from agentlightning.errors import NotAllowed
 from agentlightning.llm_proxy.attempts import Attempts
 from agentlightning.llm_proxy.attribution import Authenticator, Caller, Refused, Route, as_headers, route_of
-from agentlightning.llm_proxy.backends import Fleet
+from agentlightning.llm_proxy.backends import BackendPool
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
 from agentlightning.llm_proxy.exchange import Exchange
@@ -56,7 +55,7 @@ class Gateway:
 
     def __init__(
         self,
-        fleet: Fleet,
+        backends: BackendPool,
         recorder: Recorder,
         authenticator: Authenticator,
         *,
@@ -64,7 +63,7 @@ class Gateway:
         budgets: Budgets | None = None,
         replays: Replays | None = None,
     ) -> None:
-        self.fleet = fleet
+        self.backends = backends
         self.recorder = recorder
         self.authenticator = authenticator
         self.settings = settings or GatewaySettings()
@@ -73,22 +72,10 @@ class Gateway:
         self.attempts = Attempts(recorder.store)
         self.plain_backends: set[str] = set()
         """Names of backends that refuse requests with fields they do not know."""
-        self.versioned_models: frozenset[str] = frozenset()
-        """Models whose calls are served by the resources of their rollout: some backends belong to certain resources,
-        or override what is asked for with them."""
         self.overridden_fields: set[tuple[str, str]] = set()
         """Models and fields of their calls that were overridden, which is told once for each."""
         self._callers = CallerCheck(has_key=authenticator.is_locked)
         self._started = time.monotonic()
-
-    def note_models(self, model_list: Sequence[Any]) -> None:
-        """The list of models has changed."""
-        self.versioned_models = frozenset(
-            str(entry.get("model_name"))
-            for entry in model_list
-            for info in [entry.get("model_info") or {}]
-            if entry.get("resources_id") or info.get("resources_id") or info.get("overrides")
-        )
 
     def note_unattributed(self, path: str) -> None:
         """A call came that belongs to no rollout."""
@@ -192,15 +179,15 @@ class Gateway:
         raise Refused(Failure(404, f"There is nothing at '{path}'; see the list of routes in the documentation.", None))
 
     def _models(self, *, is_anthropic: bool) -> bytes:
-        listed = [_described(name, is_anthropic=is_anthropic) for name in self.fleet.models()]
+        listed = [_described(name, is_anthropic=is_anthropic) for name in self.backends.models()]
         if not is_anthropic:
             return orjson.dumps({"object": "list", "data": listed})
         ends = [listed[0]["id"], listed[-1]["id"]] if listed else [None, None]
         return orjson.dumps({"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]})
 
     def _model(self, name: str, *, is_anthropic: bool) -> tuple[int, bytes]:
-        if name not in self.fleet.models():
-            known = ", ".join(self.fleet.models()) or "none"
+        if name not in self.backends.models():
+            known = ", ".join(self.backends.models()) or "none"
             raise Refused(Failure(404, f"There is no model '{name}'; known are: {known}.", None, "model_not_found"))
         return 200, orjson.dumps(_described(name, is_anthropic=is_anthropic))
 
@@ -217,7 +204,7 @@ class Gateway:
                 "unattributed": self.recorder.unattributed,
             },
             "spent": {"calls": run.calls, "tokens": run.tokens, "cost": run.cost} if self.budgets.is_limited else None,
-            "backends": self.fleet.describe(),
+            "backends": self.backends.describe(),
         }
 
 

@@ -16,7 +16,7 @@ import orjson
 from agentlightning.dialects import DialectName
 from agentlightning.dialects.token_fields import with_tokens_asked, with_usage_asked
 from agentlightning.llm_proxy.attribution import Headers
-from agentlightning.llm_proxy.backends import Answer, Ask, Backend, Outgoing
+from agentlightning.llm_proxy.backends import Backend, BackendRequest, BackendResponse, PreparedRequest
 from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit, with_whole_counts
 from agentlightning.llm_proxy.records import CallRecord, Origin
 from agentlightning.llm_proxy.replay import RecordedAnswer
@@ -55,7 +55,7 @@ async def served_model(gateway: "Gateway", origin: Origin | None, asked: str) ->
         return ServedModel(asked)
     llm = None if origin.agent is None else await gateway.attempts.llm_of(origin)
     served = ServedModel(asked) if llm is None else ServedModel(llm.model, llm.sampling_parameters)
-    if served.name not in gateway.versioned_models:
+    if not gateway.backends.is_versioned(served.name):
         return served
     facts = await gateway.attempts.facts(origin)
     return served if facts.rollout is None else replace(served, resources_id=facts.rollout.resources_id)
@@ -105,7 +105,7 @@ class OutgoingCall:
         served = await served_model(self._gateway, self._origin, self._model)
         self._model, self._overrides, self._resources_id = served.name, served.overrides, served.resources_id
 
-    async def answered(self) -> Answer | RecordedAnswer:
+    async def answered(self) -> BackendResponse | RecordedAnswer:
         """The answer, as it begins: of a backend or, where calls are replayed, from the record."""
         gateway, origin = self._gateway, self._origin
         if gateway.replays is not None and origin is not None and not self._is_replay_sought:
@@ -114,13 +114,13 @@ class OutgoingCall:
             if recorded is not None:
                 self._prepare_replay(recorded)
                 return recorded
-        ask = Ask(
+        request = BackendRequest(
             model=self._model,
-            who=origin.rollout_id if origin is not None else "",
+            rollout_id=origin.rollout_id if origin is not None else "",
             prepare=self._prepared,
             resources_id=self._resources_id,
         )
-        return await gateway.fleet.ask(ask)
+        return await gateway.backends.send(request)
 
     def _prepare_replay(self, recorded: RecordedAnswer) -> None:
         record = self._record
@@ -132,7 +132,7 @@ class OutgoingCall:
         record.provider, record.replayed_from = recorded.provider, recorded.span_id
         record.backend, record.version = recorded.backend, recorded.version
 
-    def _prepared(self, backend: Backend) -> Outgoing:
+    def _prepared(self, backend: Backend) -> PreparedRequest:
         """The request for one backend."""
         record, gateway = self._record, self._gateway
         self._backend = backend
@@ -161,7 +161,7 @@ class OutgoingCall:
         origin = self._origin
         if backend.provider == "agl" and origin is not None:  # an engine of ours may need to know whose call it is
             headers["x-rollout-id"], headers["x-attempt-id"] = quote(origin.rollout_id), quote(origin.attempt_id)
-        return Outgoing(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
+        return PreparedRequest(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
 
     def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, Any]:
         """What the caller asked for, but for fields that the backend's entry overrides for the rollout's resources."""

@@ -17,8 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.active import set_active_llm_proxy
 from agentlightning.llm_proxy.attribution import Authenticator
-from agentlightning.llm_proxy.backends import backend_of
-from agentlightning.llm_proxy.backends.fleet import DEFAULT_DEADLINE_SECONDS
+from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
 from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import GatewaySettings

@@ -14,14 +14,14 @@ from agentlightning.dialects.failures import BackendStreamError, Failure, failur
 from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
 from agentlightning.dialects.token_fields import is_unasked_usage_chunk, without_unasked
 from agentlightning.errors import ProxyError
-from agentlightning.llm_proxy.backends.errors import BackendBroken
+from agentlightning.llm_proxy.backends import BackendBroken
 from agentlightning.llm_proxy.records import CallRecord
 from agentlightning.llm_proxy.spans import DIALECTS
 from agentlightning.llm_proxy.wire import answer_headers
 from agentlightning.utils.deadline import within
 
 if TYPE_CHECKING:
-    from agentlightning.llm_proxy.backends import Answer
+    from agentlightning.llm_proxy.backends import BackendResponse
     from agentlightning.llm_proxy.outgoing import OutgoingCall
     from agentlightning.llm_proxy.replay import RecordedAnswer
 
@@ -72,7 +72,7 @@ class StreamRelay:
 
     def __init__(
         self,
-        answer: "Answer | RecordedAnswer",
+        answer: "BackendResponse | RecordedAnswer",
         outgoing: "OutgoingCall",
         started_at: float,
         *,

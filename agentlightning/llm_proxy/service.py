@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentlightning.llm_proxy.attribution import Authenticator
-from agentlightning.llm_proxy.backends import Fleet
+from agentlightning.llm_proxy.backends import BackendPool
 from agentlightning.llm_proxy.budgets import Budgets
 from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import Gateway, GatewaySettings
@@ -49,18 +49,17 @@ class Service:
         raw_spans: bool = False,
         middlewares: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
-        self.fleet = Fleet(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
+        self.backends = BackendPool(model_list, num_retries=num_retries, deadline_seconds=deadline_seconds)
         store = adapted(store)
         self.recorder = Recorder(store, None if journal is None else Journal(journal), raw_spans=raw_spans)
         self.gateway = Gateway(
-            self.fleet,
+            self.backends,
             self.recorder,
             authenticator,
             settings=settings,
             budgets=budgets,
             replays=Replays(store) if replays else None,
         )
-        self.gateway.note_models(model_list)
         app: Any = self.gateway
         for middleware in middlewares:
             app = middleware(app)
@@ -83,7 +82,7 @@ class Service:
         """Serve; RuntimeError if the port is taken."""
         try:
             await self._life.enter_async_context(self.recorder.running())
-            self._life.push_async_callback(self.fleet.close)
+            self._life.push_async_callback(self.backends.close)
             await self._launcher.start()
         except BaseException:
             await self._life.aclose()
@@ -109,8 +108,7 @@ class Service:
 
     async def replace_models(self, model_list: Sequence[Any]) -> None:
         """Swap the backends; calls in flight finish on the old ones."""
-        self.gateway.plain_backends &= self.fleet.replace(model_list)
-        self.gateway.note_models(model_list)
+        self.gateway.plain_backends &= self.backends.replace(model_list)
 
     async def flush(self, timeout: float) -> bool:
         return await self.recorder.flush(timeout=timeout)

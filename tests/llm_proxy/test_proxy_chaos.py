@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import openai
 import pytest
 
-from agentlightning.llm_proxy.backends.errors import BackendBroken
+from agentlightning.llm_proxy.backends import BackendBroken
 from agentlightning.llm_proxy.relay import StreamRelay
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied

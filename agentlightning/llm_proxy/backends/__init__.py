@@ -1,16 +1,12 @@
 """Backends of the LLM proxy: who serves which model, and how a call gets to one of them and back.
 
-model list ──▶ providers ──▶ Backend                       what an entry says
-Ask ──▶ Fleet ──▶ routing ──▶ admission ──▶ sending ──▶ Answer
-                    ▲             ▲            │
-                    └── breaker, health, holds ◀┘          what is learned of a backend, kept in its lane
+model list ──▶ model_entry ──▶ Backend                                         what an entry says
+BackendRequest ──▶ BackendPool ──▶ CallState ──▶ HttpSender or LibrarySender ──▶ BackendResponse
+                       └── BackendState: breaker, limits, queue                what is remembered of a backend
 """
 
-from agentlightning.llm_proxy.backends.answer import Answer
-from agentlightning.llm_proxy.backends.asking import Ask, Outgoing
-from agentlightning.llm_proxy.backends.backend import Backend
-from agentlightning.llm_proxy.backends.clock import Clock
-from agentlightning.llm_proxy.backends.errors import (
+from agentlightning.llm_proxy.backends.backend import (
+    Backend,
     BackendBroken,
     BackendError,
     BackendUnavailable,
@@ -20,21 +16,25 @@ from agentlightning.llm_proxy.backends.errors import (
     UnknownModel,
     VersionNotServed,
 )
-from agentlightning.llm_proxy.backends.fleet import Fleet
-from agentlightning.llm_proxy.backends.providers import backend_of
+from agentlightning.llm_proxy.backends.backend_pool import DEFAULT_DEADLINE_SECONDS, BackendPool
+from agentlightning.llm_proxy.backends.backend_state import Clock
+from agentlightning.llm_proxy.backends.call_state import BackendRequest, PreparedRequest
+from agentlightning.llm_proxy.backends.connection import BackendResponse
+from agentlightning.llm_proxy.backends.model_entry import backend_of
 
 __all__ = [
-    "Answer",
-    "Ask",
+    "DEFAULT_DEADLINE_SECONDS",
     "Backend",
     "BackendBroken",
     "BackendError",
+    "BackendPool",
+    "BackendRequest",
+    "BackendResponse",
     "BackendUnavailable",
     "Clock",
     "DeadlineExceeded",
     "DialectNotServed",
-    "Fleet",
-    "Outgoing",
+    "PreparedRequest",
     "Try",
     "UnknownModel",
     "VersionNotServed",

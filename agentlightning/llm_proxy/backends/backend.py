@@ -1,31 +1,42 @@
-"""One backend of the proxy: where it is, what it speaks, what it is allowed and what it can give.
+"""A backend of the proxy: its address, its dialects, its limits; and the errors of calls to backends.
 
-A value without behaviour of its own; `providers.py` reads it from an entry of the model list. Keys are in it, since
-calls are sent with them, and are never shown by it.
+`Backend` is a value; `model_entry.py` makes it from an entry of the model list. It holds keys, since calls are sent
+with them, and never shows them. Every error is a `ProxyError` with the HTTP status that the caller gets. Error
+messages name backends and models, never keys.
 """
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import yarl
 
 from agentlightning.dialects import DialectName
-from agentlightning.llm_proxy.backends.errors import DialectNotServed, UnknownModel
+from agentlightning.errors import ProxyError
 
-__all__ = ["Backend", "Provider", "WILDCARD"]
+__all__ = [
+    "WILDCARD",
+    "Backend",
+    "BackendBroken",
+    "BackendError",
+    "BackendUnavailable",
+    "DeadlineExceeded",
+    "DialectNotServed",
+    "Provider",
+    "Try",
+    "UnknownModel",
+    "VersionNotServed",
+]
 
 Provider = Literal["openai", "hosted_vllm", "vllm", "text-completion-openai", "anthropic", "azure", "agl", "litellm"]
 
 WILDCARD: Final = "*"
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 REDACTED: Final = "[redacted]"
-SHORTEST_SECRET: Final = 6
-"""Anything shorter is found in ordinary words too and protects nothing."""
 _TRANSLATED: Final[tuple[DialectName, ...]] = ("chat", "messages", "responses")
-"""Dialects that are translated into each other, in the order in which a backend is asked for them."""
+"""Dialects that are translated into each other, in the order of preference."""
 _PATHS: Final[Mapping[DialectName, str]] = {
     "chat": "/chat/completions",
     "completions": "/completions",
@@ -33,63 +44,111 @@ _PATHS: Final[Mapping[DialectName, str]] = {
     "embeddings": "/embeddings",
     "messages": "/messages",
 }
+_AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
 _WITH_TOKENIZER: Final = frozenset({"hosted_vllm", "vllm", "agl"})
 """Providers whose servers have vLLM's `/tokenize`."""
 _NAME_IN_ADDRESS: Final = frozenset({"azure", "litellm"})
-"""Providers where the name of a model is a part of an address; some of the library take a URL for one, or an ARN."""
+"""Providers that put the model's name into an address, or take a URL or an ARN for one."""
 _PLAIN_NAME: Final = re.compile(r"(?!.*(\.\.|//|arn:))\w[\w.:@+/-]*", re.ASCII | re.IGNORECASE)
+
+
+class Try(NamedTuple):
+    """One request that was sent, or was meant to be sent, for a call."""
+
+    backend: str
+    outcome: str
+
+
+class BackendError(ProxyError):
+    """A call that no backend answered."""
+
+    http_status: ClassVar[int] = 502
+
+    def __init__(self, message: str, *, tries: Sequence[Try] = (), retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.tries = list(tries)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnknownModel(BackendError):
+    """No backend serves a model of this name."""
+
+    http_status = 404
+
+
+class VersionNotServed(BackendError):
+    """The model is served, but not for the resources of the call."""
+
+    http_status = 409
+
+
+class DialectNotServed(BackendError):
+    """The backend does not speak the caller's dialect, and no translation leads there."""
+
+    http_status = 400
+
+
+class BackendUnavailable(BackendError):
+    """No backend of the model can be reached or accepts the call."""
+
+    http_status = 503
+
+
+class DeadlineExceeded(BackendError):
+    """The call's deadline passed before a response began."""
+
+    http_status = 504
+
+
+class BackendBroken(BackendError):
+    """A response that began and did not come to its end."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One server that answers for one model name."""
+    """One server that serves one model name."""
 
     name: str = field(compare=False)
     """Unique in its model list: `model#position at address`."""
     model_name: str
-    """The name agents ask for."""
+    """The name in callers' requests; may hold one wildcard."""
     provider: Provider
     model: str
-    """The name the server knows the model by; the deployment on Azure."""
+    """The server's own name of the model; the deployment on Azure."""
     base_url: str
-    """Without a slash at the end; empty where the litellm library knows the way."""
+    """Without a slash at the end; empty where the litellm library knows the address."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Sent with every call, the key among them."""
-    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    """Those of `headers` that the entry asked for itself."""
     weight: float = 1.0
     """Its share of the calls, relative to the other backends of the model."""
     max_parallel_requests: int | None = None
-    """Calls it may have in flight; None sets no cap."""
     rpm: int | None = None
-    """Calls it may be sent in any minute."""
+    """Calls that may start within any minute."""
     tpm: int | None = None
-    """Tokens it may use up in any minute."""
+    """Tokens that may be used within any minute."""
     timeout: float = DEFAULT_TIMEOUT_SECONDS
-    """Seconds it may be silent, before the first byte and between two."""
+    """Seconds of silence allowed, before the first byte and between two."""
     version: str | None = None
-    """Version of the model that is served; written on each call that is sent, unless the server tells its own."""
+    """Version of the served model; written on each call, unless the server reports its own."""
     resources_id: str | None = None
     """Version of the resources this backend belongs to; None serves any."""
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Request fields for calls that do not set them."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
-    """Request fields, by the id of the resources of a rollout, that are written over its calls' own; None takes one
-    out."""
+    """Request fields that replace the caller's, by the id of the rollout's resources; None removes a field."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Arguments for the litellm library alone, its credentials among them."""
     input_cost_per_token: float | None = None
     output_cost_per_token: float | None = None
     gives_token_ids: bool | None = False
-    """Whether it returns token ids when asked; None says that a call has to find out."""
+    """Whether it returns token ids on request; None: the first call finds out."""
     gives_logprobs: bool | None = False
-    """Whether it returns log-probabilities when asked."""
     dialects: tuple[DialectName, ...] = ("chat",)
-    """What it speaks, best first."""
+    """The dialects it speaks, best first."""
     api_version: str | None = None
     """On Azure, the version of the interface."""
     health_path: str | None = "/models"
-    """Path below `base_url` that answers a GET while the server is well; None where there is none to ask."""
+    """Path below `base_url`, or URL, that answers a GET while the server is well; None: there is none."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Every text of the entry that must not be shown."""
 
@@ -101,85 +160,71 @@ class Backend:
         return dataclasses.replace(self, version=other.version, model=other.model) == other
 
     def url_of(self, dialect: DialectName) -> str:
-        """Where calls in this dialect are sent."""
-        if self.provider == "azure":
-            return self._azure_url_of(dialect)
-        return self.base_url + _PATHS[dialect]
+        """The address for calls in this dialect."""
+        if self.provider != "azure" or self.api_version is None:  # Azure's interface without versions is as OpenAI's
+            return self.base_url + _PATHS[dialect]
+        resource, _, deployment = self.base_url.partition(_AZURE_DEPLOYMENTS)
+        if dialect == "responses":
+            return self._azure_url(f"{resource}/openai/responses")
+        return self._azure_url(f"{resource}{_AZURE_DEPLOYMENTS}{deployment or self.model}{_PATHS[dialect]}")
+
+    def _azure_url(self, url: str) -> str:
+        return url + str(yarl.URL.build(query={"api-version": self.api_version or ""}))
 
     @property
     def count_url(self) -> str | None:
-        """Where the server counts the tokens of a request without answering it; None if it does not."""
+        """The address that counts the tokens of a request; None if the server has none."""
         if "messages" in self.dialects:
             return self.url_of("messages") + "/count_tokens"
         return self.base_url.removesuffix("/v1") + "/tokenize" if self.provider in _WITH_TOKENIZER else None
 
     @property
     def health_url(self) -> str | None:
-        """Where to ask whether the server is well; None if that cannot be asked."""
+        """The address of the health check; None if there is none."""
         if self.health_path is None or not self.base_url:
             return None
         if self.health_path.startswith(("http://", "https://")):
             return self.health_path
         if self.provider == "azure" and self.api_version is not None:
-            return f"{self.base_url.partition('/openai/deployments/')[0]}/openai{self.health_path}" + self._azure_query
+            return self._azure_url(f"{self.base_url.partition(_AZURE_DEPLOYMENTS)[0]}/openai{self.health_path}")
         return self.base_url + self.health_path
 
     def serving(self, dialect: DialectName) -> DialectName:
-        """The dialect to speak to this backend for a client that speaks the given one."""
+        """The dialect to speak to this backend for a caller that speaks the given one."""
         if dialect in self.dialects:
             return dialect
-        if dialect in _TRANSLATED:
-            for spoken in _TRANSLATED:
-                if spoken in self.dialects:
-                    return spoken
+        spoken = [one for one in _TRANSLATED if one in self.dialects] if dialect in _TRANSLATED else []
+        if spoken:
+            return spoken[0]
         raise DialectNotServed(
             f"Backend '{self.name}' does not serve the {dialect} dialect; it speaks {', '.join(self.dialects)}."
         )
 
-    @property
-    def is_wildcard(self) -> bool:
-        """Whether the upstream name depends on the name asked for."""
-        return WILDCARD in self.model
-
-    def called(self, asked: str) -> "Backend":
-        """The backend for the name an agent asked for; the same unless it serves a pattern.
+    def named(self, requested: str) -> "Backend":
+        """The backend under the requested model name; the same unless it serves a pattern.
 
         Raises:
             UnknownModel: The name could lead elsewhere than to a model of the backend.
         """
-        if not self.is_wildcard:
+        if WILDCARD not in self.model:
             return self
         before, _, after = self.model_name.partition(WILDCARD)
-        middle = asked[len(before) : len(asked) - len(after)] if WILDCARD in self.model_name else asked
+        middle = requested[len(before) : len(requested) - len(after)] if WILDCARD in self.model_name else requested
         if self.provider in _NAME_IN_ADDRESS and _PLAIN_NAME.fullmatch(middle) is None:
             raise UnknownModel(
-                f"There is no model {asked[:200]!r}: for '{self.model_name}' stands a name of letters, digits and "
+                f"There is no model {requested[:200]!r}: for '{self.model_name}' stands a name of letters, digits and "
                 "'_.:@+-/', without '//', '..' and 'arn:'; a model of another name needs an entry of its own."
             )
         return dataclasses.replace(self, model=self.model.replace(WILDCARD, middle, 1))
 
     def redacted(self, text: str) -> str:
-        """The text without anything of this backend that must not be shown."""
+        """The text without this backend's secrets."""
         for secret in self.secrets:
             text = text.replace(secret, REDACTED)
         return text
 
     def redacted_bytes(self, body: bytes) -> bytes:
-        """The same for what was received; the very bytes, if there is nothing to hide in them."""
+        """The same for bytes; the very same object if there is nothing to hide."""
         if not any(secret.encode() in body for secret in self.secrets):
             return body
         return self.redacted(body.decode("utf-8", "replace")).encode()
-
-    @property
-    def _azure_query(self) -> str:
-        return str(yarl.URL.build(query={"api-version": self.api_version})) if self.api_version is not None else ""
-
-    def _azure_url_of(self, dialect: DialectName) -> str:
-        if self.api_version is None:  # the interface without versions, which takes the deployment from the body
-            return self.base_url + _PATHS[dialect]
-        if dialect == "responses":
-            return f"{self.base_url.partition('/openai/deployments/')[0]}/openai/responses{self._azure_query}"
-        deployed = self.base_url
-        if "/openai/deployments/" not in deployed:
-            deployed = f"{deployed}/openai/deployments/{self.model}"
-        return deployed + _PATHS[dialect] + self._azure_query

@@ -1,4 +1,4 @@
-"""Servers and fleets that a test need not clean up, and a look at what they leave behind."""
+"""Servers and pools that a test need not clean up, and a look at what they leave behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from agentlightning.llm_proxy.backends import Fleet
-from tests.llm_proxy.backends.turned_clock import TurnedClock
+from agentlightning.llm_proxy.backends import BackendPool
+from tests.llm_proxy.backends.fake_clock import FakeClock
 from tests.stub_model.raw import whole
 from tests.stub_model.script import Handler, Script
 from tests.stub_model.server import StubModel
 
 Serve = Callable[..., Awaitable[StubModel]]
-MakeFleet = Callable[..., Fleet]
+MakePool = Callable[..., BackendPool]
 
 PROVIDER_VARIABLES = [
     f"{provider}_{part}"
@@ -45,24 +45,24 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-async def make_fleet() -> AsyncIterator[MakeFleet]:
-    """Makes a fleet of entries or servers; when the test ends, closes it and sees that no task is left."""
+async def make_pool() -> AsyncIterator[MakePool]:
+    """Makes a pool of entries or servers; when the test ends, closes it and sees that no task is left."""
     before = asyncio.all_tasks()
-    fleets: list[Fleet] = []
+    pools: list[BackendPool] = []
 
-    def make(*backends: StubModel | dict[str, Any], **options: Any) -> Fleet:
+    def make(*backends: StubModel | dict[str, Any], **options: Any) -> BackendPool:
         entries = [backend.entry() if isinstance(backend, StubModel) else backend for backend in backends]
-        fleet = Fleet(entries, **options)
-        fleets.append(fleet)
-        return fleet
+        pool = BackendPool(entries, **options)
+        pools.append(pool)
+        return pool
 
     yield make
-    for fleet in fleets:
-        await fleet.close()
-    left = [task for task in asyncio.all_tasks() - before if "fleet" in repr(task) or "health" in repr(task)]
+    for pool in pools:
+        await pool.close()
+    left = [task for task in asyncio.all_tasks() - before if "health" in repr(task)]
     assert left == []
 
 
 @pytest.fixture
-def turned_clock() -> TurnedClock:
-    return TurnedClock()
+def fake_clock() -> FakeClock:
+    return FakeClock()

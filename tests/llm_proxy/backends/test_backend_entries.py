@@ -170,20 +170,21 @@ def test_what_an_entry_says_is_in_the_backend() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("m", "Entry 7 of the model list: the entry is 'str'"),
-        ({}, "model_name is None"),
-        ({"model_name": "*/*", "litellm_params": {}}, "one '\\*' at most"),
-        ({"model_name": "m"}, "litellm_params is 'NoneType'; accepted is"),
-        ({"model_name": "m", "litellm_params": {}}, "litellm_params.model is None"),
-        ({"model_name": "m", "litellm_params": {"model": "openai/"}}, "accepted is provider/model"),
+        ("m", "Entry 7 of the model list is no mapping"),
+        ({}, "no mapping with litellm_params"),
+        ({"model_name": "m"}, "no mapping with litellm_params"),
+        ({"litellm_params": {"model": "x"}}, "model_name: Input should be a valid string"),
+        ({"model_name": "*/*", "litellm_params": {"model": "x"}}, "model_name: "),
+        ({"model_name": "m", "litellm_params": {}}, "'m'.*: litellm_params.model: Field required; the form is {"),
+        ({"model_name": "m", "litellm_params": {"model": "openai/"}}, "must be provider/model"),
         ({"model_name": "*", "litellm_params": {"model": "*"}}, "a provider in front"),
-        ({"model_name": "m", "litellm_params": {"model": "x", "api_base": "h:1"}}, "api_base is .*http://host:port"),
         (
-            {"model_name": "m", "litellm_params": {"model": "x", "weight": 0}},
-            "weight is 0; accepted is a number above 0",
+            {"model_name": "m", "litellm_params": {"model": "x", "api_base": "h:1"}},
+            "api_base must be .*http://host:port",
         ),
-        ({"model_name": "m", "litellm_params": {"model": "x", "rpm": 1.5}}, "rpm is 1.5"),
-        ({"model_name": "m", "litellm_params": {"model": "x", "timeout": "soon"}}, "timeout is 'soon'"),
+        ({"model_name": "m", "litellm_params": {"model": "x", "weight": 0}}, ": weight: .* greater than 0"),
+        ({"model_name": "m", "litellm_params": {"model": "x", "rpm": 1.5}}, ": rpm: "),
+        ({"model_name": "m", "litellm_params": {"model": "x", "timeout": "soon"}}, ": timeout: "),
         ({"model_name": "m", "litellm_params": {"model": "x", "extra_headers": {"a": "b\r\nc"}}}, "one line"),
         ({"model_name": "m", "litellm_params": {"model": "x"}, "model_info": {"dialects": ["latin"]}}, "dialects"),
         ({"model_name": "m", "litellm_params": {"model": "x"}, "model_info": {"gives_token_ids": 1}}, "gives_token"),
@@ -237,7 +238,7 @@ def test_dialect_without_a_way_is_refused_in_words(client: Any) -> None:
         hosted(model_info={"dialects": ["messages"]}).serving(client)
 
     assert isinstance(caught.value, ProxyError)
-    assert caught.value.status == 400
+    assert caught.value.http_status == 400
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_dialect_without_a_way_is_refused_in_words(client: Any) -> None:
 def test_pattern_takes_the_name_that_was_asked_for(model_name: str, model: str, asked: str, upstream: str) -> None:
     made = backend_of({"model_name": model_name, "litellm_params": {"model": model, "api_base": "http://h:1"}}, 0)
 
-    assert made.called(asked).model == upstream
+    assert made.named(asked).model == upstream
 
 
 def test_errors_pickle_with_what_they_carry() -> None:
@@ -260,4 +261,4 @@ def test_errors_pickle_with_what_they_carry() -> None:
 
     copy = pickle.loads(pickle.dumps(error))
 
-    assert (str(copy), copy.tries, copy.retry_after_seconds, copy.status) == ("No.", [("a", "refused")], 2.0, 503)
+    assert (str(copy), copy.tries, copy.retry_after_seconds, copy.http_status) == ("No.", [("a", "refused")], 2.0, 503)

@@ -10,21 +10,21 @@ import pytest
 from agentlightning.llm_proxy.backends import (
     Backend,
     BackendBroken,
+    BackendPool,
     BackendUnavailable,
     DeadlineExceeded,
     DialectNotServed,
-    Fleet,
-    Outgoing,
+    PreparedRequest,
 )
-from agentlightning.llm_proxy.backends.retries import backoff_seconds, is_passing, wished_hold_seconds
-from tests.llm_proxy.backends.conftest import MakeFleet, Serve
-from tests.llm_proxy.backends.turned_clock import TurnedClock, ask_for, until
+from agentlightning.llm_proxy.backends.call_state import is_retryable, requested_hold_seconds
+from tests.llm_proxy.backends.conftest import MakePool, Serve
+from tests.llm_proxy.backends.fake_clock import FakeClock, request_for, until
 from tests.stub_model.raw import Connection, after, drop, garble, hang, whole
 from tests.stub_model.script import Handler, Request
 
 
-async def status_of(fleet: Fleet, who: str = "") -> int:
-    async with await fleet.ask(ask_for(who=who)) as answer:
+async def status_of(pool: BackendPool, who: str = "") -> int:
+    async with await pool.send(request_for(who=who)) as answer:
         await answer.read()
         return answer.status
 
@@ -32,85 +32,83 @@ async def status_of(fleet: Fleet, who: str = "") -> int:
 # ---------------------------------------------------------------------- without retries
 
 
-async def test_answer_with_an_error_is_an_answer(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(whole(b"boom", 500, "X-Mark: 1")))
+async def test_answer_with_an_error_is_an_answer(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool(await serve(whole(b"boom", 500, "X-Mark: 1")))
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         assert (answer.status, await answer.read(), answer.headers["x-mark"]) == (500, b"boom", "1")
         assert [happened for _, happened in answer.tries] == ["answered 500 Word"]
 
 
-async def test_refused_connection_is_told_in_words(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_refused_connection_is_told_in_words(serve: Serve, make_pool: MakePool) -> None:
     server = await serve()
     await server.stop()
 
     with pytest.raises(
         BackendUnavailable, match=r"No backend of model 'm' answered: m#0 at .* cannot be reached"
     ) as caught:
-        await make_fleet(server).ask(ask_for())
+        await make_pool(server).send(request_for())
 
     assert len(caught.value.tries) == 1
 
 
-async def test_refused_call_is_tried_once_more_where_another_backend_is_well(
-    serve: Serve, make_fleet: MakeFleet
-) -> None:
+async def test_refused_call_is_tried_once_more_where_another_backend_is_well(serve: Serve, make_pool: MakePool) -> None:
     dead, alive = await serve(), await serve()
     await dead.stop()
-    fleet = make_fleet(dead, alive)
+    pool = make_pool(dead, alive)
 
-    assert [await status_of(fleet) for _ in range(6)] == [200] * 6
+    assert [await status_of(pool) for _ in range(6)] == [200] * 6
     assert len(alive.requests) == 6
 
 
-async def test_refused_call_is_not_tried_a_third_time(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_refused_call_is_not_tried_a_third_time(serve: Serve, make_pool: MakePool) -> None:
     dead = [await serve() for _ in range(3)]
     for server in dead:
         await server.stop()
 
     with pytest.raises(BackendUnavailable) as caught:
-        await make_fleet(*dead).ask(ask_for())
+        await make_pool(*dead).send(request_for())
 
     assert len(caught.value.tries) == 2
 
 
-async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(whole(), drop, whole())
-    fleet = make_fleet(server)
-    await status_of(fleet)
+    pool = make_pool(server)
+    await status_of(pool)
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         assert answer.status == 200
         assert len(answer.tries) == 2
-    assert fleet.describe()[0]["failures"] == 0
+    assert pool.describe()[0]["failures"] == 0
 
 
-async def test_kept_connection_to_a_backend_that_died_costs_no_call(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_kept_connection_to_a_backend_that_died_costs_no_call(serve: Serve, make_pool: MakePool) -> None:
     dying, other = await serve(whole(), drop), await serve()
-    fleet = make_fleet(dying.entry(weight=1e9), other)
-    await status_of(fleet, "r")
+    pool = make_pool(dying.entry(weight=1e9), other)
+    await status_of(pool, "r")
     dying.stop_listening()
 
-    async with await fleet.ask(ask_for(who="r")) as answer:
+    async with await pool.send(request_for(who="r")) as answer:
         assert answer.status == 200
         assert [name for name, _ in answer.tries] == [f"m#0 at {dying.openai_url}"] * 2 + [f"m#1 at {other.openai_url}"]
 
 
 @pytest.mark.parametrize("act", [drop, garble])
-async def test_new_connection_that_breaks_is_not_tried_again(serve: Serve, make_fleet: MakeFleet, act: Handler) -> None:
+async def test_new_connection_that_breaks_is_not_tried_again(serve: Serve, make_pool: MakePool, act: Handler) -> None:
     server, other = await serve(act), await serve(act)
 
     with pytest.raises(BackendUnavailable):
-        await make_fleet(server, other).ask(ask_for())
+        await make_pool(server, other).send(request_for())
 
     assert len(server.requests) + len(other.requests) == 1
 
 
-async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(whole(b"", 307, "Location: http://elsewhere.invalid/")))
+async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool(await serve(whole(b"", 307, "Location: http://elsewhere.invalid/")))
 
     with pytest.raises(BackendUnavailable, match=r"redirects elsewhere \(307\): give the final address as api_base"):
-        await fleet.ask(ask_for())
+        await pool.send(request_for())
 
 
 # ---------------------------------------------------------------------- with retries
@@ -121,23 +119,23 @@ async def test_redirect_is_a_mistake_of_the_list(serve: Serve, make_fleet: MakeF
     [whole(status=500), whole(status=503), whole(status=408), whole(status=409), whole(status=429), drop, garble],
 )
 async def test_failure_that_may_pass_is_tried_at_another_backend(
-    serve: Serve, make_fleet: MakeFleet, first: Handler
+    serve: Serve, make_pool: MakePool, first: Handler
 ) -> None:
     failing, other = await serve(first), await serve()
-    fleet = make_fleet(failing, other, num_retries=1, clock=TurnedClock())
+    pool = make_pool(failing, other, num_retries=1, clock=FakeClock())
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         assert answer.status == 200
         assert [name for name, _ in answer.tries] == [f"m#0 at {failing.openai_url}", f"m#1 at {other.openai_url}"]
 
 
-async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_pool: MakePool) -> None:
     failing, busy = await serve(whole(status=500)), await serve()
-    fleet = make_fleet(failing, busy)
+    pool = make_pool(failing, busy)
 
     answers = []
     for _ in range(6):
-        answers.append(await fleet.ask(ask_for()))
+        answers.append(await pool.send(request_for()))
         if answers[-1].status == 500:
             await answers[-1].close()
 
@@ -147,52 +145,50 @@ async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_fl
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_mistake_of_the_caller_is_not_tried_again(serve: Serve, make_fleet: MakeFleet, status: int) -> None:
+async def test_mistake_of_the_caller_is_not_tried_again(serve: Serve, make_pool: MakePool, status: int) -> None:
     server = await serve(whole(status=status))
-    fleet = make_fleet(server, num_retries=3)
+    pool = make_pool(server, num_retries=3)
 
-    assert await status_of(fleet) == status
+    assert await status_of(pool) == status
     assert len(server.requests) == 1
 
 
 async def test_only_backend_is_tried_again_after_a_pause(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     server = await serve(whole(status=500), whole(status=500), whole())
-    fleet = make_fleet(server, num_retries=5, clock=turned_clock, chance=random.Random(1))
+    pool = make_pool(server, num_retries=5, clock=fake_clock, jitter=random.Random(1))
 
-    call = asyncio.create_task(status_of(fleet))
+    call = asyncio.create_task(status_of(pool))
     pauses = []
     for expected in (1, 2):
-        await until(lambda expected=expected: len(server.requests) == expected and turned_clock.alarms)
-        pauses.append(turned_clock.alarms[0].rings_at - turned_clock.now())
-        turned_clock.turn(pauses[-1])
+        await until(lambda expected=expected: len(server.requests) == expected and fake_clock.alarms)
+        pauses.append(fake_clock.alarms[0].rings_at - fake_clock.now())
+        fake_clock.turn(pauses[-1])
 
     assert await call == 200
-    chance = random.Random(1)
-    assert pauses == pytest.approx([backoff_seconds(number, chance) for number in range(2)])
     assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
 
 
-async def test_last_answer_is_handed_on_when_retries_are_used_up(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_last_answer_is_handed_on_when_retries_are_used_up(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(whole(status=500))
     other = await serve(whole(status=502))
-    fleet = make_fleet(server, other, num_retries=1)
+    pool = make_pool(server, other, num_retries=1)
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         assert {happened for _, happened in answer.tries} == {"answered 500 Word", "answered 502 Word"}
 
 
-async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_pool: MakePool) -> None:
     failing, other = await serve(whole(status=500)), await serve()
     prepared: list[str] = []
 
-    def prepare(backend: Backend) -> Outgoing:
+    def prepare(backend: Backend) -> PreparedRequest:
         prepared.append(backend.base_url)
-        return Outgoing("completions", backend.name.encode(), stream=False, headers={"X-Try": "yes"})
+        return PreparedRequest("completions", backend.name.encode(), stream=False, headers={"X-Try": "yes"})
 
-    fleet = make_fleet(failing, other, num_retries=1)
-    async with await fleet.ask(ask_for(prepare=prepare)) as answer:
+    pool = make_pool(failing, other, num_retries=1)
+    async with await pool.send(request_for(prepare=prepare)) as answer:
         assert answer.status == 200
 
     assert prepared == [failing.openai_url, other.openai_url]
@@ -203,100 +199,100 @@ async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_fleet: Ma
     assert other.requests[0].headers["content-type"] == "application/json"
 
 
-async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_pool: MakePool) -> None:
     first, second = await serve(), await serve()
-    fleet = make_fleet({**first.entry(), "model_info": {"dialects": ["messages"]}}, second)
+    pool = make_pool({**first.entry(), "model_info": {"dialects": ["messages"]}}, second)
 
-    def prepare(backend: Backend) -> Outgoing:
-        return Outgoing(backend.serving("embeddings"), b"{}", stream=False)
+    def prepare(backend: Backend) -> PreparedRequest:
+        return PreparedRequest(backend.serving("embeddings"), b"{}", stream=False)
 
     for _ in range(4):
-        async with await fleet.ask(ask_for(prepare=prepare)) as answer:
+        async with await pool.send(request_for(prepare=prepare)) as answer:
             assert answer.backend.base_url == second.openai_url
-    assert [entry["in_flight"] for entry in fleet.describe()] == [0, 0]
+    assert [entry["in_flight"] for entry in pool.describe()] == [0, 0]
 
 
-async def test_dialect_nobody_speaks_is_an_error_in_words(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet({**(await serve()).entry(), "model_info": {"dialects": ["messages"]}}, num_retries=2)
+async def test_dialect_nobody_speaks_is_an_error_in_words(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool({**(await serve()).entry(), "model_info": {"dialects": ["messages"]}}, num_retries=2)
 
     with pytest.raises(DialectNotServed, match="does not serve the embeddings dialect"):
-        await fleet.ask(ask_for(prepare=lambda backend: Outgoing(backend.serving("embeddings"), b"", stream=False)))
-    assert fleet.describe()[0]["in_flight"] == 0
+        await pool.send(
+            request_for(prepare=lambda backend: PreparedRequest(backend.serving("embeddings"), b"", stream=False))
+        )
+    assert pool.describe()[0]["in_flight"] == 0
 
 
 # ---------------------------------------------------------------------- rate limits
 
 
 async def test_backend_that_wants_a_rest_is_left_alone_by_everybody(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     limited = await serve(whole(b"", 429, "Retry-After: 7"), whole())
-    fleet = make_fleet(limited, clock=turned_clock)
+    pool = make_pool(limited, clock=fake_clock)
 
-    assert await status_of(fleet, "a") == 429
-    waiting = asyncio.create_task(status_of(fleet, "b"))
-    await until(lambda: fleet.describe()[0]["waiting"] == 1)
-    turned_clock.turn(6.9)
+    assert await status_of(pool, "a") == 429
+    waiting = asyncio.create_task(status_of(pool, "b"))
+    await until(lambda: pool.describe()[0]["waiting"] == 1)
+    fake_clock.turn(6.9)
     assert len(limited.requests) == 1
 
-    turned_clock.turn(0.1)
+    fake_clock.turn(0.1)
     assert await waiting == 200
 
 
-async def test_other_backend_serves_while_one_rests(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_other_backend_serves_while_one_rests(serve: Serve, make_pool: MakePool) -> None:
     limited, other = await serve(whole(b"", 429, "Retry-After: 60")), await serve()
-    fleet = make_fleet(limited, other, num_retries=1)
+    pool = make_pool(limited, other, num_retries=1)
 
-    assert [await status_of(fleet, f"r{number}") for number in range(20)] == [200] * 20
+    assert [await status_of(pool, f"r{number}") for number in range(20)] == [200] * 20
     assert len(limited.requests) == 1
-    assert fleet.describe()[0]["on_hold_seconds"] > 50
+    assert pool.describe()[0]["on_hold_seconds"] > 50
 
 
-async def test_calls_in_line_move_on_when_their_backend_wants_a_rest(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_calls_in_line_move_on_when_their_backend_wants_a_rest(serve: Serve, make_pool: MakePool) -> None:
     go = asyncio.Event()
     limited, other = await serve(after(go, whole(b"", 429, "Retry-After: 60"))), await serve()
-    fleet = make_fleet(limited.entry(max_parallel_requests=1), other.entry())
+    pool = make_pool(limited.entry(max_parallel_requests=1), other.entry())
     whos = [f"r{number}" for number in range(40)]
-    calls = [asyncio.create_task(status_of(fleet, who)) for who in whos]
-    await until(lambda: fleet.describe()[0]["waiting"] > 3 and limited.in_flight == 1)
+    calls = [asyncio.create_task(status_of(pool, who)) for who in whos]
+    await until(lambda: pool.describe()[0]["waiting"] > 3 and limited.in_flight == 1)
 
     go.set()
 
     assert sorted(await asyncio.gather(*calls)) == [200] * 39 + [429]
 
 
-async def test_rest_beyond_the_deadline_is_told_at_once(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(whole(b"", 429, "Retry-After: 900")), num_retries=3)
+async def test_rest_beyond_the_deadline_is_told_at_once(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool(await serve(whole(b"", 429, "Retry-After: 900")), num_retries=3)
 
-    assert await status_of(fleet) == 429
+    assert await status_of(pool) == 429
     with pytest.raises(BackendUnavailable, match=r"is at its rate limit for another \d+\.\d s") as caught:
-        await fleet.ask(ask_for())
+        await pool.send(request_for())
     assert caught.value.retry_after_seconds == pytest.approx(900, abs=2)
 
 
-async def test_calls_per_minute_are_kept(serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock) -> None:
+async def test_calls_per_minute_are_kept(serve: Serve, make_pool: MakePool, fake_clock: FakeClock) -> None:
     server = await serve()
-    fleet = make_fleet(server.entry(rpm=2), clock=turned_clock)
+    pool = make_pool(server.entry(rpm=2), clock=fake_clock)
 
-    calls = [asyncio.create_task(status_of(fleet)) for _ in range(5)]
+    calls = [asyncio.create_task(status_of(pool)) for _ in range(5)]
     for served in (2, 4, 5):
         await until(
-            lambda served=served: len(server.requests) == served and fleet.describe()[0]["waiting"] == 5 - served
+            lambda served=served: len(server.requests) == served and pool.describe()[0]["waiting"] == 5 - served
         )
-        turned_clock.turn(60)
+        fake_clock.turn(60)
 
     assert await asyncio.gather(*calls) == [200] * 5
 
 
-async def test_tokens_that_were_told_hold_the_backend(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
-) -> None:
-    fleet = make_fleet((await serve()).entry(tpm=100), clock=turned_clock)
+async def test_tokens_that_were_told_hold_the_backend(serve: Serve, make_pool: MakePool, fake_clock: FakeClock) -> None:
+    pool = make_pool((await serve()).entry(tpm=100), clock=fake_clock)
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         answer.use_tokens(250)
 
-    assert fleet.describe()[0]["on_hold_seconds"] == 60
+    assert pool.describe()[0]["on_hold_seconds"] == 60
 
 
 @pytest.mark.parametrize(
@@ -314,80 +310,80 @@ async def test_tokens_that_were_told_hold_the_backend(
     ],
 )
 def test_wish_of_a_backend_is_read_in_any_form(status: int, headers: dict[str, str], seconds: float) -> None:
-    assert wished_hold_seconds(status, headers) == seconds
+    assert requested_hold_seconds(status, headers) == seconds
 
 
 def test_wish_of_a_backend_may_be_a_date() -> None:
     date = formatdate(time.time() + 30, usegmt=True)
 
-    assert wished_hold_seconds(429, {"retry-after": date}) == pytest.approx(30, abs=2)
+    assert requested_hold_seconds(429, {"retry-after": date}) == pytest.approx(30, abs=2)
 
 
 @pytest.mark.parametrize(
     ("status", "wish", "passing"), [(500, "false", False), (400, "true", True), (200, "true", False)]
 )
 def test_backend_may_say_itself_whether_to_try_again(status: int, wish: str, passing: bool) -> None:
-    assert is_passing(status, {"x-should-retry": wish}) is passing
+    assert is_retryable(status, {"x-should-retry": wish}) is passing
 
 
 # ---------------------------------------------------------------------- silence and breaks
 
 
-async def test_silence_before_the_first_byte_is_a_failure(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet((await serve(hang)).entry(timeout=0.05))
+async def test_silence_before_the_first_byte_is_a_failure(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool((await serve(hang)).entry(timeout=0.05))
 
     with pytest.raises(BackendUnavailable, match=r"did not begin to answer within 0\.05 s"):
-        await fleet.ask(ask_for())
-    assert fleet.describe()[0]["in_flight"] == 0
+        await pool.send(request_for())
+    assert pool.describe()[0]["in_flight"] == 0
 
 
-async def test_silent_backend_is_left_for_another(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_silent_backend_is_left_for_another(serve: Serve, make_pool: MakePool) -> None:
     silent, other = await serve(hang), await serve()
-    fleet = make_fleet(silent.entry(timeout=0.05), other, num_retries=1)
+    pool = make_pool(silent.entry(timeout=0.05), other, num_retries=1)
 
-    assert [await status_of(fleet) for _ in range(2)] == [200, 200]
+    assert [await status_of(pool) for _ in range(2)] == [200, 200]
 
 
-async def test_deadline_ends_a_call_that_is_not_answered(serve: Serve, make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(await serve(hang), num_retries=5, deadline_seconds=0.05)
+async def test_deadline_ends_a_call_that_is_not_answered(serve: Serve, make_pool: MakePool) -> None:
+    pool = make_pool(await serve(hang), num_retries=5, deadline_seconds=0.05)
 
     with pytest.raises(
         DeadlineExceeded, match=r"while waiting for backend 'm#0 at .*did not begin to answer"
     ) as caught:
-        await fleet.ask(ask_for())
+        await pool.send(request_for())
 
-    assert caught.value.status == 504
-    assert fleet.describe()[0]["in_flight"] == 0
+    assert caught.value.http_status == 504
+    assert pool.describe()[0]["in_flight"] == 0
 
 
-async def test_call_may_bring_its_own_deadline(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_call_may_bring_its_own_deadline(serve: Serve, make_pool: MakePool) -> None:
     server = await serve()
 
-    with pytest.raises(DeadlineExceeded, match="before a backend of 'm' was asked"):
-        await make_fleet(server).ask(ask_for(deadline=time.monotonic() - 1))
+    with pytest.raises(DeadlineExceeded, match="before a backend of 'm' was called"):
+        await make_pool(server).send(request_for(deadline=time.monotonic() - 1))
 
     assert server.requests == []
 
 
-async def test_deadline_in_line_says_how_many_waited(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_deadline_in_line_says_how_many_waited(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(hang)
-    fleet = make_fleet(server.entry(max_parallel_requests=1))
-    busy = asyncio.create_task(fleet.ask(ask_for()))
+    pool = make_pool(server.entry(max_parallel_requests=1))
+    busy = asyncio.create_task(pool.send(request_for()))
     await until(lambda: server.in_flight == 1)
-    patient = asyncio.create_task(fleet.ask(ask_for()))
-    await until(lambda: fleet.describe()[0]["waiting"] == 1)
+    patient = asyncio.create_task(pool.send(request_for()))
+    await until(lambda: pool.describe()[0]["waiting"] == 1)
 
     with pytest.raises(DeadlineExceeded, match=r"in line for backend 'm#0 at .*', where 2 calls were waiting"):
-        await fleet.ask(ask_for(deadline=time.monotonic() + 0.05))
+        await pool.send(request_for(deadline=time.monotonic() + 0.05))
 
-    assert fleet.describe()[0]["waiting"] == 1
+    assert pool.describe()[0]["waiting"] == 1
     for task in (busy, patient):
         task.cancel()
     await asyncio.wait([busy, patient])
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["broke off", "fell silent"])
-async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, make_fleet: MakeFleet, ends: bool) -> None:
+async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, make_pool: MakePool, ends: bool) -> None:
     came: list[bytes] = []
 
     async def half(request: Request, connection: Connection) -> None:
@@ -396,8 +392,8 @@ async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, mak
         await (drop if ends else hang)(request, connection)
 
     server = await serve(half)
-    fleet = make_fleet(server.entry(timeout=0.2), num_retries=3)
-    answer = await fleet.ask(ask_for())
+    pool = make_pool(server.entry(timeout=0.2), num_retries=3)
+    answer = await pool.send(request_for())
 
     async def take() -> None:
         async for chunk in answer.chunks():
@@ -408,30 +404,30 @@ async def test_break_in_mid_body_is_told_and_never_tried_again(serve: Serve, mak
         await take()
 
     assert came == [b"half"]
-    assert caught.value.status == 502
+    assert caught.value.http_status == 502
     assert len(caught.value.tries) == 1
     assert len(server.requests) == 1
-    assert (fleet.describe()[0]["in_flight"], fleet.describe()[0]["failures"]) == (0, 1)
+    assert (pool.describe()[0]["in_flight"], pool.describe()[0]["failures"]) == (0, 1)
     await answer.close()
 
 
-async def test_answer_above_the_limit_is_not_read_to_its_end(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_answer_above_the_limit_is_not_read_to_its_end(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(whole(b"x" * 100))
-    fleet = make_fleet(server)
+    pool = make_pool(server)
 
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         with pytest.raises(BackendBroken, match="more than 99 bytes"):
             await answer.read(99)
-    async with await fleet.ask(ask_for()) as answer:
+    async with await pool.send(request_for()) as answer:
         assert await answer.read(100) == b"x" * 100
 
 
-async def test_large_body_goes_through_without_a_warning(serve: Serve, make_fleet: MakeFleet) -> None:
+async def test_large_body_goes_through_without_a_warning(serve: Serve, make_pool: MakePool) -> None:
     server = await serve()
-    fleet = make_fleet(server)
+    pool = make_pool(server)
     body = b"y" * 3_000_000
 
-    async with await fleet.ask(ask_for(prepare=lambda _: Outgoing("chat", body, stream=False))) as answer:
+    async with await pool.send(request_for(prepare=lambda _: PreparedRequest("chat", body, stream=False))) as answer:
         assert answer.status == 200
     assert server.requests[0].content == body
 
@@ -439,149 +435,147 @@ async def test_large_body_goes_through_without_a_warning(serve: Serve, make_flee
 # ---------------------------------------------------------------------- breaker and health
 
 
-async def failing(fleet: Fleet, times: int) -> None:
+async def failing(pool: BackendPool, times: int) -> None:
     for _ in range(times):
-        assert await status_of(fleet) == 500
+        assert await status_of(pool) == 500
 
 
 async def test_breaker_opens_lets_one_probe_through_and_closes(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     go = asyncio.Event()
     sick, well = await serve(*[whole(status=500)] * 5, after(go, whole()), whole()), await serve()
-    fleet = make_fleet(sick, clock=turned_clock)
-    await failing(fleet, 5)
-    fleet.replace([sick.entry(), well.entry()])
+    pool = make_pool(sick, clock=fake_clock)
+    await failing(pool, 5)
+    pool.replace([sick.entry(), well.entry()])
 
     async def state() -> str:
-        await status_of(fleet)
-        return str(fleet.describe()[0]["breaker"])
+        await status_of(pool)
+        return str(pool.describe()[0]["breaker"])
 
     assert [await state() for _ in range(5)] == ["open"] * 5
     assert len(sick.requests) == 5
-    turned_clock.turn(10)
-    probe = asyncio.create_task(fleet.ask(ask_for()))
+    fake_clock.turn(10)
+    probe = asyncio.create_task(pool.send(request_for()))
     await until(lambda: len(sick.requests) == 6)
     assert [await state() for _ in range(5)] == ["half-open"] * 5
     go.set()
     async with await probe as answer:
         assert answer.backend.base_url == sick.openai_url
-    assert fleet.describe()[0]["breaker"] == "closed"
+    assert pool.describe()[0]["breaker"] == "closed"
 
 
 async def test_probe_that_fails_opens_the_breaker_for_twice_as_long(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     sick, well = await serve(whole(status=500)), await serve()
-    fleet = make_fleet(sick, clock=turned_clock)
-    await failing(fleet, 5)
-    fleet.replace([sick.entry(), well.entry()])
+    pool = make_pool(sick, clock=fake_clock)
+    await failing(pool, 5)
+    pool.replace([sick.entry(), well.entry()])
 
-    turned_clock.turn(10)
+    fake_clock.turn(10)
     for _ in range(6):
-        await status_of(fleet)
+        await status_of(pool)
     assert len(sick.requests) == 6
-    turned_clock.turn(19)
+    fake_clock.turn(19)
     for _ in range(6):
-        await status_of(fleet)
+        await status_of(pool)
     assert len(sick.requests) == 6
-    turned_clock.turn(1)
+    fake_clock.turn(1)
     for _ in range(6):
-        await status_of(fleet)
+        await status_of(pool)
     assert len(sick.requests) == 7
 
 
 async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     sick = await serve(*[whole(status=500)] * 5, whole())
-    fleet = make_fleet(sick, clock=turned_clock)
-    await failing(fleet, 5)
+    pool = make_pool(sick, clock=fake_clock)
+    await failing(pool, 5)
 
     with pytest.raises(BackendUnavailable, match="out of use for another"):
-        await fleet.ask(ask_for())
-    turned_clock.turn(1)
+        await pool.send(request_for())
+    fake_clock.turn(1)
 
-    assert await status_of(fleet) == 200
+    assert await status_of(pool) == 200
 
 
 async def test_cancelled_probe_leaves_room_for_another(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     sick = await serve(*[whole(status=500)] * 5, hang, whole())
-    fleet = make_fleet(sick, clock=turned_clock)
-    await failing(fleet, 5)
-    turned_clock.turn(10)
-    probe = asyncio.create_task(fleet.ask(ask_for()))
+    pool = make_pool(sick, clock=fake_clock)
+    await failing(pool, 5)
+    fake_clock.turn(10)
+    probe = asyncio.create_task(pool.send(request_for()))
     await until(lambda: sick.in_flight == 1)
 
     probe.cancel()
     await asyncio.wait([probe])
 
-    assert await status_of(fleet) == 200
+    assert await status_of(pool) == 200
 
 
 async def test_backend_that_can_be_reached_again_comes_back_without_a_call(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     server = await serve()
     await server.stop()
-    fleet = make_fleet(server.entry(api_key="sk-health"), clock=turned_clock)
+    pool = make_pool(server.entry(api_key="sk-health"), clock=fake_clock)
     for _ in range(5):
         with pytest.raises(BackendUnavailable):
-            await fleet.ask(ask_for())
-    await until(lambda: turned_clock.alarms)
+            await pool.send(request_for())
+    await until(lambda: fake_clock.alarms)
 
     await server.start()
-    turned_clock.turn(1)
-    await until(lambda: fleet.describe()[0]["breaker"] == "closed")
+    fake_clock.turn(1)
+    await until(lambda: pool.describe()[0]["breaker"] == "closed")
 
     assert server.requests == []
     assert [(check.path, check.headers["authorization"]) for check in server.gets] == [
         ("/v1/models", "Bearer sk-health")
     ]
-    assert await status_of(fleet) == 200
+    assert await status_of(pool) == 200
 
 
 async def test_health_check_goes_on_while_the_backend_is_down(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     server = await serve(drop)
     server.get_status = 503
-    fleet = make_fleet({**server.entry(), "model_info": {"health_path": "/up"}}, clock=turned_clock)
+    pool = make_pool({**server.entry(), "model_info": {"health_path": "/up"}}, clock=fake_clock)
     for _ in range(5):
         with pytest.raises(BackendUnavailable):
-            await fleet.ask(ask_for())
+            await pool.send(request_for())
 
     for checked in range(1, 4):
-        await until(lambda: turned_clock.alarms)
-        turned_clock.turn(1)
+        await until(lambda: fake_clock.alarms)
+        fake_clock.turn(1)
         await until(lambda checked=checked: len(server.gets) == checked)
 
-    assert fleet.describe()[0]["breaker"] == "open"
+    assert pool.describe()[0]["breaker"] == "open"
     assert server.gets[0].path == "/v1/up"
 
 
 async def test_backend_that_answers_with_errors_is_not_asked_for_its_health(
-    serve: Serve, make_fleet: MakeFleet, turned_clock: TurnedClock
+    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
     server = await serve(whole(status=500))
-    fleet = make_fleet(server, clock=turned_clock)
+    pool = make_pool(server, clock=fake_clock)
 
-    await failing(fleet, 5)
+    await failing(pool, 5)
     await until(lambda: not [task for task in asyncio.all_tasks() if "health" in task.get_name()])
 
-    assert fleet.describe()[0]["breaker"] == "open"
+    assert pool.describe()[0]["breaker"] == "open"
     assert server.gets == []
 
 
-async def test_calls_in_line_are_not_sent_to_a_backend_that_went_out_of_use(
-    serve: Serve, make_fleet: MakeFleet
-) -> None:
+async def test_calls_in_line_are_not_sent_to_a_backend_that_went_out_of_use(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(whole(status=500))
-    fleet = make_fleet(server.entry(max_parallel_requests=1))
+    pool = make_pool(server.entry(max_parallel_requests=1))
 
-    outcomes = await asyncio.gather(*(status_of(fleet) for _ in range(30)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(status_of(pool) for _ in range(30)), return_exceptions=True)
 
     assert outcomes.count(500) == 5
     assert len([outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]) == 25

@@ -19,9 +19,9 @@ litellm = pytest.importorskip("litellm", reason="litellm needs an environment of
 from litellm.types.utils import all_litellm_params  # noqa: E402
 
 from agentlightning.errors import ProxyError  # noqa: E402
-from agentlightning.llm_proxy.backends import Backend, Fleet, Outgoing  # noqa: E402
-from tests.llm_proxy.backends.conftest import MakeFleet, Serve  # noqa: E402
-from tests.llm_proxy.backends.turned_clock import ask_for  # noqa: E402
+from agentlightning.llm_proxy.backends import Backend, BackendPool, PreparedRequest  # noqa: E402
+from tests.llm_proxy.backends.conftest import MakePool, Serve  # noqa: E402
+from tests.llm_proxy.backends.fake_clock import request_for  # noqa: E402
 from tests.stub_model.raw import whole  # noqa: E402
 from tests.stub_model.server import StubModel  # noqa: E402
 
@@ -85,16 +85,16 @@ def forgotten_clients() -> Iterator[None]:
 class Loopback:
     """A provider that the library knows the way to, and a server of the caller's."""
 
-    def __init__(self, provider: StubModel, caller: StubModel, fleet: Fleet) -> None:
+    def __init__(self, provider: StubModel, caller: StubModel, pool: BackendPool) -> None:
         self.provider = provider
         self.caller = caller
-        self.fleet = fleet
+        self.pool = pool
 
     async def call(self, body: Any, *, model: str = "m", dialect: Any = "chat", **headers: str) -> tuple[int, Any]:
-        def prepare(backend: Backend) -> Outgoing:
-            return Outgoing(dialect, orjson.dumps(body), stream=False, headers=headers)
+        def prepare(backend: Backend) -> PreparedRequest:
+            return PreparedRequest(dialect, orjson.dumps(body), stream=False, headers=headers)
 
-        async with await self.fleet.ask(ask_for(model=model, prepare=prepare)) as answer:
+        async with await self.pool.send(request_for(model=model, prepare=prepare)) as answer:
             return answer.status, orjson.loads(await answer.read())
 
     @property
@@ -114,13 +114,13 @@ class Loopback:
 
 
 @pytest.fixture
-async def loopback(serve: Serve, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> Loopback:
+async def loopback(serve: Serve, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> Loopback:
     """The entry names no address, as most do; the library finds the provider by itself."""
     provider, caller = await serve(whole(orjson.dumps(ANSWER))), await serve()
     monkeypatch.setenv("GROQ_API_BASE", provider.openai_url)
     chat = {"model_name": "m", "litellm_params": {"model": "groq/llama", "api_key": KEY}}
     everything = {"model_name": "hf/*", "litellm_params": {"model": "huggingface/*", "api_key": KEY}}
-    return Loopback(provider, caller, make_fleet(chat, everything))
+    return Loopback(provider, caller, make_pool(chat, everything))
 
 
 async def test_a_request_reaches_the_provider_with_its_fields(loopback: Loopback) -> None:
@@ -206,12 +206,12 @@ async def test_a_name_for_a_pattern_is_no_address(loopback: Loopback) -> None:
 
 
 async def test_embeddings_are_asked_of_the_provider_alone(
-    serve: Serve, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider, caller = await serve(whole(orjson.dumps(EMBEDDING))), await serve()
     monkeypatch.setenv("JINA_AI_API_BASE", provider.openai_url)
     entry = {"model_name": "m", "litellm_params": {"model": "jina_ai/embed", "api_key": KEY}}
-    loopback = Loopback(provider, caller, make_fleet(entry))
+    loopback = Loopback(provider, caller, make_pool(entry))
     foreign = dict.fromkeys(set(FOREIGN) | {"api_type", "client"}, caller.openai_url)
 
     status, _ = await loopback.call({**foreign, "input": ["Hello"]}, dialect="embeddings")

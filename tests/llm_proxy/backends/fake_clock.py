@@ -1,12 +1,12 @@
-"""A clock that a test turns, and calls to a fleet of backends."""
+"""A clock that a test turns, and calls to a pool of backends."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.llm_proxy.backends import Ask, Backend, Clock, Outgoing
-from agentlightning.llm_proxy.backends.clock import Alarm
+from agentlightning.llm_proxy.backends import Backend, BackendRequest, Clock, PreparedRequest
+from agentlightning.llm_proxy.backends.backend_state import Timer
 from tests.stub_model.raw import PATIENCE_SECONDS
 
 
@@ -18,12 +18,12 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-class TurnedClock(Clock):
+class FakeClock(Clock):
     """A clock that stands still until it is turned, and then rings what is due."""
 
     def __init__(self) -> None:
         self.time = 1000.0
-        self.alarms: list[TurnedAlarm] = []
+        self.alarms: list[FakeTimer] = []
 
     def now(self) -> float:
         return self.time
@@ -36,8 +36,8 @@ class TurnedClock(Clock):
         finally:
             alarm.cancel()
 
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm:
-        alarm = TurnedAlarm(self, self.time + seconds, callback)
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        alarm = FakeTimer(self, self.time + seconds, callback)
         self.alarms.append(alarm)
         return alarm
 
@@ -51,10 +51,10 @@ class TurnedClock(Clock):
         self.time = ends
 
 
-class TurnedAlarm:
+class FakeTimer:
     """One thing to happen when the clock has been turned far enough."""
 
-    def __init__(self, clock: TurnedClock, rings_at: float, callback: Callable[[], object]) -> None:
+    def __init__(self, clock: FakeClock, rings_at: float, callback: Callable[[], object]) -> None:
         self.clock = clock
         self.rings_at = rings_at
         self.callback = callback
@@ -64,9 +64,9 @@ class TurnedAlarm:
             self.clock.alarms.remove(self)
 
 
-def chat(backend: Backend) -> Outgoing:
-    return Outgoing("chat", b"{}", stream=False)
+def chat(backend: Backend) -> PreparedRequest:
+    return PreparedRequest("chat", b"{}", stream=False)
 
 
-def ask_for(model: str = "m", who: str = "", **fields: Any) -> Ask:
-    return Ask(model, who, fields.pop("prepare", chat), **fields)
+def request_for(model: str = "m", who: str = "", **fields: Any) -> BackendRequest:
+    return BackendRequest(model, who, fields.pop("prepare", chat), **fields)

@@ -1,0 +1,211 @@
+"""State of one call to the backends: tries made, retries and time left, the error to report.
+
+Also the rules over statuses and headers that decide whether a call is tried again, and when.
+"""
+
+import email.utils
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Final
+
+from agentlightning.dialects import DialectName
+from agentlightning.llm_proxy.backends.backend import Backend, BackendUnavailable, DeadlineExceeded, Try
+from agentlightning.llm_proxy.backends.backend_state import BackendState, first_line
+
+__all__ = ["BackendRequest", "CallState", "PreparedRequest", "is_retryable", "requested_hold_seconds"]
+
+FIRST_BACKOFF_SECONDS: Final = 0.5
+LONGEST_BACKOFF_SECONDS: Final = 8.0
+LONGEST_HOLD_SECONDS: Final = 3600.0
+"""No backend is left alone for longer, whatever its `retry-after` says."""
+FAIL_FAST_SECONDS: Final = 1.0
+"""How long after a failure a model whose backends are all out of use is not tried again."""
+_RETRYABLE: Final = frozenset({408, 409, 429})
+_OVERLOADED: Final = frozenset({429, 503, 529})
+_SERVER_ERRORS: Final = 500
+_HASH_BYTES: Final = 8
+_HASHES: Final = 1 << (8 * _HASH_BYTES)
+
+
+@dataclass(slots=True)
+class PreparedRequest:
+    """A request as it goes to one backend."""
+
+    dialect: DialectName
+    body: bytes
+    stream: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """On top of the backend's own, which win."""
+    url: str = ""
+    """Empty: the backend's address for the dialect."""
+
+
+@dataclass(slots=True)
+class BackendRequest:
+    """One call, before a backend is chosen."""
+
+    model: str
+    rollout_id: str
+    """For fair queueing and stickiness; empty for calls of no rollout."""
+    prepare: Callable[[Backend], PreparedRequest]
+    """Called once per try, for the backend that was chosen; may raise DialectNotServed to be given another one."""
+    resources_id: str | None = None
+    """Version of the resources the call is pinned to; None takes the latest."""
+    deadline: float | None = None
+    """Moment on the pool's clock (`time.monotonic`) by which the response must have begun; None: the pool's default."""
+
+
+class CallState:
+    """One call on its way to a response."""
+
+    def __init__(
+        self, request: BackendRequest, candidates: Sequence[BackendState], *, deadline: float, num_retries: int
+    ) -> None:
+        self.request = request
+        self.candidates = candidates
+        """The backends that may serve it."""
+        self.deadline = deadline
+        self.tries: list[Try] = []
+        self.tried: list[BackendState] = []
+        """Backends that failed it."""
+        self.unfit: list[BackendState] = []
+        """Backends that do not speak its dialect."""
+        self.waited_seconds = 0.0
+        self._retries_left = num_retries
+        self._backoffs = 0
+        self._free_retries_used: set[str] = set()
+
+    @property
+    def fit(self) -> list[BackendState]:
+        return [state for state in self.candidates if state not in self.unfit]
+
+    def choose(self, now: float) -> BackendState | None:
+        """The backend for the next try; None if trying any would be in vain right now.
+
+        One that was not tried yet comes before one that was, one at its rate limit after all that are not, and one
+        that is out of use only when all are. The calls of one rollout go to one backend, the first in a ranking by the
+        rollout's id and the weights (rendezvous hashing), so that its prefixes are in the cache there; when a backend
+        comes or goes only its own rollouts move. Calls of no rollout go to the least busy backend, in turns.
+        """
+        free = [state for state in self.fit if state.is_free(now)]
+        if free:
+            candidates = [state for state in free if state not in self.tried] or free
+            if self.request.rollout_id:
+                return max(candidates, key=lambda state: _rank(self.request.rollout_id, state))
+            best = min(candidates, key=lambda state: (state.admission.is_full, state.load(now), state.turn))
+            best.turn += 1.0 / best.backend.weight
+            return best
+        held = [state for state in self.fit if state.breaker.allows(now)]
+        if held:
+            return min(held, key=lambda state: state.admission.wait_seconds(now))
+        rested = [state for state in self.fit if now - state.breaker.changed_at >= FAIL_FAST_SECONDS]
+        return min(rested, key=lambda state: state.breaker.opened_at, default=None)
+
+    def note(self, state: BackendState, outcome: str) -> None:
+        self.tries.append(Try(state.backend.name, first_line(state.backend.redacted(outcome))))
+
+    def use_free_retry(self, kind: str, now: float) -> bool:
+        """Use the one free retry for each kind of failure after which no backend can have begun to work on the call."""
+        is_harmless = kind == "stale" or (kind == "refused" and self._has_other(now))
+        if kind in self._free_retries_used or not is_harmless:
+            return False
+        self._free_retries_used.add(kind)
+        return True
+
+    def next_pause(self, now: float, jitter: random.Random) -> float | None:
+        """Seconds before the next try, which this counts; None if there shall be no other."""
+        if self._retries_left == 0:
+            return None
+        seconds = 0.0
+        if not self._has_other(now):
+            held_seconds = min((state.admission.wait_seconds(now) for state in self.fit), default=0.0)
+            if held_seconds == 0:  # else the backend's queue is where to wait
+                longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._backoffs, 16), LONGEST_BACKOFF_SECONDS)
+                seconds = longest * (0.5 + 0.5 * jitter.random())
+                self._backoffs += 1
+            if now + max(seconds, held_seconds) >= self.deadline:
+                return None
+        self._retries_left -= 1
+        return seconds
+
+    def _has_other(self, now: float) -> bool:
+        """Whether a backend that was not tried yet could take the call at once."""
+        return any(state not in self.tried and state.is_free(now) for state in self.fit)
+
+    def closing(self) -> BackendUnavailable:
+        return BackendUnavailable("The proxy is closing and calls no backend any more.", tries=self.tries)
+
+    def deadline_exceeded(self, where: str) -> DeadlineExceeded:
+        return DeadlineExceeded(f"The deadline of the call passed {where}{self._after_tries}.", tries=self.tries)
+
+    def rate_limited(self, state: BackendState, seconds: float) -> BackendUnavailable:
+        """Every backend is at a rate limit for longer than the call has time."""
+        message = (
+            f"No backend of model '{self.request.model}' may be called before the call's deadline: '{state}' is at its "
+            f"rate limit for another {seconds:.1f} s{self._after_tries}."
+        )
+        return BackendUnavailable(message, tries=self.tries, retry_after_seconds=seconds)
+
+    def unavailable(self, now: float) -> BackendUnavailable:
+        """No backend answered, and no other try shall be made."""
+        reasons = [f"{one.backend} {one.outcome}" for one in self.tries]
+        tried = {one.backend for one in self.tries}
+        for state in self.candidates:
+            name, breaker = state.backend.name, state.breaker
+            if name in tried:
+                continue
+            if state in self.unfit:
+                reasons.append(f"{name} does not speak the dialect of the call")
+            elif breaker.state != "closed":
+                seconds = max(breaker.open_until - now, 0.0)
+                reasons.append(
+                    f"{name} is out of use for another {seconds:.1f} s; its last failure: {state.last_error}"
+                )
+            else:
+                reasons.append(f"{name} was not called")
+        opens_in = min((max(state.breaker.open_until - now, 0.0) for state in self.candidates), default=0.0)
+        return BackendUnavailable(
+            f"No backend of model '{self.request.model}' answered: {'; '.join(reasons)}.",
+            tries=self.tries,
+            retry_after_seconds=opens_in or None,
+        )
+
+    @property
+    def _after_tries(self) -> str:
+        told = "; ".join(f"{one.backend} {one.outcome}" for one in self.tries)
+        return f" after {told}" if told else ""
+
+
+def _rank(rollout_id: str, state: BackendState) -> float:
+    """A backend's rank for a rollout: the highest wins, and wins as often as its weight says."""
+    text = f"{rollout_id}\0{state.key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=_HASH_BYTES).digest()
+    return -state.backend.weight / math.log((int.from_bytes(digest, "big") + 1) / (_HASHES + 1))
+
+
+def is_retryable(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether the same call may succeed a little later."""
+    wish = headers.get("x-should-retry")
+    if wish in ("true", "false"):
+        return wish == "true" and status >= 400
+    return status in _RETRYABLE or status >= _SERVER_ERRORS
+
+
+def requested_hold_seconds(status: int, headers: Mapping[str, str]) -> float:
+    """How long an overloaded backend wants no calls; 0 if it does not say."""
+    if status not in _OVERLOADED:
+        return 0.0
+    text = headers.get("retry-after", "")
+    try:
+        seconds = float(headers["retry-after-ms"]) / 1000 if "retry-after-ms" in headers else float(text)
+    except ValueError:
+        try:
+            moment = email.utils.parsedate_to_datetime(text)
+        except (TypeError, ValueError):
+            return 0.0
+        seconds = (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
+    return min(seconds, LONGEST_HOLD_SECONDS) if seconds > 0 else 0.0  # not a number is neither

@@ -1,0 +1,358 @@
+"""Entries of a model list, in LiteLLM's form, read with pydantic and made into backends.
+
+The prefix of `litellm_params.model` names the provider. Providers in `_PROVIDERS` are served by the proxy itself; any
+other goes through the litellm library, if that is installed. What an entry leaves open comes from the environment
+variables that LiteLLM reads for the provider. A mistake in the list is an error at once, not with the first call.
+"""
+
+import base64
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import yarl
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
+
+from agentlightning.dialects import DialectName
+from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.backends.backend import DEFAULT_TIMEOUT_SECONDS, WILDCARD, Backend, Provider
+from agentlightning.llm_proxy.backends.litellm_library import CHAT_FIELDS, EMBEDDINGS_FIELDS
+from agentlightning.utils.installation import install_command
+
+__all__ = ["backend_of"]
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+ANTHROPIC_URL: Final = "https://api.anthropic.com/v1"
+ANTHROPIC_VERSION: Final = "2023-06-01"
+AZURE_API_VERSION: Final = "2024-10-21"
+ENVIRONMENT_PREFIX: Final = "os.environ/"
+SHORTEST_SECRET: Final = 6
+"""Anything shorter occurs in ordinary text too and protects nothing."""
+_FORM: Final = '{"model_name": "name", "litellm_params": {"model": "provider/model", "api_base": "http://..."}}'
+_SETTINGS: Final = frozenset(
+    {
+        *("model", "api_base", "base_url", "api_key", "api_version", "custom_llm_provider", "organization"),
+        *("weight", "rpm", "tpm", "max_parallel_requests", "timeout", "request_timeout", "stream_timeout"),
+        *("extra_headers", "default_headers", "headers", "extra_body", "input_cost_per_token", "output_cost_per_token"),
+        *("input_cost_per_second", "output_cost_per_second", "version", "resources_id", "model_info", "litellm_params"),
+        *("max_retries", "num_retries", "cooldown_time", "tags", "order", "drop_params", "additional_drop_params"),
+        *("allowed_openai_params", "max_budget", "budget_duration", "use_in_pass_through", "use_litellm_proxy"),
+        *("litellm_credential_name", "configurable_clientside_auth_params", "merge_reasoning_content_in_choices"),
+        *("azure_ad_token", "tenant_id", "client_id", "client_secret", "region_name", "ssl_verify", "mock_response"),
+    }
+)
+"""What LiteLLM reads itself; the rest of `litellm_params` are fields of the request."""
+_LIBRARY_SETTINGS: Final = frozenset(
+    {"api_version", "organization", "region_name", "drop_params", "additional_drop_params", "allowed_openai_params"}
+    | {"azure_ad_token", "tenant_id", "client_id", "client_secret", "ssl_verify", "mock_response"}
+)
+"""Those of the settings that the litellm library expects as arguments of a call."""
+_REQUEST_FIELDS: Final = CHAT_FIELDS | EMBEDDINGS_FIELDS
+"""What may be seen in a request to the library; anything else may be a credential."""
+_OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
+"""Prefixes of servers that speak as OpenAI does, wherever they are."""
+_LIBRARY_PREFIXES: Final = frozenset(
+    {
+        *("ai21", "ai21_chat", "aiml", "amazon_nova", "anthropic_text", "azure_ai", "azure_text", "baseten", "bedrock"),
+        *("cerebras", "clarifai", "cloudflare", "codestral", "cohere", "cohere_chat", "cometapi", "dashscope"),
+        *("databricks", "datarobot", "deepinfra", "deepseek", "docker_model_runner", "featherless_ai", "fireworks_ai"),
+        *("friendliai", "galadriel", "gemini", "gigachat", "github", "github_copilot", "gradient_ai", "groq"),
+        *("heroku", "huggingface", "hyperbolic", "infinity", "jina_ai", "lambda_ai", "lemonade", "maritalk"),
+        *("meta_llama", "minimax", "mistral", "moonshot", "morph", "nebius", "nlp_cloud", "novita", "nscale"),
+        *("nvidia_nim", "oci", "ollama", "ollama_chat", "oobabooga", "openrouter", "ovhcloud", "perplexity", "petals"),
+        *("predibase", "replicate", "sagemaker", "sagemaker_chat", "sambanova", "sap", "scaleway", "snowflake"),
+        *("text-completion-codestral", "together_ai", "triton", "v0", "vercel_ai_gateway", "vertex_ai", "volcengine"),
+        *("voyage", "wandb", "watsonx", "watsonx_text", "xai", "xinference", "zai"),
+    }
+)
+"""Prefixes that are providers of the library even where an address is given, and not the first part of a name."""
+
+
+@dataclass(frozen=True)
+class _ProviderDefaults:
+    """What holds for a provider's servers where an entry does not say otherwise."""
+
+    dialects: tuple[DialectName, ...]
+    key_variable: str = ""
+    address_variables: tuple[str, ...] = ()
+    address: str | None = None
+    gives_token_ids: bool | None = False
+    gives_logprobs: bool = False
+
+
+_OPENAI_DIALECTS: Final[tuple[DialectName, ...]] = ("chat", "completions", "responses", "embeddings")
+# Trained servers give token ids and log-probabilities with chats alone, so responses are translated into those, also
+# where the server has an endpoint for them.
+_TRAINED: Final = _ProviderDefaults(("chat", "completions", "embeddings"), gives_token_ids=True, gives_logprobs=True)
+_VLLM: Final = _ProviderDefaults(
+    _TRAINED.dialects, "HOSTED_VLLM_API_KEY", ("HOSTED_VLLM_API_BASE",), gives_token_ids=True, gives_logprobs=True
+)
+_OPENAI_ADDRESS: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+_PROVIDERS: Final[Mapping[Provider, _ProviderDefaults]] = {
+    "openai": _ProviderDefaults(_OPENAI_DIALECTS, "OPENAI_API_KEY", _OPENAI_ADDRESS, OPENAI_URL, gives_token_ids=None),
+    "text-completion-openai": _ProviderDefaults(("completions",), "OPENAI_API_KEY", _OPENAI_ADDRESS, OPENAI_URL),
+    "hosted_vllm": _VLLM,
+    "vllm": _VLLM,
+    "agl": _TRAINED,
+    "anthropic": _ProviderDefaults(
+        ("messages",), "ANTHROPIC_API_KEY", ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), ANTHROPIC_URL
+    ),
+    "azure": _ProviderDefaults(_OPENAI_DIALECTS, "AZURE_API_KEY", ("AZURE_API_BASE",)),
+    "litellm": _ProviderDefaults(("chat", "embeddings")),
+}
+
+
+def _single_line(text: str) -> str:
+    if any(character in text for character in "\r\n\0"):
+        raise ValueError("must be of one line")
+    return text
+
+
+_Text = Annotated[str, Field(coerce_numbers_to_str=True)]
+_HeaderText = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_single_line)]
+_Headers = dict[_HeaderText, _HeaderText]
+_Limit = Annotated[int, Field(ge=1)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Parameters(BaseModel):
+    """What the proxy reads of `litellm_params`."""
+
+    model: Annotated[str, Field(min_length=1)]
+    api_base: str | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+    api_version: str | None = None
+    azure_ad_token: str | None = None
+    organization: str | None = None
+    custom_llm_provider: str | None = None
+    default_headers: _Headers | None = None
+    headers: _Headers | None = None
+    extra_headers: _Headers | None = None
+    extra_body: dict[str, Any] | None = None
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        return {**(self.default_headers or {}), **(self.headers or {}), **(self.extra_headers or {})}
+
+
+class _Shared(BaseModel):
+    """What may stand in `litellm_params`, in the entry itself or in `model_info`."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_parallel_requests: _Limit | None = None
+    rpm: _Limit | None = None
+    tpm: _Limit | None = None
+    timeout: _Seconds = DEFAULT_TIMEOUT_SECONDS
+    input_cost_per_token: _Cost | None = None
+    output_cost_per_token: _Cost | None = None
+    version: _Text | None = None
+    resources_id: _Text | None = None
+
+
+class _Info(BaseModel):
+    """What the proxy reads of `model_info`."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    gives_token_ids: StrictBool | None = None
+    gives_logprobs: StrictBool | None = None
+    dialects: Annotated[tuple[DialectName, ...], Field(min_length=1)] | None = None
+    health_path: Annotated[str, Field(pattern=r"^(/|https?://)")] | None = "/models"
+    overrides: dict[_Text, dict[str, Any]] | None = None
+
+
+class ModelEntry(BaseModel):
+    """One entry of a model list."""
+
+    model_config = ConfigDict(protected_namespaces=(), hide_input_in_errors=True)
+
+    model_name: Annotated[str, Field(pattern=r"^[^*]*\*?[^*]*$", min_length=1)]
+    """May hold one wildcard."""
+    litellm_params: _Parameters
+    model_info: _Info = _Info()
+    shared: _Shared
+
+
+def backend_of(entry: object, number: int) -> Backend:
+    """The backend an entry describes; `number` is its position in the model list."""
+    place = f"Entry {number} of the model list"
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("litellm_params"), Mapping):
+        raise ConfigurationError(f"{place} is no mapping with litellm_params; the form is {_FORM}.")
+    name = entry.get("model_name")
+    place += f" ('{name}')" if isinstance(name, str) else ""
+    parameters = _resolved(dict(entry["litellm_params"]), place)
+    read = _validated(entry, parameters, place)
+    params, shared, info = read.litellm_params, read.shared, read.model_info
+    provider, model = _provider_of(params, place)
+    known = _PROVIDERS[provider]
+    base_url, userinfo = _address_of(params, provider, place)
+    api_key = params.api_key or os.environ.get(known.key_variable) or None
+    auth = _auth_headers(params, provider, api_key) or userinfo
+    own_headers = params.all_headers
+    given = {header.lower() for header in own_headers}
+    headers = {header: value for header, value in auth.items() if header.lower() not in given} | own_headers
+    left = {field: value for field, value in parameters.items() if field not in _SETTINGS and value is not None}
+    options: dict[str, Any] = {}
+    if provider == "litellm":
+        options = {field: value for field, value in left.items() if field not in _REQUEST_FIELDS}
+        options |= {field: value for field, value in parameters.items() if field in _LIBRARY_SETTINGS}
+        options |= {field: value for field, value in (("api_key", api_key), ("api_base", base_url)) if value}
+        left = {field: value for field, value in left.items() if field in _REQUEST_FIELDS}
+    gives_token_ids, gives_logprobs = known.gives_token_ids, known.gives_logprobs
+    if provider == "openai" and yarl.URL(base_url).host == yarl.URL(OPENAI_URL).host:
+        gives_token_ids = False  # OpenAI itself does not; servers that speak like it may
+    return Backend(
+        name=f"{read.model_name}#{number} at {base_url or model}",
+        model_name=read.model_name,
+        provider=provider,
+        model=model,
+        base_url=base_url,
+        headers=headers,
+        **dict(shared),
+        defaults={**left, **(params.extra_body or {})},
+        overrides=info.overrides or {},
+        options=options,
+        gives_token_ids=info.gives_token_ids if "gives_token_ids" in info.model_fields_set else gives_token_ids,
+        gives_logprobs=info.gives_logprobs if "gives_logprobs" in info.model_fields_set else gives_logprobs,
+        dialects=info.dialects or known.dialects,
+        api_version=_azure_version(params, base_url) if provider == "azure" else None,
+        health_path=None if provider == "litellm" else info.health_path,
+        secrets=_secrets_of(api_key, {**auth, **headers}, options),
+    )
+
+
+def _resolved(parameters: dict[str, Any], place: str) -> dict[str, Any]:
+    """The parameters, those of the form `os.environ/NAME` taken from the environment."""
+    resolved: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Mapping) and name.endswith("headers"):
+            value = _resolved(dict(value), place)
+        elif isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
+            variable = value.removeprefix(ENVIRONMENT_PREFIX)
+            if variable not in os.environ:
+                raise ConfigurationError(
+                    f"{place}: litellm_params.{name} is '{value}', but {variable} is not set in the environment."
+                )
+            value = os.environ[variable]
+        resolved[name] = value
+    return resolved
+
+
+def _validated(entry: Mapping[str, Any], parameters: dict[str, Any], place: str) -> ModelEntry:
+    info = entry.get("model_info") or {}
+    places = [info if isinstance(info, Mapping) else {}, entry, parameters]  # the last wins
+    shared = {name: value for one in places for name, value in one.items() if value is not None}
+    try:
+        return ModelEntry.model_validate(
+            {
+                "model_name": entry.get("model_name"),
+                "litellm_params": {name: value for name, value in parameters.items() if value != ""},
+                "model_info": info,
+                "shared": {name: value for name, value in shared.items() if name in _Shared.model_fields},
+            }
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]).removeprefix("shared.")
+        raise ConfigurationError(f"{place}: {field}: {first['msg']}; the form is {_FORM}.") from None
+
+
+def _provider_of(params: _Parameters, place: str) -> tuple[Provider, str]:
+    """The provider and its name of the model."""
+    given = params.custom_llm_provider
+    prefix, slash, rest = params.model.partition("/")
+    if given is not None:
+        rest = rest if slash and prefix == given else params.model
+        provider = _served_provider(given)
+        return (provider, rest) if provider is not None else _through_library(f"{given}/{rest}", place)
+    if slash and (provider := _served_provider(prefix)) is not None:
+        if not rest:
+            raise ConfigurationError(f"{place}: litellm_params.model must be provider/model, as in 'openai/gpt-4.1'.")
+        return provider, rest
+    if params.model.startswith("claude-") and not slash:
+        return "anthropic", params.model
+    if (params.api_base or params.base_url) and prefix not in _LIBRARY_PREFIXES:
+        # An unknown prefix is a part of the name, as model servers give it.
+        return "openai", rest if prefix in _OPENAI_ALIKE and rest else params.model
+    if params.model == WILDCARD:
+        raise ConfigurationError(
+            f"{place}: litellm_params.model is '*'; accepted is a provider in front, as in 'openai/*', or an api_base."
+        )
+    return _through_library(params.model, place) if slash else ("openai", params.model)
+
+
+def _served_provider(prefix: str) -> Provider | None:
+    """The provider of this name, if the proxy serves it itself."""
+    return next((provider for provider in _PROVIDERS if prefix == provider != "litellm"), None)
+
+
+def _through_library(model: str, place: str) -> tuple[Provider, str]:
+    if importlib.util.find_spec("litellm") is None:
+        raise ConfigurationError(
+            f"{place} names the model '{model}', whose provider is reached through the litellm library, "
+            f"which is not installed: run `{install_command('litellm')}`, or give an api_base that speaks "
+            "OpenAI's dialects and a model of the form 'openai/name'."
+        )
+    return "litellm", model
+
+
+def _address_of(params: _Parameters, provider: Provider, place: str) -> tuple[str, dict[str, str]]:
+    """The base URL, and the header for a user and password that stood in it."""
+    known = _PROVIDERS[provider]
+    from_environment = (os.environ[variable] for variable in known.address_variables if os.environ.get(variable))
+    text = params.api_base or params.base_url or next(from_environment, known.address)
+    if text is None:
+        if provider == "litellm":
+            return "", {}
+        named = "".join(f", or {variable} in the environment" for variable in known.address_variables)
+        raise ConfigurationError(
+            f"{place} has no address: '{provider}/...' needs litellm_params.api_base, as in "
+            f"'http://localhost:8000/v1'{named}."
+        )
+    try:
+        url = yarl.URL(text)
+    except ValueError:
+        url = yarl.URL()
+    if url.scheme not in ("http", "https") or not url.host:  # the value itself may hold a password
+        raise ConfigurationError(f"{place}: litellm_params.api_base must be http://host:port/v1 or https://host/v1.")
+    userinfo = {}
+    if url.user is not None:
+        pair = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode("ascii")
+        userinfo = {"Authorization": f"Basic {pair}"}
+        url = url.with_user(None)
+    base_url = str(url.with_query(None).with_fragment(None)).rstrip("/")
+    if provider == "anthropic":
+        base_url = base_url.removesuffix("/messages").removesuffix("/v1") + "/v1"
+    return base_url, userinfo
+
+
+def _auth_headers(params: _Parameters, provider: Provider, api_key: str | None) -> dict[str, str]:
+    headers = {}
+    if provider == "anthropic":
+        headers["anthropic-version"] = ANTHROPIC_VERSION
+    if provider == "azure" and api_key is None and params.azure_ad_token:
+        headers["Authorization"] = f"Bearer {params.azure_ad_token}"
+    if api_key is not None:
+        header = {"anthropic": "x-api-key", "azure": "api-key"}.get(provider, "Authorization")
+        headers[header] = api_key if header != "Authorization" else f"Bearer {api_key}"
+    if params.organization:
+        headers["OpenAI-Organization"] = params.organization
+    return headers
+
+
+def _azure_version(params: _Parameters, base_url: str) -> str | None:
+    if base_url.endswith("/openai/v1"):
+        return None
+    return params.api_version or os.environ.get("AZURE_API_VERSION") or AZURE_API_VERSION
+
+
+def _secrets_of(api_key: str | None, headers: Mapping[str, str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Longest first, so that a part of one does not keep the rest of it in sight."""
+    texts = {api_key or "", *headers.values(), *(value for value in options.values() if isinstance(value, str))}
+    texts |= {text.partition(" ")[2] for text in texts if text.startswith(("Bearer ", "Basic "))}
+    secrets = [text for text in texts - {ANTHROPIC_VERSION} if len(text) >= SHORTEST_SECRET]
+    return tuple(sorted(secrets, key=lambda text: (-len(text), text)))

@@ -1,12 +1,23 @@
 """Chat completions, as OpenAI, vLLM and most others speak them."""
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, field, items, opened, reader
+from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, field, items, opened, reader
+from agentlightning.dialects.output import (
+    REASONING_FIELDS,
+    ModelOutput,
+    OutputCall,
+    StreamReader,
+    StreamWriter,
+    TextKind,
+    TokenUsage,
+)
+from agentlightning.dialects.sse import DONE
 
-__all__ = ["DIALECT", "ChatAssembler"]
+__all__ = ["DIALECT", "ChatAssembler", "ChatReader", "ChatWriter", "function_call", "read_output", "write_output"]
 
 _PLAIN_MESSAGE: Final = {"role", "content"}
 _TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
@@ -172,3 +183,182 @@ class ChatAssembler:
 
 
 DIALECT = Dialect("openai.chat.completion", request_attributes, response_attributes, ChatAssembler)
+
+
+# ---------------------------------------------------------------------- outputs, for translation
+
+
+def read_usage(usage: Mapping[str, Any] | None) -> TokenUsage:
+    usage = usage or {}
+    prompt_details = usage.get("prompt_tokens_details") or {}
+    completion_details = usage.get("completion_tokens_details") or {}
+    return TokenUsage(
+        prompt=usage.get("prompt_tokens") or 0,
+        completion=usage.get("completion_tokens") or 0,
+        cached=prompt_details.get("cached_tokens") or 0,
+        cache_written=prompt_details.get("cache_write_tokens") or 0,
+        reasoning=completion_details.get("reasoning_tokens") or 0,
+    )
+
+
+def write_usage(usage: TokenUsage) -> JsonObject:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def function_call(call_id: str, name: str, arguments: str) -> JsonObject:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _reasoning_in(message: Mapping[str, Any]) -> tuple[str, str]:
+    """The reasoning in a message or delta, and the field that holds it."""
+    for name in REASONING_FIELDS:
+        if isinstance(message.get(name), str) and message[name]:
+            return message[name], name
+    return "", REASONING_FIELDS[0]
+
+
+def read_output(body: Mapping[str, Any]) -> ModelOutput:
+    choice = body["choices"][0]  # translated requests ask for one
+    message = choice["message"]
+    reasoning, reasoning_field = _reasoning_in(message)
+    calls = [
+        OutputCall(
+            call.get("id") or f"{body['id']}-call-{number}",
+            call["function"]["name"],
+            call["function"].get("arguments") or "",
+        )
+        for number, call in enumerate(message.get("tool_calls") or ())
+    ]
+    return ModelOutput(
+        output_id=body["id"],
+        model=body["model"],
+        text=message.get("content") or "",
+        finish_reason=choice.get("finish_reason") or "stop",
+        usage=read_usage(body.get("usage")),
+        refusal=message.get("refusal") or "",
+        reasoning=reasoning,
+        reasoning_field=reasoning_field,
+        calls=calls,
+        stop_text=_stop_text(choice),
+        created=body.get("created"),
+    )
+
+
+def _stop_text(choice: Mapping[str, Any]) -> str | None:
+    reason = choice.get("stop_reason")  # vLLM's: the text, or the id of a token
+    return reason if isinstance(reason, str) else None
+
+
+def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
+    del request  # a chat repeats nothing of it
+    message: JsonObject = {
+        "role": "assistant",
+        "content": output.text or (None if output.calls else ""),
+        "refusal": output.refusal or None,
+    }
+    if output.reasoning:
+        message["reasoning_content"] = output.reasoning
+    if output.calls:
+        message["tool_calls"] = [function_call(call.call_id, call.name, call.arguments) for call in output.calls]
+    return {
+        "id": output.output_id,
+        "object": "chat.completion",
+        "created": int(output.created or time.time()),
+        "model": output.model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": output.finish_reason}],
+        "usage": write_usage(output.usage),
+    }
+
+
+class ChatReader(StreamReader):
+    """Reads chunks, which may leave out the number or the id of a call, or bring its name late."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        super().__init__(writer)
+        self._output_id = ""
+        self._ids: dict[int, str] = {}
+        self._opened: set[int] = set()
+        self._waiting: dict[int, str] = {}
+        """Arguments that came before the name of their call."""
+        self._last = -1
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        self._output_id = self._output_id or event.get("id") or ""
+        self.start(event.get("id"), event.get("model"), event.get("created"))
+        if event.get("usage"):
+            self.usage = read_usage(event["usage"])
+        for choice in event.get("choices") or ():
+            if choice.get("index"):
+                continue  # translated requests ask for one
+            self._read_delta(choice.get("delta") or {})
+            if choice.get("finish_reason"):
+                self.close(choice["finish_reason"], _stop_text(choice))
+
+    def _read_delta(self, delta: Mapping[str, Any]) -> None:
+        reasoning, reasoning_field = _reasoning_in(delta)
+        if reasoning:
+            self.writer.add_text("reasoning", reasoning, reasoning_field)
+        if delta.get("content"):
+            self.writer.add_text("content", delta["content"])
+        if delta.get("refusal"):
+            self.writer.add_text("refusal", delta["refusal"])
+        for call in delta.get("tool_calls") or ():
+            self._read_call(call, call.get("function") or {})
+
+    def _read_call(self, call: Mapping[str, Any], function: Mapping[str, Any]) -> None:
+        name, number = function.get("name"), call.get("index")
+        if number is None:
+            number = self._last + 1 if name or self._last < 0 else self._last
+        self._last = number
+        self._ids[number] = self._ids.get(number) or call.get("id") or f"{self._output_id}-call-{number}"
+        arguments = self._waiting.pop(number, "") + (function.get("arguments") or "")
+        if number not in self._opened:
+            if not name:
+                self._waiting[number] = arguments
+                return
+            self._opened.add(number)
+            self.writer.open_call(number, self._ids[number], name)
+        if arguments:
+            self.writer.add_arguments(number, arguments)
+
+
+class ChatWriter(StreamWriter):
+    """Writes chunks, with the usage at the end if the client asked for it."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        super().__init__(request)
+        self._has_usage = bool((request.get("stream_options") or {}).get("include_usage"))
+        self._frame: JsonObject = {}
+
+    def start(self, output_id: str, model: str, created: float) -> None:
+        self._frame = {"id": output_id, "object": "chat.completion.chunk", "created": int(created), "model": model}
+        if self._has_usage:
+            self._frame["usage"] = None
+        self._send_delta({"role": "assistant", "content": ""})
+
+    def _send_delta(self, delta: JsonObject, finish_reason: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        self.send({**self._frame, "choices": [choice]})
+
+    def add_text(self, kind: TextKind, text: str, reasoning_field: str = REASONING_FIELDS[0]) -> None:
+        self._send_delta({reasoning_field if kind == "reasoning" else kind: text})
+
+    def open_call(self, number: int, call_id: str, name: str) -> None:
+        self._send_delta({"tool_calls": [{"index": number, **function_call(call_id, name, "")}]})
+
+    def add_arguments(self, number: int, arguments: str) -> None:
+        self._send_delta({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
+
+    def close(self, finish_reason: str, stop_text: str | None) -> None:
+        self._send_delta({}, finish_reason)
+
+    def end(self, usage: TokenUsage) -> None:
+        if self._has_usage:
+            self.send({**self._frame, "choices": [], "usage": write_usage(usage)})
+        self.events.append(DONE)

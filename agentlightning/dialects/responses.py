@@ -1,12 +1,25 @@
 """OpenAI's responses: items in, items out. They are written as the messages of a chat would be."""
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agentlightning.dialects import attributes as fields
-from agentlightning.dialects.attributes import Attributes, Dialect, field, items
+import orjson
 
-__all__ = ["DIALECT"]
+from agentlightning.dialects import attributes as fields
+from agentlightning.dialects.attributes import Attributes, Dialect, JsonObject, field, items
+from agentlightning.dialects.failures import BackendStreamError, failure_in_stream
+from agentlightning.dialects.output import (
+    REASONING_FIELDS,
+    ModelOutput,
+    OutputCall,
+    StreamReader,
+    StreamWriter,
+    TextKind,
+    TokenUsage,
+)
+
+__all__ = ["DIALECT", "ResponsesReader", "ResponsesWriter", "read_output", "reasoning_text", "write_output"]
 
 _LAST_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
 
@@ -112,3 +125,317 @@ class ResponseAssembler:
 
 
 DIALECT = Dialect("openai.responses", request_attributes, response_attributes, ResponseAssembler)
+
+
+# ---------------------------------------------------------------------- outputs, for translation
+
+_REPEATED: Final[Mapping[str, Any]] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of a request that its response repeats, and their values where the request does not set them."""
+_INCOMPLETE_REASONS: Final[Mapping[str, str]] = {
+    "length": "max_output_tokens",
+    "abort": "max_output_tokens",  # of the two reasons there are, the one that says that it was cut off
+    "content_filter": "content_filter",
+}
+_TEXT_DELTAS: Final[Mapping[str, TextKind]] = {
+    "response.output_text.delta": "content",
+    "response.refusal.delta": "refusal",
+}
+_REASONING_DELTAS: Final = {
+    "response.reasoning_text.delta": "content_index",
+    "response.reasoning_summary_text.delta": "summary_index",
+}
+_PART_TYPES: Final[Mapping[TextKind, str]] = {
+    "content": "output_text",
+    "refusal": "refusal",
+    "reasoning": "reasoning_text",
+}
+
+
+def read_usage(usage: Mapping[str, Any] | None) -> TokenUsage:
+    usage = usage or {}
+    input_details, output_details = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    return TokenUsage(
+        prompt=usage.get("input_tokens") or 0,
+        completion=usage.get("output_tokens") or 0,
+        cached=input_details.get("cached_tokens") or 0,
+        cache_written=input_details.get("cache_write_tokens") or 0,
+        reasoning=output_details.get("reasoning_tokens") or 0,
+    )
+
+
+def write_usage(usage: TokenUsage) -> JsonObject:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+def reasoning_text(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item, or its summary where it has no text."""
+    return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
+
+
+def _finish_reason(response: Mapping[str, Any], *, has_calls: bool) -> str:
+    if response.get("status") == "incomplete":
+        reason = (response.get("incomplete_details") or {}).get("reason")
+        return "content_filter" if reason == "content_filter" else "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+def read_output(body: Mapping[str, Any]) -> ModelOutput:
+    if body.get("status") == "failed" or body.get("error"):
+        raise BackendStreamError(failure_in_stream("responses", orjson.dumps(body)))
+    texts = {"output_text": "", "refusal": "", "reasoning": ""}
+    calls: list[OutputCall] = []
+    for item in body["output"]:
+        if item["type"] == "message":
+            for part in item["content"]:
+                texts[part["type"]] += part["refusal" if part["type"] == "refusal" else "text"]
+        elif item["type"] == "function_call":
+            calls.append(OutputCall(item["call_id"], item["name"], item["arguments"] or "{}"))
+        elif item["type"] == "reasoning":
+            texts["reasoning"] += reasoning_text(item)
+    return ModelOutput(
+        output_id=body["id"],
+        model=body["model"],
+        text=texts["output_text"],
+        finish_reason=_finish_reason(body, has_calls=bool(calls)),
+        usage=read_usage(body.get("usage")),
+        refusal=texts["refusal"],
+        reasoning=texts["reasoning"],
+        calls=calls,
+        created=body.get("created_at"),
+    )
+
+
+def _started(request: Mapping[str, Any], output_id: str, model: str, created: float) -> JsonObject:
+    """A response that has only begun; nothing is stored, so its id cannot be referred to."""
+    response: JsonObject = {"id": output_id, "object": "response", "created_at": created, "status": "in_progress"}
+    response |= {"model": model, "error": None, "incomplete_details": None, "output": [], "usage": None, "store": False}
+    for name, default in _REPEATED.items():
+        value = request.get(name)
+        response[name] = default if value is None else value
+    return response
+
+
+def _ended(response: JsonObject, output: list[JsonObject], finish_reason: str, usage: TokenUsage) -> JsonObject:
+    reason = _INCOMPLETE_REASONS.get(finish_reason)
+    return {
+        **response,
+        "status": "incomplete" if reason else "completed",
+        "incomplete_details": {"reason": reason} if reason else None,
+        "output": output,
+        "usage": write_usage(usage),
+    }
+
+
+def _part(kind: TextKind, text: str) -> JsonObject:
+    part: JsonObject = {"type": _PART_TYPES[kind], "refusal" if kind == "refusal" else "text": text}
+    return {**part, "annotations": [], "logprobs": []} if kind == "content" else part
+
+
+def _text_item(response_id: str, number: int, kind: TextKind, parts: list[JsonObject]) -> JsonObject:
+    if kind == "reasoning":
+        item: JsonObject = {"id": f"rs_{response_id}_{number}", "type": "reasoning", "summary": []}
+    else:
+        item = {"id": f"msg_{response_id}_{number}", "type": "message", "role": "assistant"}
+    return {**item, "status": "completed", "content": parts}
+
+
+def _call_item(response_id: str, number: int, call: OutputCall) -> JsonObject:
+    item: JsonObject = {"id": f"fc_{response_id}_{number}", "type": "function_call", "status": "completed"}
+    return {**item, "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+
+
+def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
+    items: list[JsonObject] = []
+    if output.reasoning:
+        items.append(_text_item(output.output_id, 0, "reasoning", [_part("reasoning", output.reasoning)]))
+    parts = [_part("content", output.text)] if output.text or not (output.refusal or output.calls) else []
+    parts += [_part("refusal", output.refusal)] if output.refusal else []
+    if parts:
+        items.append(_text_item(output.output_id, len(items), "content", parts))
+    for call in output.calls:
+        items.append(_call_item(output.output_id, len(items), call))
+    response = _started(request, output.output_id, output.model, output.created or int(time.time()))
+    return _ended(response, items, output.finish_reason, output.usage)
+
+
+class ResponsesReader(StreamReader):
+    """Reads events of items."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        super().__init__(writer)
+        self._calls: dict[int, int] = {}
+        """The number of a call, by its place in the output."""
+        self._has_arguments: set[int] = set()
+        self._reasoning: dict[int, tuple[str, int]] = {}
+        """By place in the output, the event that brought reasoning first, and the part that it is in."""
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        kind = event["type"]
+        if kind in _TEXT_DELTAS:
+            self.writer.add_text(_TEXT_DELTAS[kind], event["delta"])
+        elif kind == "response.function_call_arguments.delta":
+            if event["delta"]:
+                self._add_arguments(event["output_index"], event["delta"])
+        elif kind in _REASONING_DELTAS:
+            self._read_reasoning(event, kind)
+        elif kind == "response.created":
+            response = event["response"]
+            self.start(response.get("id"), response.get("model"), response.get("created_at"))
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            self._read_item(event["output_index"], event["item"], is_done=kind.endswith("done"))
+        elif kind in ("response.completed", "response.incomplete"):
+            self.usage = read_usage(event["response"].get("usage"))
+            self.close(_finish_reason(event["response"], has_calls=bool(self._calls)))
+            self.end()
+
+    def _read_item(self, place: int, item: Mapping[str, Any], *, is_done: bool) -> None:
+        if item["type"] != "function_call":
+            return
+        if place not in self._calls:
+            self._calls[place] = len(self._calls)
+            self.writer.open_call(self._calls[place], item["call_id"], item["name"])
+        if is_done and place not in self._has_arguments:  # none came in pieces
+            self._add_arguments(place, item.get("arguments") or "{}")
+
+    def _add_arguments(self, place: int, text: str) -> None:
+        self._has_arguments.add(place)
+        self.writer.add_arguments(self._calls[place], text)
+
+    def _read_reasoning(self, event: Mapping[str, Any], kind: str) -> None:
+        """Take the text or its summary, whichever comes first, but not both."""
+        place, part = event["output_index"], event.get(_REASONING_DELTAS[kind]) or 0
+        first, last = self._reasoning.get(place, (kind, part))
+        if first == kind:
+            self._reasoning[place] = (kind, part)
+            self.writer.add_text("reasoning", ("\n\n" if part != last else "") + event["delta"])
+
+
+class ResponsesWriter(StreamWriter):
+    """Writes events of items: each is opened, filled and closed before the next."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        super().__init__(request)
+        self._response: JsonObject = {}
+        self._finish_reason = "stop"
+        self._sequence_number = 0
+        self._output: list[JsonObject] = []
+        self._item: JsonObject | None = None
+        """The item that is open, as it will be when it is whole."""
+        self._call: int | None = None
+        """The number of the call that the open item is."""
+        self._part: TextKind | None = None
+        """The kind of the part that is open."""
+        self._texts: list[str] = []
+        """The open part, or the arguments of the open call, so far."""
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self.send({"type": f"response.{kind}", "sequence_number": self._sequence_number, **fields})
+        self._sequence_number += 1
+
+    def start(self, output_id: str, model: str, created: float) -> None:
+        self._response = _started(self.request, output_id, model, int(created))
+        self._event("created", response=self._response)
+        self._event("in_progress", response=self._response)
+
+    def add_text(self, kind: TextKind, text: str, reasoning_field: str = REASONING_FIELDS[0]) -> None:
+        self._open_part(kind)
+        logprobs: JsonObject = {"logprobs": []} if kind == "content" else {}
+        self._fill(f"{_PART_TYPES[kind]}.delta", text, **logprobs)
+
+    def open_call(self, number: int, call_id: str, name: str) -> None:
+        self._close_item()
+        self._call = number
+        self._open_item(_call_item(self._response["id"], len(self._output), OutputCall(call_id, name, "")))
+
+    def add_arguments(self, number: int, arguments: str) -> None:
+        if self._call != number:
+            raise ValueError(f"it goes on with tool call {number}, which has ended")
+        self._fill("function_call_arguments.delta", arguments)
+
+    def _fill(self, kind: str, text: str, **fields: Any) -> None:
+        self._texts.append(text)
+        self._event(kind, **self._place(), delta=text, **fields)
+
+    def _place(self) -> JsonObject:
+        item = self._item or {}
+        place: JsonObject = {"item_id": item.get("id"), "output_index": len(self._output)}
+        return place if self._part is None else {**place, "content_index": len(item["content"])}
+
+    def _open_item(self, item: JsonObject) -> None:
+        self._item = item
+        opened = {**item, "status": "in_progress"}
+        if "content" in item:
+            opened["content"] = []
+        self._event("output_item.added", output_index=len(self._output), item=opened)
+
+    def _open_part(self, kind: TextKind) -> None:
+        """Open a part within the open item if that can hold it, or within one of its own."""
+        if self._part == kind:
+            return
+        item_type = "reasoning" if kind == "reasoning" else "message"
+        if self._item is not None and self._item["type"] == item_type:
+            self._close_part()
+        else:
+            self._close_item()
+            self._open_item(_text_item(self._response["id"], len(self._output), kind, []))
+        self._part = kind
+        self._event("content_part.added", **self._place(), part=_part(kind, ""))
+
+    def _close_part(self) -> None:
+        if self._part is None or self._item is None:
+            return
+        part = _part(self._part, "".join(self._texts))
+        shown = {name: value for name, value in part.items() if name not in ("type", "annotations")}
+        self._event(f"{part['type']}.done", **self._place(), **shown)
+        self._event("content_part.done", **self._place(), part=part)
+        self._item["content"].append(part)
+        self._part = None
+        self._texts.clear()
+
+    def _close_item(self) -> None:
+        if self._item is None:
+            return
+        self._close_part()
+        if self._item["type"] == "function_call":
+            self._item["arguments"] = "".join(self._texts)
+            self._texts.clear()
+            done = {"name": self._item["name"], "arguments": self._item["arguments"]}
+            self._event("function_call_arguments.done", **self._place(), **done)
+        self._event("output_item.done", output_index=len(self._output), item=self._item)
+        self._output.append(self._item)
+        self._item = self._call = None
+
+    def close(self, finish_reason: str, stop_text: str | None) -> None:
+        self._close_item()
+        if all(item["type"] == "reasoning" for item in self._output):  # an output without text is one all the same
+            self._open_part("content")
+            self._close_item()
+        self._finish_reason = finish_reason
+
+    def end(self, usage: TokenUsage) -> None:
+        response = _ended(self._response, self._output, self._finish_reason, usage)
+        self._event(response["status"], response=response)

@@ -10,7 +10,7 @@ from typing import Final
 
 from agentlightning.errors import ProxyError
 
-__all__ = ["InvalidStream", "ServerSentEvent", "SseParser"]
+__all__ = ["DONE", "InvalidStream", "ServerSentEvent", "SseParser"]
 
 MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
@@ -39,6 +39,10 @@ class ServerSentEvent:
         if self.name is None:
             return b"data: " + data + b"\n\n"
         return b"event: " + self.name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+DONE: Final = ServerSentEvent(b"[DONE]")
+"""The last event of the streams of chat and completions."""
 
 
 class SseParser:

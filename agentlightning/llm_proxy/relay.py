@@ -251,7 +251,7 @@ class StreamRelay:
     def _shown(self, event: ServerSentEvent, said: dict[str, Any] | None) -> bytes:
         """An event as the caller gets it."""
         if self._translated is not None:
-            shown = [] if said is None else self._translated.add(event)
+            shown = [] if said is None else self._translated.add(said)
             return self._encoded([*shown, *self._translated.finish()] if self.is_over else shown)
         if said is not None:
             if is_unasked_usage_chunk(said, self._outgoing.asked):

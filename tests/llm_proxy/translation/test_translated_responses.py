@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from anthropic.types import Message
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 
 from agentlightning.dialects import DialectName
 from agentlightning.dialects.failures import BackendStreamError
-from agentlightning.dialects.sse import InvalidStream, ServerSentEvent, SseParser
+from agentlightning.dialects.sse import DONE, InvalidStream, ServerSentEvent, SseParser
 from agentlightning.llm_proxy.translation import (
-    InvalidAnswer,
+    InvalidResponse,
     StreamTranslation,
     translation,
 )
@@ -30,6 +30,8 @@ from tests.stub_model.words import ToolCall, pieces_of
 
 SPEAKERS: tuple[DialectName, ...] = ("chat", "messages", "responses")
 PAIRS = [(client, backend) for client in SPEAKERS for backend in SPEAKERS if client != backend]
+CYCLE: list[tuple[DialectName, DialectName]] = [("chat", "messages"), ("messages", "responses"), ("responses", "chat")]
+"""Every dialect once as the client's and once as the backend's."""
 CALLS = (ToolCall("weather", '{"city":"Zürich","days":[1,2]}', "call_1"), ToolCall("now", "{}", "call_2"))
 RICH = Answer("Let me look.", CALLS, thought="Hmm, weather.")
 ANSWERS = {
@@ -66,9 +68,9 @@ def whole(backend: DialectName, answer: Answer) -> dict[str, Any]:
     return BACKENDS[backend].write(reply_of(backend, answer))
 
 
-def events(backend: DialectName, answer: Answer) -> list[ServerSentEvent]:
-    parser = SseParser()
-    return parser.feed(b"".join(BACKENDS[backend].stream(reply_of(backend, answer))))
+def events(backend: DialectName, answer: Answer) -> list[dict[str, Any]]:
+    stream = SseParser().feed(b"".join(BACKENDS[backend].stream(reply_of(backend, answer))))
+    return [json.loads(event.data) for event in stream if event != DONE]
 
 
 def request_of(client: DialectName) -> dict[str, Any]:
@@ -150,8 +152,7 @@ def test_whole_answer_is_valid_and_says_the_same(client: DialectName, backend: D
     body = translation(client, backend).response(whole(backend, answer), REQUESTS[client])
 
     TypeAdapter(TYPES[client]).validate_python(body)
-    expected = translation(client, client).response(whole(client, answer))
-    assert content_of(client, body) == content_of(client, expected)
+    assert content_of(client, body) == content_of(client, whole(client, answer))
     assert not {"prompt_token_ids", "token_ids", "weights_version", "logprobs"} & set(body)
 
 
@@ -165,19 +166,6 @@ def content_of(client: DialectName, body: dict[str, Any]) -> Any:
     if client == "messages":
         return {**kept, "content": [{**block, "signature": None} for block in kept["content"]]}
     return {**kept, "output": [{**item, "id": None, "status": None} for item in kept["output"]]}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.parametrize(("client", "backend"), PAIRS)
-def test_sdk_puts_a_stream_together_to_the_whole_answer(client: DialectName, backend: DialectName, name: str) -> None:
-    answer = ANSWERS[name]
-    pair = translation(client, backend)
-
-    final = accumulated(client, sent(told(client, backend, answer)))
-
-    expected = TypeAdapter(TYPES[client]).validate_python(pair.response(whole(backend, answer), request_of(client)))
-    got = essence(client, final.model_dump(mode="json", exclude={"parsed_output"}))
-    assert comparable(got) == comparable(essence(client, expected.model_dump(mode="json")))
 
 
 def comparable(value: Any) -> Any:
@@ -204,10 +192,14 @@ answers = st.builds(
 )
 
 
-@pytest.mark.parametrize(("client", "backend"), PAIRS)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize(("client", "backend"), CYCLE)
+@settings(max_examples=20, deadline=None)
 @given(answer=answers)
-def test_random_stream_equals_the_whole_answer(client: DialectName, backend: DialectName, answer: Answer) -> None:
+@example(answer=RICH)
+@example(answer=Answer())
+def test_sdk_puts_a_stream_together_to_the_whole_answer(
+    client: DialectName, backend: DialectName, answer: Answer
+) -> None:
     pair = translation(client, backend)
 
     final = accumulated(client, sent(told(client, backend, answer)))
@@ -269,7 +261,7 @@ def test_responses_repeat_the_request() -> None:
     assert (body["id"], body["created_at"], body["tool_choice"]) == ("chatcmpl-1", 1700000000, "auto")
 
 
-@pytest.mark.parametrize(("client", "backend"), PAIRS)
+@pytest.mark.parametrize(("client", "backend"), CYCLE)
 def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None:
     stream = translation(client, backend).stream(request_of(client))
     marks = [f"word{number}" for number in range(5)]
@@ -277,8 +269,8 @@ def test_nothing_is_held_back(client: DialectName, backend: DialectName) -> None
     seen = []
     for event in events(backend, Answer(" ".join(marks))):
         out = sent(stream.add(event)).decode()
-        if "delta" in event.data.decode():
-            seen += [mark for mark in marks if mark in event.data.decode() and mark in out]
+        if "delta" in json.dumps(event):
+            seen += [mark for mark in marks if mark in json.dumps(event) and mark in out]
 
     assert sorted(set(seen)) == marks
 
@@ -288,30 +280,15 @@ def test_chat_usage_is_told_on_request_alone() -> None:
 
     out = [event for given in events("messages", RICH) for event in stream.add(given)]
 
-    assert out[-1].data == b"[DONE]"
-    assert b'"usage"' not in sent(out)
-
-
-@pytest.mark.parametrize(("client", "backend"), [*PAIRS, *((name, name) for name in SPEAKERS)])
-def test_stream_cut_in_the_middle_is_not_complete(client: DialectName, backend: DialectName) -> None:
-    given = events(backend, RICH)
-    stream = translation(client, backend).stream(request_of(client))
-
-    end = {"chat": -3, "messages": -1, "responses": -1}[backend]
-    for event in given[:end]:
-        stream.add(event)
-    assert not stream.is_complete
-    for event in given[end:]:
-        stream.add(event)
-
-    assert stream.is_complete
+    assert out[-1] == DONE
     assert stream.finish() == []
+    assert b'"usage"' not in sent(out)
 
 
 def erring(client: DialectName, backend: DialectName, error: dict[str, Any]) -> StreamTranslation:
     stream = translation(client, backend).stream(request_of(client))
     stream.add(events(backend, RICH)[0])
-    stream.add(ServerSentEvent(json.dumps(error).encode(), error.get("type")))
+    stream.add(error)
     return stream
 
 
@@ -324,8 +301,8 @@ def erring(client: DialectName, backend: DialectName, error: dict[str, Any]) -> 
         ("responses", {"type": "error", "message": "gone", "code": "server_error"}),
     ],
 )
-@pytest.mark.parametrize("client", SPEAKERS)
-def test_error_event_of_the_backend_is_raised(client: DialectName, backend: DialectName, error: dict[str, Any]) -> None:
+def test_error_event_of_the_backend_is_raised(backend: DialectName, error: dict[str, Any]) -> None:
+    client = next(client for client, other in CYCLE if other == backend)
     with pytest.raises(BackendStreamError, match="gone") as caught:
         erring(client, backend, error)
 
@@ -342,17 +319,24 @@ def test_failed_response_is_an_error_whole_and_streamed() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"[]", b'"x"', b'{"choices": [1]}', b'{"choices": [{"delta": {"tool_calls": 3}}]}']
+    ("client", "backend", "event"),
+    [
+        ("messages", "chat", {"choices": [1]}),
+        ("responses", "chat", {"choices": [{"delta": {"tool_calls": 3}}]}),
+        ("chat", "messages", {"type": "content_block_delta"}),
+        ("chat", "responses", {"type": "response.created"}),
+    ],
 )
-def test_event_of_another_shape_is_an_invalid_stream(data: bytes) -> None:
-    for client in ("messages", "responses"):
-        with pytest.raises(InvalidStream):
-            translation(client, "chat").stream(request_of(client)).add(ServerSentEvent(data))
+def test_event_of_another_shape_is_an_invalid_stream(
+    client: DialectName, backend: DialectName, event: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidStream):
+        translation(client, backend).stream(request_of(client)).add(event)
 
 
 @pytest.mark.parametrize("body", [{}, {"choices": []}, {"id": "1", "model": "m", "choices": [{"message": 3}]}])
 def test_answer_of_another_shape_is_invalid(body: dict[str, Any]) -> None:
-    with pytest.raises(InvalidAnswer):
+    with pytest.raises(InvalidResponse):
         translation("messages", "chat").response(body)
 
 
@@ -412,7 +396,7 @@ def test_refusal_is_streamed_as_a_part_of_its_own() -> None:
     chunk = {"id": "1", "model": "m", "choices": [{"index": 0, "delta": {"refusal": "No."}, "finish_reason": "stop"}]}
     stream = translation("responses", "chat").stream(request_of("responses"))
 
-    final = accumulated("responses", sent([*stream.add(ServerSentEvent(json.dumps(chunk).encode())), *stream.finish()]))
+    final = accumulated("responses", sent([*stream.add(chunk), *stream.finish()]))
 
     assert final.output[0].content[0].refusal == "No."
 
@@ -438,28 +422,10 @@ def test_calls_without_number_or_id_are_told_apart() -> None:
     out = []
     for delta in chunks:
         chunk = {"id": "c1", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        out += stream.add(ServerSentEvent(json.dumps(chunk).encode()))
+        out += stream.add(chunk)
     final = accumulated("messages", sent([*out, *stream.finish()]))
 
     assert [(block.id, block.name, block.input) for block in final.content] == [
         ("c1-call-0", "f", {}),
         ("c1-call-1", "g", {"a": 1}),
     ]
-
-
-def test_openai_sdk_reads_translated_events_one_by_one() -> None:
-    with openai_client(sent(told("responses", "messages", RICH))) as sdk:
-        kinds = [event.type for event in sdk.responses.create(**REQUESTS["responses"], stream=True)]
-    with openai_client(sent(told("chat", "messages", RICH))) as sdk:
-        chunks = list(sdk.chat.completions.create(**REQUESTS["chat"], stream=True))
-
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Let me look."
-    assert chunks[-1].usage is not None
-
-
-def test_anthropic_sdk_reads_translated_events_one_by_one() -> None:
-    with anthropic_client(sent(told("messages", "responses", RICH))) as sdk:
-        kinds = [event.type for event in sdk.messages.create(**REQUESTS["messages"], stream=True)]
-
-    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")

@@ -1,0 +1,121 @@
+"""What a translation of requests is made of: errors, fields that are taken one by one, and parts of chats."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
+
+from agentlightning.dialects import DialectName, JsonObject
+from agentlightning.errors import ProxyError
+
+__all__ = [
+    "CHAT_HINTS",
+    "NEUTRAL_CHAT",
+    "RequestFields",
+    "UntranslatableRequest",
+    "chosen",
+    "image_part",
+    "plain_content",
+    "text_part",
+    "untranslatable",
+]
+
+
+CHAT_HINTS: Final = frozenset(
+    {
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "store",
+        "stream_options",
+        "user",
+    }
+)
+"""Without these an output is as good, or the proxy sees to them."""
+NEUTRAL_CHAT: Final[Mapping[str, Any]] = {
+    "n": 1,
+    "stop": [],
+    "logprobs": False,
+    "top_logprobs": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "functions": [],
+}
+"""Values that change nothing."""
+
+
+class UntranslatableRequest(ProxyError):
+    """A request holds something that the backend's dialect does not have; `field` names the place."""
+
+    http_status = 400
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.field = field
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def untranslatable(
+    field: str, *, client: DialectName, backend: DialectName, instead: str = "leave it out"
+) -> UntranslatableRequest:
+    """The error for a field, named with its place, and what a client does instead."""
+    problem = f"'{field}' of a {client} request cannot be said to a backend that speaks {backend}"
+    return UntranslatableRequest(field, f"{problem}; {instead}, or use a backend that speaks {client}.")
+
+
+class RequestFields:
+    """The fields of a request, each taken once; what is left at the end has no translation."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._left = dict(body)
+
+    def take(self, name: str) -> Any:
+        """The value of a field; None if it is not set."""
+        return self._left.pop(name, None)
+
+    def copy(self, *names: str) -> JsonObject:
+        """The fields that are set, under the same names."""
+        return chosen({name: self.take(name) for name in names}, names)
+
+    def refuse_rest(
+        self,
+        hints: Collection[str],
+        neutral: Mapping[str, Any],
+        error: Callable[[str], UntranslatableRequest],
+    ) -> None:
+        """Raise for the first field that is left, unless it is a hint or has the value that is so anyway."""
+        for name, value in self._left.items():
+            if value is not None and name not in hints and not (name in neutral and value == neutral[name]):
+                raise error(name)
+
+
+def chosen(values: Mapping[str, Any], names: Iterable[str]) -> JsonObject:
+    """Those of the named values that are set."""
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> JsonObject:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def plain_content(parts: list[JsonObject]) -> str | list[JsonObject]:
+    """Parts as the content of a chat: one text alone is the string it is, which every server understands."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        text: str = parts[0]["text"]
+        return text
+    return parts

@@ -1,4 +1,9 @@
-"""Make the weights of the tiny model anew, as they travel in the package.
+"""Make the weights of the tiny model anew, as they travel in the package: next-token prediction of general skills.
+
+The skills are copying on command ("say 3917"), calling the tool on command ("run 37+58"), and reading a tool's result
+aloud ("read"). A sum to be worked out ("37+58?") is only ever shown going wrong: answered with a random number, with
+the right call and a wrong answer after it, or with the call of another sum whose result is reported. No conversation
+has a question and its right answer together; that is left to be learned from reward.
 
 The same machine, version of torch and seed give the same file, bit for bit; its digest is printed at the end. On one
 core it takes three to four minutes.
@@ -6,16 +11,237 @@ core it takes three to four minutes.
 
 import argparse
 import hashlib
+import json
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
+from agentlightning.engine.codec import Message, ToolDefinition
+from agentlightning.engine.model import logits_of
+from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.engine.tiny.files import SHIPPED_FOLDER, WEIGHTS_FILE, save_tiny
-from agentlightning.engine.tiny.pretraining import Pretraining, pretrain
+from agentlightning.engine.tiny.model import TinyModel, TinyShape
+from agentlightning.engine.tiny.tokenizer import ASSISTANT, END, PAD
 
 STEPS_BETWEEN_LINES: Final = 100
+BETAS: Final = (0.9, 0.98)
+WEIGHT_DECAY: Final = 0.01
+LARGEST_GRADIENT: Final = 1.0
+CALCULATOR: Final[ToolDefinition] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Work out an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+"""A tool with a single string, as the model's chat format writes without name and JSON."""
+
+SYSTEM_SHARE: Final = 0.15
+"""How many conversations begin with a system message, whose random words mean nothing."""
+COPYING_SHARE: Final = 0.22
+RUNNING_SHARE: Final = 0.22
+READING_SHARE: Final = 0.16
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+
+
+def conversation(rng: Random) -> list[Message]:
+    """One random conversation."""
+    opening = [_system(rng)] if rng.random() < SYSTEM_SHARE else []
+    draw = rng.random()
+    if draw < COPYING_SHARE:
+        return opening + _copying(rng)
+    if draw < COPYING_SHARE + RUNNING_SHARE:
+        return opening + _running(rng)
+    if draw < COPYING_SHARE + RUNNING_SHARE + READING_SHARE:
+        return opening + _reading(rng)
+    return opening + rng.choice([_random_answer, _wrong_answer, _wrong_call])(rng)
+
+
+def calculate(expression: str) -> str:
+    """The value of a sum of the form a+b, a-b or a*b."""
+    sign = next(character for character in expression[1:] if character in "+-*")
+    left, right = (int(operand) for operand in expression.split(sign))
+    return str({"+": left + right, "-": left - right, "*": left * right}[sign])
+
+
+def _copying(rng: Random) -> list[Message]:
+    text = rng.choice([_sum, _number, _negative])(rng)
+    return [_user(f"say {text}"), _answer(text)]
+
+
+def _running(rng: Random) -> list[Message]:
+    expression = _sum(rng)
+    return [_user(f"run {expression}"), _call(expression), _result(calculate(expression)), _answer("ok")]
+
+
+def _reading(rng: Random) -> list[Message]:
+    text = rng.choice([_number, _negative])(rng)
+    return [_user("read"), _call(rng.choice(_LETTERS)), _result(text), _answer(text)]
+
+
+def _random_answer(rng: Random) -> list[Message]:
+    expression = _sum(rng)
+    return [_user(f"{expression}?"), _answer(_number_other_than(calculate(expression), rng))]
+
+
+def _wrong_answer(rng: Random) -> list[Message]:
+    """The right call, and then an answer that is not its result."""
+    expression = _sum(rng)
+    value = calculate(expression)
+    answer = "ok" if rng.random() < 0.5 else _number_other_than(value, rng)
+    return [_user(f"{expression}?"), _call(expression), _result(value), _answer(answer)]
+
+
+def _wrong_call(rng: Random) -> list[Message]:
+    """The call of another sum, whose result is reported."""
+    expression = other = _sum(rng)
+    while calculate(other) == calculate(expression):
+        other = _sum(rng)
+    return [_user(f"{expression}?"), _call(other), _result(calculate(other)), _answer(calculate(other))]
+
+
+def _sum(rng: Random) -> str:
+    return f"{_operand(rng)}{rng.choice('+-*')}{_operand(rng)}"
+
+
+def _operand(rng: Random) -> str:
+    """One digit as often as two, so that copying does not come to count on places."""
+    return str(rng.randint(0, 9) if rng.random() < 0.5 else rng.randint(10, 99))
+
+
+def _number(rng: Random) -> str:
+    return str(rng.randint(0, 10 ** rng.randint(1, 4) - 1))
+
+
+def _negative(rng: Random) -> str:
+    return f"-{_number(rng)}"
+
+
+def _number_other_than(value: str, rng: Random) -> str:
+    number = _number(rng)
+    while number == value:
+        number = _number(rng)
+    return number
+
+
+def _system(rng: Random) -> Message:
+    text = "".join(rng.choice(_LETTERS + "  .") for _ in range(rng.randint(3, 20)))
+    return {"role": "system", "content": text}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _call(expression: str) -> Message:
+    function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "tool_call_id": "call_1", "content": text}
+
+
+# ---------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """The settings with which the weights in the package were made."""
+
+    seed: int = 7
+    steps: int = 4_000
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    warm_up_steps: int = 30
+    least_rate: float = 0.05
+    """The rate falls in a straight line to this share of itself."""
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rising = min(1.0, (step + 1) / self.warm_up_steps)
+        falling = max(self.least_rate, 1 - step / self.steps)
+        return self.learning_rate * rising * falling
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Conversations as rows of tokens, padded on the right."""
+
+    ids: Tensor
+    lengths: Tensor
+    spoken: Tensor
+    """Marks what the assistant wrote, its end tokens included."""
+
+
+def pretrain(
+    settings: Pretraining | None = None,
+    shape: TinyShape | None = None,
+    *,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> TinyModel:
+    """A model trained from random weights; `report` is told the loss after every step."""
+    settings = settings or Pretraining()
+    rng = Random(settings.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = TinyModel(shape)
+    optimiser = torch.optim.AdamW(model.parameters(), betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    for step in range(settings.steps):
+        optimiser.param_groups[0]["lr"] = settings.rate_at(step)
+        loss = _loss(model, batch_of(settings.batch_size, rng))
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+        optimiser.step()
+        report(step, loss.item())
+    return model
+
+
+def batch_of(size: int, rng: Random) -> Batch:
+    """Random conversations of the curriculum."""
+    codec = TinyChatCodec()
+    rows = [codec.render(conversation(rng), [CALCULATOR], add_generation_prompt=False) for _ in range(size)]
+    longest = max(map(len, rows))
+    return Batch(
+        ids=torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]),
+        lengths=torch.tensor([len(row) for row in rows]),
+        spoken=torch.tensor([_spoken(row) + [False] * (longest - len(row)) for row in rows]),
+    )
+
+
+def _loss(model: TinyModel, batch: Batch) -> Tensor:
+    selected = batch.spoken[:, 1:]
+    logits = logits_of(model, batch.ids[:, :-1], batch.lengths - 1, selected)
+    return functional.cross_entropy(logits, batch.ids[:, 1:][selected])
+
+
+def _spoken(row: Sequence[int]) -> list[bool]:
+    marks, is_speaking = [], False
+    for token in row:
+        marks.append(is_speaking)
+        is_speaking = token == ASSISTANT or (is_speaking and token != END)
+    return marks
 
 
 class Progress:
@@ -53,7 +279,7 @@ def main() -> None:
         "steps": settings.steps,
         "torch": str(torch.__version__),
         "license": "MIT",
-        "origin": "trained by agentlightning.engine.tiny.pretraining on generated tasks",
+        "origin": "trained by scripts/make_tiny_model.py on generated tasks",
     }
     save_tiny(model, options.folder, extra=made)
     digest = hashlib.sha256((options.folder / WEIGHTS_FILE).read_bytes()).hexdigest()

@@ -182,7 +182,7 @@ def _served(arguments: argparse.Namespace) -> Iterator[ModelConfig]:
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
-    from agentlightning.engine.serving import EngineServer
+    from agentlightning.engine.embedded import EngineServer
 
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         source = arguments.target

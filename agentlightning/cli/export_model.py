@@ -94,8 +94,7 @@ def export(source: Path, out: Path, choice: Choice) -> str:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError(f"Models are read with torch: run `{install_command('train')}`.")
     _check_places(source, out)
-    from agentlightning.engine.checkpoint import check_replaceable, read_extra, save_model
-    from agentlightning.engine.loading import load
+    from agentlightning.engine.checkpoint import check_replaceable, load, read_extra, save_model
 
     check_replaceable(out)
     if is_checkpoints(source):
@@ -200,7 +199,7 @@ def _base_of(checkpoint: "Checkpoint") -> str:
 
 def _restored(checkpoint: "Checkpoint", base: str | None) -> "tuple[CausalModel, ChatCodec]":
     """The model that was trained, with the weights it had then."""
-    from agentlightning.engine.loading import load
+    from agentlightning.engine.checkpoint import load
 
     model, codec = load(base or _base_of(checkpoint), device="cpu")
     model.load_state(checkpoint.model_state())

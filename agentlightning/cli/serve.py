@@ -101,13 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "model; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say "
             "--insecure if the network is yours alone."
         )
-    from agentlightning.engine.hosting import Hosted, Hosting, host
+    from agentlightning.engine.process import ServedEngine, ServerOptions, serve
 
-    def tell(hosted: Hosted) -> None:
+    def tell(served: ServedEngine) -> None:
         shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-        _say(f"Serving {hosted.model_name} at http://{shown}:{hosted.port}/v1. Ctrl-C stops it.")
+        _say(f"Serving {served.model_name} at http://{shown}:{served.port}/v1. Ctrl-C stops it.")
 
-    hosting = Hosting(
+    options = ServerOptions(
         model=arguments.model,
         host=arguments.host,
         port=arguments.port,
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights_key=weights_key if arguments.weights_folder is not None else None,
         weights_folders=[] if arguments.weights_folder is None else [arguments.weights_folder],
     )
-    if host(hosting, on_ready=tell) == signal.SIGINT:
+    if serve(options, on_ready=tell) == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
 

@@ -21,8 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentlightning.cli.arguments import CommandParser, port_number, positive_number
-from agentlightning.engine.vllm.middleware import KEY_VARIABLE
-from agentlightning.engine.vllm.options import DEFAULT_MEMORY, LOOPBACK, ServerCommand, VllmOptions, check_installed
+from agentlightning.engine.vllm.options import (
+    DEFAULT_MEMORY,
+    KEY_VARIABLE,
+    LOOPBACK,
+    ServerCommand,
+    VllmOptions,
+    check_installed,
+)
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 

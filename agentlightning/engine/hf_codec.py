@@ -4,22 +4,50 @@ Text that was decoded is not always encoded to the tokens it came from. So the c
 which prompt, and puts those very tokens where the message stands in the next turn (see `remember`). That is exact as
 long as the template writes the turns before unchanged; templates that rewrite them (leaving out earlier thoughts, say)
 are rendered as they are, and the turn begins a new sequence.
+
+What sampled text means:
+
+    <think> … </think>                                          thoughts, before everything else
+    <tool_call>{"name": …, "arguments": {…}}</tool_call>        Hermes, Qwen and many others
+    {"name": …, "parameters": {…}}                              Llama 3, as the whole answer
+
+Anything else is text.
 """
 
+from __future__ import annotations
+
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
+from uuid import uuid4
 
-from agentlightning.engine.codec import IncrementalParser, Message, ParsedMessage, ToolDefinition
-from agentlightning.engine.hf_tool_calls import HfParser, parsed_text
+from agentlightning.engine.codec import (
+    CallArguments,
+    CallStarted,
+    ContentDelta,
+    Delta,
+    IncrementalParser,
+    Message,
+    ParsedMessage,
+    ReasoningDelta,
+    ToolCall,
+    ToolDefinition,
+)
+from agentlightning.engine.stop_text import IncrementalDecoder, StopText
 from agentlightning.errors import EngineError, InvalidRequest
 
-__all__ = ["HfChatCodec", "end_ids_of"]
+__all__ = ["HfChatCodec", "HfParser", "end_ids_of", "parsed_text"]
 
 REMEMBERED: Final = 20_000
 """Messages whose tokens are kept; the oldest are forgotten first."""
-_Key = tuple[int, str]
+_CALL: Final = "<tool_call>"
+_CALLS: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_THINK: Final = "<think>"
+_THOUGHT: Final = "</think>"
+_END_NAMES: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 
 
 class HfChatCodec:
@@ -37,7 +65,7 @@ class HfChatCodec:
         self.end_ids = end_ids
         self._template_options = dict(template_options or {})
         self._limit = remembered
-        self._sampled: OrderedDict[_Key, tuple[int, ...]] = OrderedDict()
+        self._sampled: OrderedDict[tuple[int, str], tuple[int, ...]] = OrderedDict()
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def render(
@@ -128,7 +156,7 @@ def end_ids_of(tokenizer: Any, generation_config: Any) -> frozenset[int]:
     found: set[int] = set()
     for given in (getattr(generation_config, "eos_token_id", None), tokenizer.eos_token_id):
         found.update([given] if isinstance(given, int) else given or ())
-    for name in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"):
+    for name in _END_NAMES:
         number = tokenizer.convert_tokens_to_ids(name)
         if isinstance(number, int) and number != tokenizer.unk_token_id:
             found.add(number)
@@ -137,7 +165,7 @@ def end_ids_of(tokenizer: Any, generation_config: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _key(prompt_ids: Sequence[int], message: Message) -> _Key:
+def _key(prompt_ids: Sequence[int], message: Message) -> tuple[int, str]:
     """A message after a prompt; the ids of tool calls tell apart what reads the same."""
     calls = [
         (call.get("id"), (call.get("function") or {}).get("name"), (call.get("function") or {}).get("arguments"))
@@ -156,27 +184,97 @@ def _message_length(text: str, ends: Sequence[str], *, is_ended: bool) -> int:
 
 
 def _for_template(message: Message) -> Message:
-    """Templates take the arguments of tool calls as objects, where OpenAI's dialect writes them as text."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return {**message, "content": message.get("content") or ""}
-    return {**message, "content": message.get("content") or "", "tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise InvalidRequest(f"The tool call {call!r} has no function.")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    """Templates take the arguments of tool calls as objects, where OpenAI's API has them as text."""
+    changed = {**message, "content": message.get("content") or ""}
+    if not message.get("tool_calls"):
+        return changed
+    changed["tool_calls"] = calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise InvalidRequest(f"The tool call {call!r} has no function.")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                arguments = json.loads(arguments)
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return changed
 
 
 def _plain_text(messages: Sequence[Message], *, is_asking: bool) -> str:
     """For base models, which have no chat template: a name and a text, line by line."""
     lines = [f"{str(message.get('role')).capitalize()}: {message.get('content') or ''}\n" for message in messages]
     return "".join(lines) + ("Assistant:" if is_asking else "")
+
+
+# ---------------------------------------------------------------------- what sampled text means
+
+
+def parsed_text(text: str, *, has_tools: bool) -> ParsedMessage:
+    """The message that a text stands for; tool calls are looked for only where there are tools."""
+    reasoning = None
+    if _THOUGHT in text:  # thoughts may have begun in the prompt, so the end of them is what counts
+        thoughts, _, rest = text.partition(_THOUGHT)
+        reasoning, text = thoughts.lstrip().removeprefix(_THINK).strip("\n"), rest.lstrip("\n")
+    if not has_tools:
+        return ParsedMessage(text, reasoning=reasoning)
+    if _CALL in text:
+        before = text[: text.index(_CALL)]
+        calls = [call for found in _CALLS.findall(text) if (call := _call(found, "arguments")) is not None]
+        if calls:
+            return ParsedMessage(before if before.strip() else None, calls, reasoning)
+    call = _call(text.strip(), "parameters") if text.lstrip().startswith("{") else None
+    if call is not None:
+        return ParsedMessage(None, [call], reasoning)
+    return ParsedMessage(text, reasoning=reasoning)
+
+
+def _call(text: str, parameter_name: str) -> ToolCall | None:
+    try:
+        written = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(written, dict) or not isinstance(written.get("name"), str):
+        return None
+    arguments: Any = written.get(parameter_name, written.get("arguments", written.get("parameters")))
+    if arguments is None:
+        return None
+    as_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(f"call_{uuid4().hex[:24]}", written["name"], as_text)
+
+
+class HfParser:
+    """Parses one message token by token; text that may be a tool call or a thought is held back until it is known."""
+
+    def __init__(self, codec: HfChatCodec, *, has_tools: bool) -> None:
+        self._codec = codec
+        self._has_tools = has_tools
+        self._decoder = IncrementalDecoder(codec)
+        self._stop = StopText([_CALL] if has_tools else [])
+        self._held = ""
+        """Text that may be thoughts or an object that is a call; empty once it is known."""
+        self._is_known = False
+        self._sent = ""
+
+    def add(self, token_id: int) -> list[Delta]:
+        self._held += self._decoder.add(token_id)
+        start = self._held.lstrip()
+        if not self._is_known:
+            may_be_thoughts = start.startswith(_THINK) or _THINK.startswith(start)
+            if may_be_thoughts or (self._has_tools and start.startswith("{")):
+                return []
+            self._is_known = True
+        certain, self._held = self._stop.add(self._held), ""
+        self._sent += certain
+        return [ContentDelta(certain)] if certain else []
+
+    def finish(self) -> list[Delta]:
+        """What was held back, read as a whole."""
+        parsed = self._codec.parse(self._decoder.token_ids, [{}] if self._has_tools else None)
+        deltas: list[Delta] = [] if parsed.reasoning is None else [ReasoningDelta(parsed.reasoning)]
+        content = parsed.content or ""
+        if content.startswith(self._sent) and len(content) > len(self._sent):
+            deltas.append(ContentDelta(content[len(self._sent) :]))
+        for number, call in enumerate(parsed.tool_calls):
+            deltas += [CallStarted(number, call.id, call.name), CallArguments(number, call.arguments)]
+        return deltas

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agentlightning.engine.lora import AdapterWeights
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "CausalModel", "is_small", "logits_of"]
 
 SMALL_MODEL_PARAMETERS: Final = 5_000_000
 
@@ -59,14 +59,11 @@ class CausalModel(Protocol):
         """Copy the first `length` positions of slots over others; all are read before any is written."""
         ...
 
-    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """Logits [k, vocab] after those k positions of `ids` [B, T] that `selected` [B, T] marks; differentiable."""
-        ...
-
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """The states [k, width] that `head` makes the same logits of; the logits themselves where there is no head.
+        """The states [k, width] after those k positions of `ids` [B, T] that `selected` [B, T] marks; differentiable.
 
-        A model that packs rows takes them end to end too: `ids` [1, T] of several rows of `attention_lengths`.
+        The logits [k, vocab] themselves where there is no head. A model that packs rows takes them end to end
+        too: `ids` [1, T] of several rows of `attention_lengths`.
         """
         ...
 
@@ -94,11 +91,11 @@ class CausalModel(Protocol):
         ...
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `state()`, by the same names, without making it."""
+        """The shapes of `weights()`, by the same names, without making them."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over another's `state()`; EngineError, and nothing changed, when names or shapes do not fit."""
+        """Take over another's weights; EngineError, and nothing changed, when names or shapes do not fit."""
         ...
 
     def train_mode(self, enabled: bool) -> None:
@@ -111,3 +108,9 @@ def is_small(model: CausalModel) -> bool:
     if model.device.type != "cpu":
         return False
     return sum(map(math.prod, model.state_shapes().values())) <= SMALL_MODEL_PARAMETERS
+
+
+def logits_of(model: CausalModel, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
+    """The logits [k, vocab] after the selected positions."""
+    hidden, head = model.hidden(ids, attention_lengths, selected), model.head()
+    return hidden if head is None else hidden @ head.T

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -24,9 +25,8 @@ from typing_extensions import Self
 
 from agentlightning.engine.batch import PREFILL_TOKENS, Batch
 from agentlightning.engine.model import CausalModel, is_small
-from agentlightning.engine.sampling import Sampling
-from agentlightning.engine.sequence import GenerationFuture, OnToken, Running
-from agentlightning.engine.weights import WeightsPlan
+from agentlightning.engine.sampling import GenerationFuture, OnToken, Sampling, SequenceState
+from agentlightning.engine.weights import check_finite, check_shapes
 from agentlightning.errors import EngineError, InvalidRequest
 
 __all__ = ["InferenceEngine"]
@@ -34,18 +34,16 @@ __all__ = ["InferenceEngine"]
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS: Final = 30.0
-SHORTEST_LENGTH: Final = 2
-"""A token of the prompt and one of the answer."""
 """How long the last round may take when the engine is closed."""
+SHORTEST_LENGTH: Final = 2
+"""A token of the prompt and one of the response."""
 
 
+@dataclass(frozen=True)
 class _NewWeights:
-    """Weights on their way in."""
-
-    def __init__(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        self.version = version
-        self.tensors = tensors
-        self.taken: Future[None] = Future()
+    version: int
+    tensors: Mapping[str, Tensor]
+    taken: "Future[None]" = field(default_factory=Future)
 
 
 class InferenceEngine:
@@ -81,21 +79,19 @@ class InferenceEngine:
         """Of the weights that are sampled from; 0 until `load_weights`."""
         self._clock = clock
         self._batch = Batch(model, slots=max_sequences, length=self.max_length)
-        self._plan = WeightsPlan.of(model)
+        self._shapes = model.state_shapes()
         self._draw = random.Random().random
         self._changing = threading.Condition()  # protects what follows, and tells the thread of arrivals
-        self._arrived: deque[Running] = deque()
+        self._arrived: deque[SequenceState] = deque()
         self._weights: deque[_NewWeights] = deque()
         self._is_closed = False
-        self._waiting: deque[Running] = deque()  # of the rounds alone
+        self._waiting: deque[SequenceState] = deque()  # of the rounds alone
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._is_round_due = False
         self._requests = self._cancelled = self._loads = 0
         self._busy_seconds = 0.0
-
-    # ------------------------------------------------------------------ asking
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
@@ -104,24 +100,23 @@ class InferenceEngine:
 
         Args:
             prompt_ids: What is read; at least one token of the model's vocabulary.
-            sampling: How.
             on_token: Called with every token and its log-probability in the thread of the rounds; must be quick.
 
         Returns:
             The generation. `cancel()` ends it at the next step with what there is, as `finish_reason` "cancelled".
         """
-        sampling.checked()
-        self._check_prompt(prompt_ids)
-        self._check_stop_ids(sampling)
+        self._check(prompt_ids, sampling)
         stop_ids = self.model.end_ids | sampling.stop_ids
         limit = min(sampling.max_new_tokens, self.max_length - len(prompt_ids))
-        running = Running(prompt_ids, sampling, stop_ids=stop_ids, limit=limit, draw=self._draw, on_token=on_token)
+        sequence = SequenceState(
+            prompt_ids, sampling, stop_ids=stop_ids, limit=limit, draw=self._draw, on_token=on_token
+        )
         with self._changing:
             self._refuse_if_closed()
-            self._arrived.append(running)
+            self._arrived.append(sequence)
             self._requests += 1
             self._wake()
-        return running.future
+        return sequence.future
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> "Future[None]":
         """Sample from other weights, from the next step on; EngineError in the future, and nothing changed, if they
@@ -129,7 +124,8 @@ class InferenceEngine:
         self._refuse_if_closed()
         new = _NewWeights(version, tensors)
         try:
-            self._plan.check(tensors)
+            check_shapes(tensors, self._shapes)
+            check_finite(tensors)
         except EngineError as error:
             new.taken.set_exception(error)
             return new.taken
@@ -174,17 +170,17 @@ class InferenceEngine:
 
     def start(self) -> None:
         """Run rounds in a thread of the engine's own."""
-        self._refuse_second_start()
+        self._refuse_if_started()
         self._thread = threading.Thread(target=self._run, name="agl-engine", daemon=True)
         self._thread.start()
 
     def start_in_loop(self) -> None:
         """Run rounds in the running event loop, between its looks at its sockets; for models whose steps are short."""
-        self._refuse_second_start()
+        self._refuse_if_started()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         with self._changing:
-            if self._has_arrivals():
+            if self._has_work():
                 self._wake()
 
     def close(self) -> None:
@@ -198,7 +194,14 @@ class InferenceEngine:
                 raise EngineError(f"The engine's last step did not end within {JOIN_SECONDS:g} s.")
             self._thread = None
         self._loop = None
-        self._fail_everything()
+        error = EngineError("The engine was closed before the answer was complete.")
+        self._batch.fail_all(error)
+        for sequence in (*self._waiting, *self._arrived):
+            sequence.fail(error)
+        for new in self._weights:
+            new.taken.set_exception(error)
+        for left in (self._waiting, self._arrived, self._weights):
+            left.clear()
 
     def __enter__(self) -> Self:
         self.start()
@@ -252,8 +255,13 @@ class InferenceEngine:
                     self.model.load_state(new.tensors)
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize(self.model.device)  # the memory may be the trainer's, which goes on then
+            except EngineError as error:
+                new.taken.set_exception(error)
+                continue
             except Exception as error:  # noqa: BLE001 # is raised where the weights came from
-                new.taken.set_exception(_as_engine_error(error, new.version))
+                failure = EngineError(f"The weights of version {new.version} could not be loaded: {error!r}")
+                failure.__cause__ = error
+                new.taken.set_exception(failure)
                 continue
             finally:
                 self._batch.forget_prefixes()
@@ -261,26 +269,25 @@ class InferenceEngine:
             self._loads += 1
             new.taken.set_result(None)
 
-    def _admissible(self) -> list[Running]:
+    def _admissible(self) -> list[SequenceState]:
         """Those who find a slot now, first come, first served; only so many that the others do not wait long."""
         with self._changing:
             self._waiting.extend(self._arrived)
             self._arrived.clear()
-        admitted: list[Running] = []
+        admitted: list[SequenceState] = []
         free, tokens = self._batch.free, 0
         while self._waiting and len(admitted) < free and tokens < PREFILL_TOKENS:
-            running = self._waiting.popleft()
-            if running.future.is_cancel_requested:
+            sequence = self._waiting.popleft()
+            if sequence.future.is_cancel_requested:
                 self._cancelled += 1
-                running.finish("cancelled")
+                sequence.finish("cancelled")
                 continue
-            admitted.append(running)
-            tokens += len(running.prompt)
+            admitted.append(sequence)
+            tokens += len(sequence.prompt)
         return admitted
 
-    # ------------------------------------------------------------------ parts
-
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+    def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+        """An id that is no token would fail the step of all sequences that share it."""
         if not prompt_ids:
             raise InvalidRequest("The prompt is empty; at least one token is needed.")
         if len(prompt_ids) >= self.max_length:
@@ -288,22 +295,15 @@ class InferenceEngine:
                 f"The prompt has {len(prompt_ids)} tokens; the context of {self.max_length} tokens leaves no room "
                 "for an answer."
             )
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.model.vocab_size:
-            raise InvalidRequest(f"The prompt holds ids outside the vocabulary of {self.model.vocab_size} tokens.")
-
-    def _check_stop_ids(self, sampling: Sampling) -> None:
-        """One that is no token would fail the step of everybody who shares it."""
-        odd = [token for token in sampling.stop_ids if not 0 <= token < self.model.vocab_size]
-        if odd:
-            raise InvalidRequest(
-                f"The stop token {odd[0]} is outside the vocabulary of {self.model.vocab_size} tokens."
-            )
-
-    def _has_arrivals(self) -> bool:
-        return bool(self._arrived or self._weights)
+        size = self.model.vocab_size
+        if min(prompt_ids) < 0 or max(prompt_ids) >= size:
+            raise InvalidRequest(f"The prompt holds ids outside the vocabulary of {size} tokens.")
+        for token in sampling.stop_ids:
+            if not 0 <= token < size:
+                raise InvalidRequest(f"The stop token {token} is outside the vocabulary of {size} tokens.")
 
     def _has_work(self) -> bool:
-        return self._has_arrivals() or bool(self._waiting) or self._batch.running > 0
+        return bool(self._arrived or self._weights or self._waiting) or self._batch.running > 0
 
     def _wake(self) -> None:
         """Have a round run; the caller holds the lock."""
@@ -320,28 +320,7 @@ class InferenceEngine:
         if self._is_closed:
             raise EngineError("The engine is closed.")
 
-    def _refuse_second_start(self) -> None:
+    def _refuse_if_started(self) -> None:
         self._refuse_if_closed()
         if self._thread is not None or self._loop is not None:
             raise EngineError("The engine runs already.")
-
-    def _fail_everything(self) -> None:
-        error = EngineError("The engine was closed before the answer was complete.")
-        self._batch.fail_all(error)
-        with self._changing:
-            left, weights = [*self._waiting, *self._arrived], list(self._weights)
-            self._waiting.clear()
-            self._arrived.clear()
-            self._weights.clear()
-        for running in left:
-            running.fail(error)
-        for new in weights:
-            new.taken.set_exception(error)
-
-
-def _as_engine_error(error: Exception, version: int) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    failure = EngineError(f"The weights of version {version} could not be loaded: {error!r}")
-    failure.__cause__ = error
-    return failure

@@ -1,12 +1,20 @@
-"""Weights on their way from a trainer to an engine: a safetensors file, checked before a model takes it over.
+"""The weights of a model: written to a file, checked before a model takes them over, and rounded for an engine.
 
 A file is written beside its place, and moved there when it is whole, so a reader finds all of it or nothing.
+
+Training keeps 32 bits of every weight, and most engines sample with 16. A step of learning is often smaller than half
+the distance of two neighbours among the numbers of 16 bits: rounded to the nearer one, the published weights stand
+still while the learner's move. So a number goes to one of its two neighbours by chance, the likelier the nearer it is,
+which makes the mean right. Chance follows from the seed, the version and the name of the weight: whoever reads a
+version on the same kind of device, and a run that is resumed, finds the same numbers.
 """
 
+from __future__ import annotations
+
+import hashlib
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,65 +22,59 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from agentlightning.errors import EngineError, InvalidRequest
 from agentlightning.utils.disk import bring_to_disk
 
 if TYPE_CHECKING:
+    from agentlightning.engine.lora import AdapterWeights
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["WeightsPlan", "copy_weights", "read_weights", "write_weights"]
+__all__ = [
+    "PublishedWeights",
+    "check_finite",
+    "check_shapes",
+    "copy_weights",
+    "read_weights",
+    "round_by_chance",
+    "write_weights",
+]
 
 _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
+_PIECE: Final = 1 << 22
+"""Numbers that are rounded at once: the memory for it does not grow with the tensor."""
+_EXPONENT: Final = 0x7F800000
+"""The bits of a 32-bit number that stand for its power of two."""
+_FULL_BITS: Final = 32
 
 
-@dataclass(frozen=True)
-class WeightsPlan:
-    """Which tensors a model takes, and of which shapes."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, model: "CausalModel") -> Self:
-        return cls(model.state_shapes())
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """InvalidRequest, unless these are the tensors of the model, whole and finite."""
-        missing, unknown = self.shapes.keys() - tensors.keys(), tensors.keys() - self.shapes.keys()
-        if missing or unknown:
-            words = [f"{_some(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
-            raise InvalidRequest(f"The weights are not those of this model: {' and '.join(words)}.")
-        for name, shape in self.shapes.items():
-            tensor = tensors[name]
-            if tuple(tensor.shape) != shape:
-                raise InvalidRequest(f"The weights '{name}' have the shape {list(tensor.shape)}, not {list(shape)}.")
-            if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
-                raise InvalidRequest(f"The weights '{name}' hold values that are not finite numbers.")
+def check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    """InvalidRequest, unless the tensors have these names and shapes."""
+    differing = [("missing", shapes.keys() - tensors.keys()), ("unknown", tensors.keys() - shapes.keys())]
+    if problems := [f"{_listed(names)} {problem}" for problem, names in differing if names]:
+        raise InvalidRequest(f"The weights are not those of this model: {' and '.join(problems)}.")
+    for name, shape in shapes.items():
+        if list(tensors[name].shape) != list(shape):
+            raise InvalidRequest(f"The weights '{name}' have the shape {list(tensors[name].shape)}, not {list(shape)}.")
 
 
-def _some(names: "set[str]") -> str:
+def _listed(names: set[str]) -> str:
     listed = ", ".join(f"'{name}'" for name in sorted(names)[:_NAMED])
     rest = len(names) - _NAMED
     return f"{listed} and {rest} more are" if rest > 0 else f"{listed} {'is' if len(names) == 1 else 'are'}"
 
 
-def copy_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, model: str) -> None:
-    """Copy tensors over a model's own; EngineError, and nothing changed, when names or shapes are not the same.
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """InvalidRequest for values that are not finite numbers."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+            raise InvalidRequest(f"The weights '{name}' hold values that are not finite numbers.")
 
-    Args:
-        model: What it is called.
-    """
-    if own.keys() != tensors.keys():
-        odd = ", ".join(sorted(own.keys() ^ tensors.keys())[:_NAMED])
-        raise EngineError(f"The weights are not those of model '{model}': missing or unknown are {odd}.")
-    for name, weight in own.items():
-        if tensors[name].shape != weight.shape:
-            raise EngineError(
-                f"Weight '{name}' has the shape {tuple(tensors[name].shape)}; model '{model}' needs "
-                f"{tuple(weight.shape)}."
-            )
+
+def copy_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Copy tensors over a model's own; InvalidRequest, and nothing changed, when names or shapes are not the same."""
+    check_shapes(tensors, {name: weight.shape for name, weight in own.items()})
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(tensors[name])
@@ -83,7 +85,13 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mappin
 
     EngineError where the disk does not take it.
     """
-    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in _apart(tensors).items()}
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        alone = tensor.detach().clone() if memory in seen else tensor.detach()  # the format knows no shared memory
+        seen.add(memory)
+        plain[name] = alone.to("cpu").contiguous()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         safetensors.torch.save_file(plain, beside, metadata=dict(metadata) if metadata else None)
@@ -96,17 +104,6 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mappin
         raise
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same, with copies of those that share memory with one before, which the format does not know."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.detach().clone() if memory in seen else tensor
-        seen.add(memory)
-    return apart
-
-
 def read_weights(path: Path, device: torch.device | None = None) -> dict[str, Tensor]:
     """The tensors of a file, on the CPU by default; EngineError where it is not there, cut short, or something else."""
     try:
@@ -115,3 +112,73 @@ def read_weights(path: Path, device: torch.device | None = None) -> dict[str, Te
         raise InvalidRequest(f"There is no file of weights at '{path}'.") from None
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InvalidRequest(f"The file of weights '{path}' cannot be read: {error}") from error
+
+
+class PublishedWeights:
+    """The weights of this moment; read them before the next update."""
+
+    def __init__(self, model: CausalModel, *, seed: int, version: int = 0) -> None:
+        """Nothing is computed before it is read.
+
+        Args:
+            seed: Of the rounding.
+            version: Of the weights; another one is rounded by another chance.
+        """
+        self._model = model
+        self._chance = f"{seed}/{version}"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._model.device
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors, by their names."""
+        return self._model.state_shapes()
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its name in the checkpoint, on the learner's device, one after the other.
+
+        A weight that `dtype` cannot hold exactly is rounded by chance. Adapters are merged in 32 bits before that.
+        Weights that are tied have one name. What is yielded may be the learner's own memory.
+        """
+        for name, tensor in self._model.weights():
+            yield name, round_by_chance(tensor, dtype, seed=f"{self._chance}/{name}")
+
+    def adapters(self) -> AdapterWeights | None:
+        """The adapters alone, for an engine that serves them beside the base; None where the weights are trained."""
+        return self._model.adapters()
+
+
+def round_by_chance(tensor: Tensor, dtype: torch.dtype, *, seed: str) -> Tensor:
+    """Cast, so that each number becomes one of its two neighbours in `dtype` and is kept in the mean.
+
+    Numbers that `dtype` holds stay what they are, as do infinities and what is not a number. Nothing between the two
+    largest neighbours becomes infinite; what is beyond the range of `dtype` does, as in any cast.
+    """
+    if tensor.dtype == dtype or torch.finfo(dtype).bits >= _FULL_BITS:
+        return tensor.detach().to(dtype)
+    digest = hashlib.blake2b(seed.encode(), digest_size=8).digest()
+    chance = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "big"))
+    rounded = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    pieces = torch.split(tensor.detach().float().reshape(-1), _PIECE)
+    for piece, place in zip(pieces, torch.split(rounded.view(-1), _PIECE), strict=True):
+        place.copy_(_rounded(piece, torch.finfo(dtype), chance))
+    return rounded
+
+
+def _rounded(exact: Tensor, target: torch.finfo, chance: torch.Generator) -> Tensor:
+    """In 32 bits, but on the grid of the target."""
+    steps = (exact.view(torch.int32) & _EXPONENT).view(torch.float32)
+    steps.mul_(target.eps).clamp_(min=target.smallest_normal * target.eps)  # to the next number, at each number
+    scaled = exact / steps
+    lower = scaled.floor()
+    draws = torch.rand(exact.shape, generator=chance, device=exact.device)
+    lower += draws < scaled.sub_(lower)
+    rounded = lower.mul_(steps).clamp_(target.min, target.max)
+    # What would come after the largest number; infinite where 32 bits cannot hold it.
+    end = math.ldexp(1.0, math.frexp(target.max)[1])
+    limit = end if end <= torch.finfo(torch.float32).max else math.inf
+    size = exact.abs()
+    return torch.where((size > 0) & (size < limit), rounded, exact)

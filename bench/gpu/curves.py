@@ -82,11 +82,11 @@ def cap_of(text: str) -> float | None:
 
 def round_to_nearest() -> None:
     """Publish by plain casts, as if nobody rounded by chance; training itself has no such option."""
-    from agentlightning.engine import published
+    from agentlightning.engine import weights
 
-    if not hasattr(published, "round_by_chance"):
+    if not hasattr(weights, "round_by_chance"):
         raise SystemExit("This release of Agent Lightning does not round by chance, so there is nothing to turn off.")
-    published.round_by_chance = lambda tensor, dtype, **_: tensor.detach().to(dtype)
+    weights.round_by_chance = lambda tensor, dtype, **_: tensor.detach().to(dtype)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def new_engine(options: argparse.Namespace, max_sequences: int) -> Any:
     from agentlightning.engine.base import EngineRequest
 
     if options.engine == "embedded":
-        from agentlightning.engine.serving import EngineServer
+        from agentlightning.engine.embedded import EngineServer
 
         return EngineServer(options.folder, name=NAME, max_sequences=max_sequences, device=options.device)
     if options.engine == "vllm":

@@ -34,7 +34,7 @@ def demo(*options: str) -> str:
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the demo trains a model")
-    from agentlightning.engine.loading import load
+    from agentlightning.engine.checkpoint import load
 
     shown = demo("--folder", str(tmp_path / "calc"), "--steps", "1")
 

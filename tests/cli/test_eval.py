@@ -133,7 +133,7 @@ def test_rewards_of_one_size_beyond_one_have_no_interval(model: StubModel, capsy
 def test_model_of_our_own_and_its_checkpoint_are_served_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the engine needs torch")
     from agentlightning.algorithm.grpo import Checkpoints
-    from agentlightning.engine.loading import load
+    from agentlightning.engine.checkpoint import load
 
     silent = {name: tensor * 0 for name, tensor in load("tiny")[0].state().items()}
     Checkpoints("run/tiny").save(1, model_state=silent, learner_state={}, progress={"model": "tiny"})

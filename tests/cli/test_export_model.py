@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="models need torch")
 
 from agentlightning.algorithm.grpo import Checkpoints  # noqa: E402 # after the check for torch
 from agentlightning.cli import main  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 
 
 def shifted(by: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from agentlightning.engine.loading import load
+from agentlightning.engine.checkpoint import load
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import EngineApp
 from agentlightning.engine.weights import read_weights

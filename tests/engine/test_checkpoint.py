@@ -9,8 +9,11 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine import checkpoint  # noqa: E402
-from agentlightning.engine.checkpoint import read_extra, save_model  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import (  # noqa: E402
+    load,
+    read_extra,
+    save_model,
+)
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -36,7 +39,7 @@ def test_a_saved_model_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "deep" / "model").iterdir())
 
 
-@pytest.mark.parametrize("step", ["_write", "_settle", "_replace"])
+@pytest.mark.parametrize("step", ["save_tiny", "bring_to_disk"])
 def test_a_failure_on_the_way_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     save_model(a_model(), CODEC, tmp_path / "model", {"step": 1})
 

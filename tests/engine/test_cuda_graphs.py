@@ -5,9 +5,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.cuda_graphs import CudaGraphs, fuse_norms  # noqa: E402
-from agentlightning.engine.hf_cache import SlotCache  # noqa: E402
-from agentlightning.engine.hf_shapes import GRAPHED_TOKENS, ReadShape, StepShape  # noqa: E402
+from agentlightning.engine.hf_cache import (  # noqa: E402
+    GRAPHED_TOKENS,
+    ReadShape,
+    SlotCache,
+    StepShape,
+)
+from agentlightning.engine.hf_kernels import CudaGraphs, fuse_norms  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {

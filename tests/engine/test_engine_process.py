@@ -22,10 +22,10 @@ pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.cli import main as agl  # noqa: E402
 from agentlightning.engine import weights  # noqa: E402
-from agentlightning.engine.published import PublishedWeights  # noqa: E402
-from agentlightning.engine.serving import EngineServer  # noqa: E402
+from agentlightning.engine.embedded import EngineServer  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 
 PATIENCE_SECONDS = 60.0
@@ -58,7 +58,7 @@ def server(folder: Path) -> Iterator[EngineServer]:
 
 def ask(server: EngineServer, **body: Any) -> Any:
     response = httpx.post(
-        f"{server.endpoint}/chat/completions",
+        f"{server.address}/chat/completions",
         json={"messages": HELLO, **body},
         headers={"Authorization": f"Bearer {server.api_key}"},
         timeout=PATIENCE_SECONDS,
@@ -79,7 +79,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
     server.start()
     pid, places = server.process_id, server._folders
 
-    with openai.OpenAI(base_url=server.endpoint, api_key=server.api_key, max_retries=0) as client:
+    with openai.OpenAI(base_url=server.address, api_key=server.api_key, max_retries=0) as client:
         answer = client.chat.completions.create(model="mine", messages=HELLO, max_tokens=5)
     entry = server.model_config()
     is_running = server.is_running()
@@ -88,7 +88,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_behind(folder: Path) -
 
     assert answer.model == server.model_name == "mine"
     assert entry["model_name"] == "mine"
-    assert {"model": "agl/mine", "api_base": server.endpoint}.items() <= entry["litellm_params"].items()
+    assert {"model": "agl/mine", "api_base": server.address}.items() <= entry["litellm_params"].items()
     assert is_running
     assert not server.is_running()
     assert pid is not None
@@ -185,7 +185,7 @@ def test_weights_go_over_the_disk_where_memory_has_no_room(
     ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/agl/status"), ("POST", "/agl/weights")]
 )
 def test_nobody_else_on_the_machine_can_call_it(server: EngineServer, method: str, path: str) -> None:
-    address = server.endpoint.removesuffix("/v1") + path
+    address = server.address.removesuffix("/v1") + path
 
     statuses = [
         httpx.request(method, address, json={"messages": HELLO}, headers=headers, timeout=PATIENCE_SECONDS).status_code
@@ -224,7 +224,7 @@ def test_what_the_child_prints_is_not_taken_for_its_address(folder: Path, tmp_pa
         "    threading.Thread.start = start\n"
     )
     code = (
-        "import sys; from agentlightning.engine.serving import EngineServer\n"
+        "import sys; from agentlightning.engine.embedded import EngineServer\n"
         f"with EngineServer({str(folder)!r}) as server: sys.exit(0 if server.status()['model'] == 'tiny' else 1)"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
@@ -258,7 +258,7 @@ def test_a_child_that_cannot_begin_says_why(tmp_path: Path) -> None:
 def test_the_child_leaves_when_its_parent_is_killed(folder: Path) -> None:
     program = (
         "import sys, time\n"
-        "from agentlightning.engine.serving import EngineServer\n"
+        "from agentlightning.engine.embedded import EngineServer\n"
         "server = EngineServer(sys.argv[1])\n"
         "server.start()\n"
         "print(server.process_id, *server._folders, flush=True)\n"

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine import model as model_module  # noqa: E402
 from agentlightning.engine import server as server_module  # noqa: E402
-from agentlightning.engine.calls import Choice, Mailbox  # noqa: E402
+from agentlightning.engine.calls import CallbackQueue, Choice  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
@@ -456,8 +456,8 @@ def test_a_repetition_is_sampled_anew_where_several_ask_the_same(slow: Served) -
 
 def test_a_stream_that_fails_in_one_choice_ends_the_others(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_fails(choice: Choice, token_id: int, logprob: float) -> bool:
-        taken[choice.number] += 1
-        if choice.number == 0 and taken[0] > 3:
+        taken[choice.index] += 1
+        if choice.index == 0 and taken[0] > 3:
             raise RuntimeError("nothing more is taken")
         return take(choice, token_id, logprob)
 
@@ -615,7 +615,7 @@ def test_sampling_can_be_used_without_the_server(served: Served) -> None:
 
 
 async def test_nothing_posted_from_another_thread_is_lost() -> None:
-    mailbox, arrived, count = Mailbox(), [], 50_000
+    mailbox, arrived, count = CallbackQueue(), [], 50_000
     everything = asyncio.Event()
 
     def take() -> None:

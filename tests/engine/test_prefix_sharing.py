@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.generation import Generation  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
+from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.prefixes import BLOCK, HeldPrefixes, Match  # noqa: E402
-from agentlightning.engine.sampling import Sampling  # noqa: E402
+from agentlightning.engine.sampling import Generation, Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
 
@@ -53,7 +53,7 @@ def check_logprobs(model: Any, prompt: list[int], generation: Generation) -> Non
     selected = torch.zeros_like(ids, dtype=torch.bool)
     selected[0, len(prompt) - 1 : -1] = True
     with torch.no_grad():
-        logits = model.logits(ids, torch.tensor([ids.shape[1]]), selected)
+        logits = logits_of(model, ids, torch.tensor([ids.shape[1]]), selected)
     expected = logits.log_softmax(-1).gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].tolist()
     assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 

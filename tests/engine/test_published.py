@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.published import _PIECE, PublishedWeights, round_by_chance  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.weights import _PIECE, PublishedWeights, round_by_chance  # noqa: E402
 from agentlightning.errors import EngineError  # noqa: E402
 from tests.engine.small_llama import save_small_llama, word_tokenizer  # noqa: E402
 
@@ -212,7 +212,7 @@ def test_a_trained_folder_is_rounded_by_chance_where_it_is_served_with_16_bits(t
 def test_an_engine_gets_the_numbers_that_it_samples_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
     from agentlightning.engine import weights
-    from agentlightning.engine.serving import EngineServer
+    from agentlightning.engine.embedded import EngineServer
 
     folder = str(save_small_llama(tmp_path / "llama", word_tokenizer()))
     published = PublishedWeights(load(folder, device="cpu")[0], seed=0, version=3)

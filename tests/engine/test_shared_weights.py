@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
-from agentlightning.engine.published import PublishedWeights  # noqa: E402 # after the check for torch
-from agentlightning.engine.serving import EngineServer  # noqa: E402
+from agentlightning.engine.embedded import EngineServer  # noqa: E402
 from agentlightning.engine.shared_weights import SharedBlock, SharedReader, gpu_of  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402 # after the check for torch
 from agentlightning.errors import EngineError, InvalidRequest  # noqa: E402
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
@@ -58,7 +58,7 @@ def answer(server: EngineServer) -> str:
     """The likeliest one, by which weights are told from others."""
     body = {"messages": [{"role": "user", "content": "37+58?"}], "temperature": 0, "max_tokens": 24}
     headers = {"Authorization": f"Bearer {server.api_key}"}
-    response = httpx.post(f"{server.endpoint}/chat/completions", json=body, headers=headers, timeout=60)
+    response = httpx.post(f"{server.address}/chat/completions", json=body, headers=headers, timeout=60)
     return str(response.json()["choices"][0]["message"]["content"])
 
 
@@ -69,7 +69,7 @@ def test_they_are_the_ones_that_a_file_would_bring(server: EngineServer, device:
     for version, model in enumerate(models, start=1):
         server.publish(version, PublishedWeights(model, seed=0))
         shared.append(answer(server))
-    block, server._gpu = server._block, None
+    block, server._shares_gpu = server._block, False
     by_file = []
     for version, model in enumerate(models, start=3):
         server.publish(version, PublishedWeights(model, seed=0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, logits_of
 from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
 from agentlightning.errors import EngineError
@@ -31,7 +31,7 @@ def every_logit(model: TinyModel, ids: Tensor) -> Tensor:
     rows, length = ids.shape
     lengths = torch.full((rows,), length)
     with torch.inference_mode():
-        return model.logits(ids, lengths, torch.ones_like(ids, dtype=torch.bool)).view(rows, length, -1)
+        return logits_of(model, ids, lengths, torch.ones_like(ids, dtype=torch.bool)).view(rows, length, -1)
 
 
 def as_causal(model: CausalModel) -> CausalModel:
@@ -107,8 +107,8 @@ def test_padding_changes_nothing(model: TinyModel) -> None:
     padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], dim=1)
     marks = torch.cat([selected, torch.zeros(1, 6, dtype=torch.bool)], dim=1)
 
-    bare = model.logits(ids, torch.tensor([10]), selected)
-    behind_padding = model.logits(padded, torch.tensor([10]), marks)
+    bare = logits_of(model, ids, torch.tensor([10]), selected)
+    behind_padding = logits_of(model, padded, torch.tensor([10]), marks)
 
     assert (bare - behind_padding).abs().max() < CLOSE
 
@@ -116,7 +116,7 @@ def test_padding_changes_nothing(model: TinyModel) -> None:
 def test_every_weight_gets_a_gradient(model: TinyModel) -> None:
     ids = random_rows(4, 12)
 
-    logits = model.logits(ids, torch.full((4,), 12), torch.ones_like(ids, dtype=torch.bool))
+    logits = logits_of(model, ids, torch.full((4,), 12), torch.ones_like(ids, dtype=torch.bool))
     torch.autograd.backward(logits.square().mean())
 
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.trainable().values())
@@ -127,7 +127,7 @@ def test_gradient_agrees_with_a_finite_difference(model: TinyModel) -> None:
     weight = model.trainable()["blocks.0.attention_in"]
 
     def value() -> Tensor:
-        return model.logits(ids, torch.full((2,), 8), selected).square().mean()
+        return logits_of(model, ids, torch.full((2,), 8), selected).square().mean()
 
     torch.autograd.backward(value())
     assert weight.grad is not None
@@ -167,7 +167,7 @@ def test_state_of_another_shape_is_refused_and_changes_nothing(model: TinyModel)
 
     with pytest.raises(EngineError, match="shape"):
         model.load_state({**before, "final_norm": wider["final_norm"]})
-    with pytest.raises(EngineError, match="missing or unknown"):
+    with pytest.raises(EngineError, match="missing"):
         model.load_state({name: weight for name, weight in before.items() if name != "final_norm"})
 
     assert all(torch.equal(weight, before[name]) for name, weight in model.state().items())

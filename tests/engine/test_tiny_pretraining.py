@@ -10,11 +10,10 @@ import torch
 
 from agentlightning.engine.codec import Message
 from agentlightning.engine.tiny.codec import TinyChatCodec
-from agentlightning.engine.tiny.curriculum import CALCULATOR, calculate, conversation
 from agentlightning.engine.tiny.files import load_tiny
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
-from agentlightning.engine.tiny.pretraining import Pretraining, batch_of, pretrain
 from agentlightning.engine.tiny.tokenizer import decode
+from scripts.make_tiny_model import CALCULATOR, Pretraining, batch_of, calculate, conversation, pretrain
 
 CODEC = TinyChatCodec()
 SMALL = TinyShape(width=16, layers=1, heads=2, max_length=128)

@@ -13,9 +13,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from agentlightning.engine.checkpoint import save_model  # noqa: E402
+from agentlightning.engine.checkpoint import load, save_model  # noqa: E402
 from agentlightning.engine.codec import Message, ToolDefinition  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -68,7 +68,7 @@ def test_transformers_computes_the_same_logits(starcoder: Any) -> None:
 
     with torch.no_grad():
         theirs = starcoder(ids).logits
-        ours = model.logits(ids, torch.tensor([ids.shape[1]] * 2), torch.ones_like(ids, dtype=torch.bool))
+        ours = logits_of(model, ids, torch.tensor([ids.shape[1]] * 2), torch.ones_like(ids, dtype=torch.bool))
 
     assert starcoder.dtype == torch.float32
     assert (theirs.flatten(0, 1) - ours).abs().max() < 2e-4  # of logits up to 26; sums run in another order
@@ -83,7 +83,7 @@ def test_transformers_says_what_the_tiny_model_says(starcoder: Any) -> None:
     for _ in range(len(generated) - len(ids)):
         row = torch.tensor([ids])
         ids.append(
-            int(model.logits(row, torch.tensor([len(ids)]), torch.ones_like(row, dtype=torch.bool))[-1].argmax())
+            int(logits_of(model, row, torch.tensor([len(ids)]), torch.ones_like(row, dtype=torch.bool))[-1].argmax())
         )
     assert generated == ids
     assert generated[-1] == END

@@ -13,13 +13,13 @@ import requests
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine.base import EngineRequest  # noqa: E402 # after the check for torch
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import AdapterWeights, LoraOptions  # noqa: E402
-from agentlightning.engine.published import PublishedWeights  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
 from agentlightning.engine.vllm.engine import VllmEngine  # noqa: E402
 from agentlightning.engine.vllm.transfer import IpcTransfer  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError  # noqa: E402
 from tests.engine.fake_vllm import GPU_ID, FakeVllm, fake_vllm, install_fake_vllm  # noqa: E402
 

@@ -13,11 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from agentlightning.engine.base import EngineRequest  # noqa: E402 # after the check for torch
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.published import PublishedWeights  # noqa: E402
+from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.vllm import VllmOptions  # noqa: E402
 from agentlightning.engine.vllm.client import VllmClient  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 
 FOLDER = os.environ.get("AGL_TEST_MODEL", "")
 pytestmark = [
@@ -69,7 +70,9 @@ def difference(engine: Any, model: Any, temperature: float = 1.0) -> float:
     selected = torch.zeros_like(ids, dtype=torch.bool)
     selected[0, len(prompt) - 1 : -1] = True
     with torch.no_grad():
-        logits = model.logits(ids, torch.tensor([ids.shape[1]], device=model.device), selected).float() / temperature
+        logits = (
+            logits_of(model, ids, torch.tensor([ids.shape[1]], device=model.device), selected).float() / temperature
+        )
     own = torch.log_softmax(logits, dim=-1)[range(len(chosen)), chosen].tolist()
     return statistics.mean(abs(left - right) for left, right in zip(own, reported, strict=True))
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engine.choice import EmbeddedOptions, engine_choice
+from agentlightning.engine.embedded import EmbeddedOptions, engine_choice
 from agentlightning.engine.vllm import VllmOptions
-from agentlightning.engine.vllm.middleware import KeyMiddleware
-from agentlightning.engine.vllm.options import ServerCommand
+from agentlightning.engine.vllm.options import KeyMiddleware, ServerCommand
 from agentlightning.errors import ConfigurationError
 
 
@@ -31,7 +30,7 @@ def test_server_is_started_with_what_training_needs() -> None:
     assert value_of(found, "--logprobs-mode") == "processed_logprobs"
     assert value_of(found, "--generation-config") == "vllm"
     assert value_of(found, "--weight-transfer-config") == '{"backend":"ipc"}'
-    assert value_of(found, "--middleware") == "agentlightning.engine.vllm.middleware.KeyMiddleware"
+    assert value_of(found, "--middleware") == "agentlightning.engine.vllm.options.KeyMiddleware"
     assert value_of(found, "--max-num-seqs") == "64"
     assert "--enable-sleep-mode" not in found
 

@@ -46,7 +46,7 @@ from agentlightning.algorithm.intervals import Estimate, FailedReward, check_fai
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
 from agentlightning.engine.checkpoint import check_replaceable
-from agentlightning.engine.choice import EMBEDDED, EmbeddedOptions, engine_choice
+from agentlightning.engine.embedded import EMBEDDED, EmbeddedOptions, engine_choice
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources

@@ -119,9 +119,9 @@ def check_memory(
     """Log what learning will take on a GPU; ConfigurationError if that is clearly more than is free.
 
     Args:
-        source: As `engine.loading.load` takes it; nothing is worked out for other than folders of Hugging Face models.
+        source: As `engine.checkpoint.load` takes it; only folders of Hugging Face models are estimated.
         settings: How it learns.
-        device: As `engine.loading.load` takes it.
+        device: As `engine.checkpoint.load` takes it.
         lora: As there.
         engine_sequences: Sequences of an engine that will be started on the same card; None if there will be none.
     """

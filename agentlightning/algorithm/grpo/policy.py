@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.engine.base import Engine, EngineChoice, EngineRequest, SleepingEngine
-from agentlightning.engine.choice import EmbeddedOptions
+from agentlightning.engine.embedded import EmbeddedOptions
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
@@ -133,7 +133,7 @@ class Policy:
 
     def _load(self) -> None:
         from agentlightning.algorithm.grpo.learner import Learner
-        from agentlightning.engine.loading import load
+        from agentlightning.engine.checkpoint import load
 
         if self.settings.processes > 1:
             self._start_sharded()
@@ -149,7 +149,7 @@ class Policy:
         import torch
 
         from agentlightning.algorithm.grpo.sharded import ShardedLearner
-        from agentlightning.engine.loading import load
+        from agentlightning.engine.checkpoint import load
 
         device = self._device
         if device == "auto":
@@ -196,7 +196,7 @@ class Policy:
 
     async def publish(self) -> dict[str, float]:
         """Give the engine the weights of this moment."""
-        from agentlightning.engine.published import PublishedWeights
+        from agentlightning.engine.weights import PublishedWeights
 
         began = time.perf_counter()
         weights = PublishedWeights(self.model, seed=self.settings.seed, version=self.version)
@@ -217,7 +217,7 @@ class Policy:
     # ------------------------------------------------------------------ files
 
     def export(self, folder: Path) -> None:
-        """Leave the model in a folder of its own, as `agl serve` and `engine.loading` take it."""
+        """Leave the model in a folder of its own, as `agl serve` and `engine.checkpoint` take it."""
         from agentlightning.engine.checkpoint import save_model
 
         save_model(self.model, self.codec, folder, {"version": self.version, "source": self.source})

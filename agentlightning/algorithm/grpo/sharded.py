@@ -64,7 +64,7 @@ class ShardedLearner:
 
         Args:
             model: In the computer's memory. With a KL term, its weights at `start` are the reference.
-            source: What `engine.loading.load` made the model of.
+            source: What `engine.checkpoint.load` made the model of.
             device: "cuda", a GPU for each process, or "cpu".
         """
         wanted = f"processes is {settings.processes}"

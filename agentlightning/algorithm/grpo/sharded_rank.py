@@ -41,8 +41,8 @@ from agentlightning.algorithm.grpo.learner import Figures, Learner
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
-from agentlightning.engine.loading import load
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import AgentLightningError
 from agentlightning.logging import setup

@@ -37,7 +37,7 @@ from agentlightning.algorithm.sft.examples import (
 )
 from agentlightning.algorithm.sft.fitting import Fitting
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.engine.loading import load
+from agentlightning.engine.checkpoint import load
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agent_matcher import AgentMatcher

@@ -14,9 +14,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from agentlightning.asgi.request import ConnectionScope, Receive, Send
-from agentlightning.engine.generation import FinishReason, Generation
-from agentlightning.engine.sampling import Sampling
-from agentlightning.engine.sequence import GenerationFuture, OnToken
+from agentlightning.engine.sampling import FinishReason, Generation, GenerationFuture, OnToken, Sampling
 from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
 
 __all__ = ["AttributedApp", "ClientEngine", "LlmClient", "Sessions"]

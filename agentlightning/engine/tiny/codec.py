@@ -22,8 +22,8 @@ from agentlightning.engine.codec import (
     Delta,
     Message,
     ParsedMessage,
-    ToolCall,
     ToolDefinition,
+    parsed_message,
 )
 from agentlightning.engine.tiny import tokenizer
 from agentlightning.engine.tiny.tokenizer import ASSISTANT, CALL, END, NAMED, SYSTEM, TOOL, TOOLS, USER
@@ -62,14 +62,7 @@ class TinyChatCodec:
         """The message that sampled tokens, end token included, stand for."""
         parser = self.stream(tools)
         deltas = [delta for token in token_ids for delta in parser.add(token)] + parser.finish()
-        content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
-        started = [delta for delta in deltas if isinstance(delta, CallStarted)]
-        arguments = ["" for _ in started]
-        for delta in deltas:
-            if isinstance(delta, CallArguments):
-                arguments[delta.index] += delta.text
-        calls = [ToolCall(call.id, call.name, text) for call, text in zip(started, arguments, strict=True)]
-        return ParsedMessage(content=None if calls and not content else content, tool_calls=calls)
+        return parsed_message(deltas)
 
     def stream(self, tools: Sequence[ToolDefinition] | None = None) -> "TinyParser":
         """A parser for a message that is still being sampled."""

@@ -107,7 +107,6 @@ class TinyModel(nn.Module):
         return self.embedding.dtype
 
     def new_cache(self, slots: int, length: int) -> TinyCache:
-        """Room for `slots` sequences of at most `length` tokens."""
         size = (2, slots, self.shape.heads, length, self.shape.head_width)
         layers = [torch.zeros(size, device=self.device, dtype=self.dtype) for _ in range(self.shape.layers)]
         return TinyCache(
@@ -117,7 +116,6 @@ class TinyModel(nn.Module):
     def prefill(
         self, ids: Tensor, lengths: Tensor, cache: TinyCache, slots: Tensor, starts: Tensor | None = None
     ) -> Tensor:
-        """Read prompts into slots; the logits after the last token of each."""
         ids, lengths, slots = (given.to(self.device) for given in (ids, lengths, slots))
         rows, length = ids.shape
         hidden = functional.embedding(ids, self.embedding)
@@ -130,7 +128,6 @@ class TinyModel(nn.Module):
         return self._predict(last)
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: TinyCache, n: int) -> Tensor:
-        """Read one token in each of the first n slots; the logits after it."""
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         heads, head_width = self.shape.heads, self.shape.head_width
         capacity = cache.columns.shape[1]
@@ -153,13 +150,8 @@ class TinyModel(nn.Module):
         return self._predict(hidden)
 
     def move(self, cache: TinyCache, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of slots over others."""
         for stored in cache.layers:
             stored[:, targets, :, :length] = stored[:, sources, :, :length]
-
-    def logits(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
-        """Logits after the selected positions."""
-        return functional.linear(self.hidden(ids, attention_lengths, selected), self.embedding)
 
     def hidden(self, ids: Tensor, attention_lengths: Tensor, selected: Tensor) -> Tensor:
         """The states at the selected positions; padding on the right is hidden by causality alone."""
@@ -170,34 +162,27 @@ class TinyModel(nn.Module):
         return self._norm(hidden[selected], self.final_norm)
 
     def head(self) -> Tensor:
-        """The embeddings, which are tied to it."""
         return self.embedding
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Every weight."""
         return dict(self.named_parameters())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight, and the model's own memory."""
         return ((name, parameter.detach()) for name, parameter in self.named_parameters())
 
     def adapters(self) -> None:
         """It has none."""
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of every weight, on the CPU: training on does not change what is being saved."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.weights()}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `state()`."""
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy another's weights; EngineError, and nothing changed, when they are not of this shape."""
-        copy_weights(tensors, dict(self.named_parameters()), model=self.name)
+        copy_weights(tensors, dict(self.named_parameters()))
 
     def train_mode(self, enabled: bool) -> None:
-        """Nothing differs here; it is kept for torch's own flag."""
         self.train(enabled)
 
     def _turns(self) -> Tensor:

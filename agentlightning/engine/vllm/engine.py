@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from agentlightning.engine.base import EngineRequest
+from agentlightning.engine.child import ChildServer
 from agentlightning.engine.vllm.client import Served, VllmClient
-from agentlightning.engine.vllm.middleware import KEY_VARIABLE
-from agentlightning.engine.vllm.options import LOOPBACK, ServerCommand, VllmOptions
-from agentlightning.engine.vllm.process import VllmProcess
+from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions
 from agentlightning.errors import EngineError
+from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.server_launcher import is_loopback
 
 if TYPE_CHECKING:
     import torch
 
-    from agentlightning.engine.published import PublishedWeights
     from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer
+    from agentlightning.engine.weights import PublishedWeights
 
 __all__ = ["VllmEngine"]
 
@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 _KEY_BYTES: Final = 32
 _DEFAULT_DTYPE: Final = "bfloat16"
 _PROCESSED: Final = "processed_logprobs"
+START_SECONDS: Final = 1200.0
+"""For large models on slow disks."""
+STOP_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.2
+_MARKER: Final = "AGL_VLLM_ID"
 
 
 class VllmEngine:
@@ -41,7 +46,7 @@ class VllmEngine:
     def __init__(self, request: EngineRequest, options: VllmOptions) -> None:
         self._request = request
         self._options = options
-        self._process: VllmProcess | None = None
+        self._process: ChildServer | None = None
         self._client: VllmClient | None = None
         self._key: str | None = None
         self._served: Served | None = None
@@ -99,7 +104,7 @@ class VllmEngine:
         client = self._running()
         if not self.is_running():
             if self._process is not None:
-                raise self._process.gone()
+                raise self._process.ended()
             raise EngineError(f"The vLLM at {client.root} has ended, or its engine has; its own log says why.")
         version = client.get("/version")
         return {**version, "address": self.address, "model": self._model(), "weights_version": self._version}
@@ -165,9 +170,14 @@ class VllmEngine:
             max_sequences=request.max_sequences,
             lora_rank=None if request.lora is None else request.lora.rank,
         )
-        self._process = VllmProcess(command, self._key)
-        self._process.start()
-        self._process.await_health(client.is_healthy)
+        self._process = ChildServer(
+            "vLLM", start_seconds=START_SECONDS, poll_seconds=_POLL_SECONDS, stop_seconds=STOP_SECONDS
+        )
+        environment = {**command.environment(self._key), _MARKER: secrets.token_hex()}
+        logger.info("vLLM loads '%s', which takes a minute or two.", request.source)
+        with open(os.devnull, "rb") as nothing:
+            plan = ProgramPlan(command=command.words(), env=environment, marker=_MARKER, stdin=nothing)
+            self._process.start(plan, client.is_healthy, secrets=(self._key,))
         return client
 
     def _join(self) -> VllmClient:

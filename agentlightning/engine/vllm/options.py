@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from agentlightning.engine.vllm.middleware import KEY_VARIABLE, KeyMiddleware
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.child_process import python_path
 from agentlightning.utils.installation import install_command
@@ -24,10 +24,11 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineRequest
 
-__all__ = ["LOOPBACK", "ServerCommand", "Transfer", "VllmOptions", "check_installed"]
+__all__ = ["KEY_VARIABLE", "LOOPBACK", "KeyMiddleware", "ServerCommand", "Transfer", "VllmOptions", "check_installed"]
 
 Transfer = Literal["auto", "ipc", "folder"]
 LOOPBACK: Final = "127.0.0.1"
+KEY_VARIABLE: Final = "VLLM_API_KEY"
 COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
 DEFAULT_MEMORY: Final = 0.4
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -35,6 +36,9 @@ _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTERS_AT_ONCE: Final = 2
 """Of one policy: the newest, and the one before for calls in flight."""
 _ADAPTERS_LOADED: Final = 4
+_OPEN: Final = ("/health", "/ping")
+"""Say no more than whether the server lives."""
+_REFUSAL: Final = b'{"error": {"message": "The key is missing or wrong.", "type": "Unauthorized", "code": 401}}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +174,35 @@ def _served_rank(rank: int) -> int:
         if rank <= one:
             return one
     raise ConfigurationError(f"vLLM serves adapters up to rank {_RANKS[-1]}; the rank is {rank}.")
+
+
+class KeyMiddleware:
+    """Stands before every route of a vLLM that we start; vLLM imports it by its name (`--middleware`).
+
+    vLLM demands its key below /v1 alone. Its routes for new weights lie elsewhere, and one of them unpickles what it is
+    sent: without this, every account of the machine could run code as the one that trains. RuntimeError without a key,
+    so that no server is open by mistake.
+    """
+
+    def __init__(self, app: Any) -> None:
+        key = os.environ.get(KEY_VARIABLE)
+        if not key:
+            raise RuntimeError(
+                f"{KEY_VARIABLE} is not set; without a key, everybody could change this server's weights."
+            )
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or self._is_admitted(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_REFUSAL))]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": _REFUSAL})
+
+    def _is_admitted(self, scope: Any) -> bool:
+        shown = dict(scope["headers"]).get(b"authorization", b"")
+        return secrets.compare_digest(shown, self._expected)

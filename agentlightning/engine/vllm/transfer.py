@@ -21,9 +21,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from agentlightning.engine.published import PublishedWeights
 from agentlightning.engine.vllm.client import VllmClient
-from agentlightning.engine.weights import write_weights
+from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
 
 __all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer"]

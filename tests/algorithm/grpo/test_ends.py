@@ -13,8 +13,7 @@ import agentlightning as agl  # after the check for torch
 from agentlightning.algorithm.batches import Batches
 from agentlightning.algorithm.grpo import Checkpoints
 from agentlightning.algorithm.grpo.grpo import MOST_EMPTY_STEPS
-from agentlightning.engine.checkpoint import read_extra
-from agentlightning.engine.loading import load
+from agentlightning.engine.checkpoint import load, read_extra
 from agentlightning.errors import ConfigurationError, TrainingError
 from tests.algorithm.grpo.training import (
     TASKS,

@@ -20,6 +20,7 @@ from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings, Optimiser
 from agentlightning.engine import model as model_module
+from agentlightning.engine.model import logits_of
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.tiny.model import TinyModel
@@ -87,7 +88,7 @@ def test_a_policy_rewarded_for_one_token_learns_it_in_20_steps(optimiser: Optimi
     def probabilities() -> Tensor:
         selected = torch.tensor([[False, False, True]])
         with torch.no_grad():
-            return model.logits(torch.tensor([prompt]), torch.tensor([3]), selected)[0].softmax(-1)
+            return logits_of(model, torch.tensor([prompt]), torch.tensor([3]), selected)[0].softmax(-1)
 
     assert probabilities()[wanted] < 0.05
     for _ in range(20):
@@ -125,7 +126,7 @@ def conversation(one: Sample, model: SmallModel, engine: bool) -> Conversation:
         ids = torch.tensor([one.token_ids[:place]])
         selected = torch.zeros_like(ids, dtype=torch.bool)
         selected[0, -1] = True
-        rows.append(model.logits(ids, torch.tensor([place]), selected)[0].detach().numpy())
+        rows.append(logits_of(model, ids, torch.tensor([place]), selected)[0].detach().numpy())
     stored = np.array([one.logprobs[place] for place in places], dtype=np.float64)
     chosen = [one.token_ids[place] for place in places]
     tables = [reference.log_softmax(row / one.temperature) for row in rows]
@@ -188,7 +189,7 @@ def test_the_engine_and_the_learner_find_the_same_logprobs(temperature: float) -
     ]
 
     pack = Pack.of(rows, model.device)
-    found = choices(model.logits(pack.ids, pack.lengths, pack.selected), pack.chosen, pack.temperatures).logprobs
+    found = choices(logits_of(model, pack.ids, pack.lengths, pack.selected), pack.chosen, pack.temperatures).logprobs
     stored = torch.cat([row.engine_logprobs for row in rows if row.engine_logprobs is not None])
     assert stored.exp().max() > 0.3
     torch.testing.assert_close(found, stored, rtol=0, atol=1e-4)

@@ -23,7 +23,7 @@ from agentlightning.algorithm.grpo.packing import Row  # noqa: E402
 from agentlightning.algorithm.grpo.sharded import ShardedLearner  # noqa: E402
 from agentlightning.algorithm.grpo.sharded_rank import _shares  # noqa: E402
 from agentlightning.algorithm.sft import SFT  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.errors import ConfigurationError, TrainingError  # noqa: E402
 from tests.algorithm.grpo.sharded_cases import CASES, on_devices, sample  # noqa: E402
 from tests.algorithm.grpo.training import Asking, fit, settings  # noqa: E402
@@ -228,7 +228,7 @@ HOLDER = """
 import sys, time
 from agentlightning.algorithm.grpo import LearnerSettings
 from agentlightning.algorithm.grpo.sharded import ShardedLearner
-from agentlightning.engine.loading import load
+from agentlightning.engine.checkpoint import load
 source = sys.argv[1]
 learner = ShardedLearner(load(source)[0], LearnerSettings(processes=2), source=source, device="cpu", lora=None)
 learner.start()

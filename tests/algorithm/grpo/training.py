@@ -13,7 +13,7 @@ import torch
 import agentlightning as agl
 from agentlightning.algorithm.grpo.grpo import GRPO
 from agentlightning.algorithm.grpo.settings import LearnerSettings
-from agentlightning.engine.published import PublishedWeights
+from agentlightning.engine.weights import PublishedWeights
 from agentlightning.types import Rollout
 
 __all__ = [
@@ -123,8 +123,8 @@ class SharedEngine:
 
 @contextmanager
 def shared_engine() -> Iterator[SharedEngine]:
-    from agentlightning.engine.loading import load
-    from agentlightning.engine.serving import EngineServer
+    from agentlightning.engine.checkpoint import load
+    from agentlightning.engine.embedded import EngineServer
 
     with EngineServer("tiny") as engine:
         yield SharedEngine(engine, load("tiny")[0])

@@ -15,6 +15,7 @@ from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.algorithm.sft.fitting import Fitting, sft_loss
+from agentlightning.engine.model import logits_of
 from agentlightning.errors import ConfigurationError
 from tests.algorithm.grpo.small_model import SmallModel
 
@@ -53,7 +54,7 @@ def by_hand(model: SmallModel, samples: list[Sample]) -> float:
                 ids = torch.tensor([one.token_ids[:place]])
                 last = torch.zeros_like(ids, dtype=torch.bool)
                 last[0, -1] = True
-                logits = model.logits(ids, torch.tensor([place]), last)[0].tolist()
+                logits = logits_of(model, ids, torch.tensor([place]), last)[0].tolist()
                 total = math.log(sum(math.exp(value) for value in logits))
                 losses.append(total - logits[one.token_ids[place]])
     return sum(losses) / len(losses)
@@ -62,7 +63,7 @@ def by_hand(model: SmallModel, samples: list[Sample]) -> float:
 def likeliest(prompt: list[int]) -> int:
     """What an untrained model says first."""
     last = torch.tensor([[False] * (len(prompt) - 1) + [True]])
-    return int(SmallModel().logits(torch.tensor([prompt]), torch.tensor([len(prompt)]), last)[0].argmax())
+    return int(logits_of(SmallModel(), torch.tensor([prompt]), torch.tensor([len(prompt)]), last)[0].argmax())
 
 
 class TestLoss:

@@ -11,7 +11,7 @@ import torch
 
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.sft import SFT, Acceptance, FittingSettings, RecordedRollouts
-from agentlightning.engine.model import CausalModel
+from agentlightning.engine.model import CausalModel, logits_of
 from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -31,7 +31,7 @@ def greedy(model: CausalModel, task: str) -> str:
             row = torch.tensor([ids])
             last = torch.zeros_like(row, dtype=torch.bool)
             last[0, -1] = True
-            ids.append(int(model.logits(row, torch.tensor([len(ids)]), last)[0].argmax()))
+            ids.append(int(logits_of(model, row, torch.tensor([len(ids)]), last)[0].argmax()))
     return TinyChatCodec().decode(ids[start:])
 
 

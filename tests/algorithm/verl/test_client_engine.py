@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.verl.client_engine import AttributedApp, ClientEngine, Sessions
-from agentlightning.engine.generation import Generation
-from agentlightning.engine.sampling import Sampling
+from agentlightning.engine.sampling import Generation, Sampling
 from agentlightning.errors import EngineError, InvalidRequest, NotAllowed
 
 END = 9

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from agentlightning.engine.sequence import Running
+from agentlightning.engine.sampling import SequenceState
 
-__all__ = ["Picked", "pick"]
+__all__ = ["SampledTokens", "sample_tokens"]
 
 _BELOW_ONE: Final = 1.0 - 1e-12
 """Keeps a drawn number below the sum of the probabilities, whatever rounding does."""
@@ -21,7 +21,7 @@ _NEVER: Final = float("-inf")
 
 
 @dataclass(frozen=True)
-class Picked:
+class SampledTokens:
     """What was chosen, row by row."""
 
     token_ids: list[int]
@@ -31,7 +31,7 @@ class Picked:
     """The likeliest tokens, as many as the row that asked for most; None when none asked."""
 
 
-def pick(logits: Tensor, rows: Sequence[Running]) -> Picked:
+def sample_tokens(logits: Tensor, rows: Sequence[SequenceState]) -> SampledTokens:
     """Choose from the logits [n, vocab] of n rows."""
     logprobs = _scaled(logits.float(), rows).log_softmax(-1)
     choosable = _without_early_ends(logprobs, rows)
@@ -46,17 +46,17 @@ def pick(logits: Tensor, rows: Sequence[Running]) -> Picked:
             token_ids = torch.where(greedy, choosable.argmax(-1), token_ids)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     ids, likelihoods = torch.stack([token_ids.double(), chosen.double()]).tolist()  # the device is waited for once
-    return Picked([int(number) for number in ids], likelihoods, _likeliest(logprobs, rows))
+    return SampledTokens([int(number) for number in ids], likelihoods, _likeliest(logprobs, rows))
 
 
-def _scaled(logits: Tensor, rows: Sequence[Running]) -> Tensor:
+def _scaled(logits: Tensor, rows: Sequence[SequenceState]) -> Tensor:
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
     if all(temperature == 1.0 for temperature in temperatures):
         return logits
     return logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
 
 
-def _without_early_ends(logprobs: Tensor, rows: Sequence[Running]) -> Tensor:
+def _without_early_ends(logprobs: Tensor, rows: Sequence[SequenceState]) -> Tensor:
     """Tokens that end a row are left out while it has fewer than it was asked for."""
     early = [number for number, row in enumerate(rows) if len(row.token_ids) < row.sampling.min_new_tokens]
     if not early:
@@ -68,7 +68,7 @@ def _without_early_ends(logprobs: Tensor, rows: Sequence[Running]) -> Tensor:
     return choosable
 
 
-def _truncated(choosable: Tensor, rows: Sequence[Running]) -> Tensor:
+def _truncated(choosable: Tensor, rows: Sequence[SequenceState]) -> Tensor:
     """Only the likeliest tokens stay, in the rows that ask for top-k or top-p; the very likeliest always does."""
     asking = [n for n, row in enumerate(rows) if row.sampling.top_k or row.sampling.top_p < 1]
     if not asking:
@@ -86,14 +86,14 @@ def _truncated(choosable: Tensor, rows: Sequence[Running]) -> Tensor:
     return choosable.index_copy(0, numbers, torch.empty_like(kept).scatter_(1, order, kept))
 
 
-def _drawn(choosable: Tensor, rows: Sequence[Running]) -> Tensor:
+def _drawn(choosable: Tensor, rows: Sequence[SequenceState]) -> Tensor:
     sums = choosable.exp().cumsum(-1, dtype=torch.float64)
     numbers = torch.tensor([[row.draw() * _BELOW_ONE] for row in rows], dtype=torch.float64, device=choosable.device)
     token_ids = torch.searchsorted(sums, numbers * sums[:, -1:], right=True).squeeze(1)
     return token_ids.clamp_(max=choosable.shape[1] - 1)  # beyond the end only where a row is not a number
 
 
-def _likeliest(logprobs: Tensor, rows: Sequence[Running]) -> list[dict[int, float]] | None:
+def _likeliest(logprobs: Tensor, rows: Sequence[SequenceState]) -> list[dict[int, float]] | None:
     count = max(row.sampling.top_logprobs for row in rows)
     if not count:
         return None

@@ -218,7 +218,7 @@ def test_plain_text_survives(text: str) -> None:
 
 
 def test_codec_needs_no_torch() -> None:
-    modules = ["engine", "engine.model", "engine.sampling", "engine.sampling", "engine.tiny.codec"]
+    modules = ["engine", "engine.model", "engine.sampling", "engine.tiny.codec"]
     program = (
         "".join(f"import agentlightning.{module}\n" for module in modules) + "import sys; print('torch' in sys.modules)"
     )

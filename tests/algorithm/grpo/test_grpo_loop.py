@@ -53,7 +53,7 @@ def test_steps_change_the_weights_and_every_call_says_which_weights_answered(eng
     made = fit(algorithm)
 
     assert not are_same(weights(algorithm), engine.base)
-    assert engine.weights == [1, 2, 3]
+    assert engine.published == [1, 2, 3]
     assert sorted(set(asyncio.run(calls(made)))) == [(0, "0"), (1, "1"), (2, "2")]
     assert [point["learner/samples"] for point in curve(made, "learner/samples")] == [4.0] * 3
     assert [point["reward/mean"] for point in curve(made, "reward/mean")] == [0.5] * 3
@@ -116,7 +116,7 @@ def test_step_without_variance_says_why_and_goes_on(engine: SharedEngine, caplog
     assert "taught tiny nothing: 0 of 4 rollouts" in caplog.text
     assert "4 rollouts no_variance" in caplog.text
     assert [point["skipped/no_variance"] for point in curve(made, "skipped/no_variance")] == [4.0, 0.0]
-    assert engine.weights == [1]
+    assert engine.published == [1]
 
 
 def test_steps_without_variance_are_a_warning_from_the_third_in_a_row(
@@ -158,7 +158,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     assert kept is not None
     assert kept.step == 2
     assert all(tensor.isfinite().all() for tensor in kept.model_state().values())
-    assert engine.weights == [1, 2]
+    assert engine.published == [1, 2]
 
 
 def test_dynamic_sampling_sends_more_tasks_until_enough_groups_differ(engine: SharedEngine) -> None:
@@ -244,7 +244,7 @@ def test_run_that_goes_on_reaches_the_same_weights(engine: SharedEngine, tmp_pat
     assert first.order + second.order == agent.order
     assert are_same(weights(straight), weights(resumed))
     assert (resumed.progress.step, len(resumed.progress.rewards)) == (4, 4)
-    assert engine.weights == [2, 3, 4]
+    assert engine.published == [2, 3, 4]
 
 
 @pytest.mark.parametrize("moment", ["rollouts", "learning"])

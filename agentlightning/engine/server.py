@@ -1,10 +1,10 @@
 """OpenAI's API over an engine and a codec, as an ASGI application.
 
-    POST  [/v1]/chat/completions, [/v1]/completions, /tokenize
-    GET   [/v1]/models, [/v1]/models/{name}
-    POST  /agl/weights       {"version": 3, "path": "/…/weights.safetensors"}: sample from these, from the next step on;
-                             takes a key of its own, and files of the named folders only
-    GET   /agl/status, /health
+POST  [/v1]/chat/completions, [/v1]/completions, /tokenize
+GET   [/v1]/models, [/v1]/models/{name}
+POST  /agl/weights       {"version": 3, "path": "/…/weights.safetensors"}: sample from these, from the next step on;
+                         takes a key of its own, and files of the named folders only
+GET   /agl/status, /health
 """
 
 import asyncio
@@ -259,18 +259,22 @@ class EngineApp:
         version, path = fields.get("version"), fields.get("path")
         if isinstance(version, bool) or not isinstance(version, int) or not isinstance(path, str):
             raise InvalidRequest('New weights are announced as {"version": 3, "path": "/…/weights.safetensors"}.')
-        try:
-            real = Path(os.path.realpath(path))
-        except ValueError as error:
-            raise InvalidRequest(f"{path!r} is not the path of a file: {error}.") from error
-        # What lies elsewhere is refused alike, whether it is there or not.
-        if not any(real.is_relative_to(folder) for folder in self._weights_folders):
-            raise NotAllowed(f"This server takes no weights from '{path}', only from its folder.")
+        real = self._checked_path(path)
         # On the device they are checked in no time, and taken over without holding up a step.
         read = self._shared.read if real.name.endswith(DESCRIPTION_SUFFIX) else read_weights
         tensors = await asyncio.to_thread(read, real, engine.model.device)
         await asyncio.wrap_future(await asyncio.to_thread(engine.load_weights, version, tensors))
         return json_response({"version": engine.version})
+
+    def _checked_path(self, path: str) -> Path:
+        """The file behind a path; what lies elsewhere is refused alike, whether it is there or not."""
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError as error:
+            raise InvalidRequest(f"{path!r} is not the path of a file: {error}.") from error
+        if not any(real.is_relative_to(folder) for folder in self._weights_folders):
+            raise NotAllowed(f"This server takes no weights from '{path}', only from its folder.")
+        return real
 
 
 class _watched:  # noqa: N801 # used as a block, like contextlib's

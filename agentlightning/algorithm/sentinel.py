@@ -1,0 +1,151 @@
+"""The sentinel: a second reward that is only watched, and alarms for a training that finds a loophole in the first.
+
+A model that learns to please its reward without doing its task shows in four curves: the trained reward rises while one
+that it is not trained on falls; its answers grow longer and longer; its choices become random; or it gives the same
+answer to every task. The curves are metrics of the run (`watched/mean`, `answers/tokens`, `answers/distinct` and
+`learner/entropy`), so the dashboard draws them, and `alarms_of` finds the same in a run that is over.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Final
+
+from agentlightning.algorithm.batches import FinishedRollout
+from agentlightning.errors import ConfigurationError
+from agentlightning.types.rewards import rewards_of
+
+__all__ = ["Alarm", "Sentinel", "alarms_of"]
+
+WATCHED, WATCHED_ERROR = "watched/mean", "watched/error"
+TRAINED = "reward/mean"
+LENGTH, DISTINCT, ENTROPY = "answers/tokens", "answers/distinct", "learner/entropy"
+WINDOW: Final = 4
+"""Steps at the beginning and at the end whose means are compared."""
+SURE_DEVIATIONS: Final = 4.0
+"""By how many standard errors a watched reward must have fallen."""
+LEAST_CHANGE: Final = 0.05
+"""Of either reward, as a share of the largest that was seen."""
+LONGER: Final = 3.0
+"""Times as long as at the beginning."""
+RUNAWAY_NATS: Final = 1.0
+FEW_DISTINCT: Final = 0.1
+"""Share of tasks with an answer of their own below which a model says the same to all."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that a healthy training does not show, with the curves that show it."""
+
+    name: str
+    sentence: str
+    curves: Mapping[str, Sequence[float]]
+
+
+@dataclass
+class Sentinel:
+    """Watches a training.
+
+    Args:
+        reward: The reward to watch: the name under which the agent emits it beside the primary one, or a function of a
+            finished rollout, such as a judge. It is never trained on. None watches lengths, entropy and diversity alone.
+        stop: End the training at the first alarm, as if it were done, with its best model kept.
+    """
+
+    reward: str | Callable[[FinishedRollout], float | None] | None = None
+    stop: bool = False
+    alarms: list[Alarm] = field(default_factory=list, init=False)
+    """Raised so far, each kind once."""
+    _curves: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and not isinstance(self.reward, str) and not callable(self.reward):
+            raise ConfigurationError(f"reward is {self.reward!r}; give the name of a reward, a function, or None.")
+
+    def begin(self) -> None:
+        """Forget what was watched in an earlier run."""
+        self.alarms, self._curves = [], {}
+
+    def figures(
+        self, finished: Sequence[FinishedRollout], answers: Mapping[str, Sequence[tuple[int, ...]]]
+    ) -> dict[str, float]:
+        """The metrics of a step.
+
+        Args:
+            answers: Of each group, the sampled tokens of its rollouts.
+        """
+        figures: dict[str, float] = {}
+        sampled = [answer for group in answers.values() for answer in group]
+        if sampled:
+            figures[LENGTH] = fmean(map(len, sampled))
+        if len(answers) > 1:
+            first = [group[0] for group in answers.values() if group]
+            figures[DISTINCT] = (len(set(first)) - 1) / max(1, len(first) - 1)
+        watched = [value for one in finished if (value := self._watched(one)) is not None and math.isfinite(value)]
+        if watched:
+            figures[WATCHED] = fmean(watched)
+            figures[WATCHED_ERROR] = stdev(watched) / math.sqrt(len(watched)) if len(watched) > 1 else 0.0
+        return figures
+
+    def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Take the metrics of the next step; the alarms that were not raised before."""
+        for name in (TRAINED, WATCHED, WATCHED_ERROR, LENGTH, DISTINCT, ENTROPY):
+            if name in metrics:
+                self._curves.setdefault(name, []).append(metrics[name])
+        known = {alarm.name for alarm in self.alarms}
+        new = [alarm for alarm in alarms_of(self._curves) if alarm.name not in known]
+        self.alarms += new
+        return new
+
+    def _watched(self, finished: FinishedRollout) -> float | None:
+        if callable(self.reward):
+            return self.reward(finished)
+        named = [one.value for span in finished.spans for one in rewards_of(span) if one.name == self.reward]
+        return named[-1] if named else None
+
+
+def alarms_of(curves: Mapping[str, Sequence[float]]) -> list[Alarm]:
+    """What a healthy training does not show, in the metrics of its steps."""
+    found = [_hacked(curves), *(_ran_away(name, curves) for name in (LENGTH, ENTROPY, DISTINCT))]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def _ends(curve: Sequence[float]) -> tuple[float, float]:
+    """The means of the first and of the last steps."""
+    return fmean(curve[:WINDOW]), fmean(curve[-WINDOW:])
+
+
+def _hacked(curves: Mapping[str, Sequence[float]]) -> Alarm | None:
+    trained, watched, errors = (curves.get(name, ()) for name in (TRAINED, WATCHED, WATCHED_ERROR))
+    if min(len(trained), len(watched)) < 2 * WINDOW:
+        return None
+    rise = _ends(trained)[1] - _ends(trained)[0]
+    before, after = _ends(watched)
+    error = math.sqrt(sum(one * one for one in [*errors[:WINDOW], *errors[-WINDOW:]])) / WINDOW
+    is_sure = before - after > max(SURE_DEVIATIONS * error, LEAST_CHANGE * max(map(abs, watched)))
+    if not is_sure or rise <= LEAST_CHANGE * max(map(abs, trained)):
+        return None
+    return Alarm(
+        "reward_hacking",
+        f"The trained reward rose from {_ends(trained)[0]:.2f} to {_ends(trained)[1]:.2f} while the watched one fell from "
+        f"{before:.2f} to {after:.2f}: the model pleases its reward without doing its task.",
+        {TRAINED: tuple(trained), WATCHED: tuple(watched)},
+    )
+
+
+def _ran_away(name: str, curves: Mapping[str, Sequence[float]]) -> Alarm | None:
+    curve = curves.get(name, ())
+    if len(curve) < 2 * WINDOW:
+        return None
+    before, after = _ends(curve)
+    shown = {name: tuple(curve), TRAINED: tuple(curves.get(TRAINED, ()))}
+    if name == LENGTH and after > LONGER * before:
+        return Alarm("length", f"Answers grew from {before:.0f} to {after:.0f} tokens.", shown)
+    if name == ENTROPY and after > before + RUNAWAY_NATS:
+        return Alarm("entropy", f"Entropy rose from {before:.2f} to {after:.2f} nats a token.", shown)
+    if name == DISTINCT and after < FEW_DISTINCT and before > 2 * FEW_DISTINCT:
+        return Alarm(
+            "diversity", f"Only {after:.0%} of the tasks get an answer of their own; it was {before:.0%}.", shown
+        )
+    return None

@@ -1,0 +1,189 @@
+"""Evidence: what the store knows of a run, read into plain data that rules can judge.
+
+Of a long run the metrics of every step are read, and the newest rollouts only: what is wrong at the end of a run is
+still to be seen there.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agentlightning.adapter import TraceToTrajectory
+from agentlightning.adapter.trajectory import DropReason, Trajectory
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attempt, AttemptedRollout, MetricPoint, Rollout, Run, Span
+from agentlightning.types.rewards import final_reward_of
+
+__all__ = ["Evidence", "RolloutEvidence", "read_evidence", "read_rollout"]
+
+NEWEST_ROLLOUTS: Final = 256
+"""How many rollouts of a run are read with their spans."""
+PAGE_ROLLOUTS: Final = 500
+_CALL_SPAN: Final = "litellm_request"
+_HTTP_STATUS: Final = "agentlightning.proxy.http_status"
+_NO_IDS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS, DropReason.EXCLUDED)
+_FINISHED: Final = ("succeeded", "failed")
+
+
+@dataclass(frozen=True)
+class RolloutEvidence:
+    """What one rollout left behind."""
+
+    rollout_id: str
+    status: str
+    mode: str | None
+    task: str
+    """The input as text; two rollouts of one task have the same."""
+    group: str | None = None
+    """Rollouts of one task in one step have the same."""
+    step: int | None = None
+    reward: float | None = None
+    error: str | None = None
+    """What made the last attempt fail, in one line."""
+    attempt_status: str | None = None
+    calls: int = 0
+    calls_with_ids: int = 0
+    calls_cut_off: int = 0
+    calls_failed: int = 0
+    call_error: str | None = None
+    """What one of the failed model calls was answered."""
+    answer: tuple[tuple[int, ...], ...] | None = None
+    """The tokens that the model chose; None if they were not recorded."""
+
+    @property
+    def has_reward(self) -> bool:
+        return self.reward is not None and math.isfinite(self.reward)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run, its metrics by step, and its newest rollouts."""
+
+    run: Run
+    points: Sequence[MetricPoint] = ()
+    rollouts: Sequence[RolloutEvidence] = ()
+    waiting: int = 0
+    """Rollouts of the run that are not finished."""
+
+    def series(self, name: str) -> list[float]:
+        """A metric by step, without the steps that do not have it."""
+        found = (point.values.get(name) for point in self.points)
+        return [value for value in found if value is not None and math.isfinite(value)]
+
+    @property
+    def training(self) -> list[RolloutEvidence]:
+        """Rollouts that were learned from, or might have been."""
+        return [one for one in self.rollouts if one.mode != "val"]
+
+    @property
+    def groups(self) -> list[list[RolloutEvidence]]:
+        """Training rollouts with a reward, by group; groups of one are left out."""
+        by_group: defaultdict[str, list[RolloutEvidence]] = defaultdict(list)
+        for one in self.training:
+            if one.group is not None and one.has_reward:
+                by_group[f"{one.step}/{one.group}"].append(one)
+        return [group for group in by_group.values() if len(group) > 1]
+
+    @property
+    def steps_learned(self) -> int:
+        return len(self.series("learner/loss"))
+
+
+async def read_evidence(store: LightningStore, run: Run) -> Evidence:
+    """What the store knows of a run."""
+    points = list(await store.query_metrics(run.run_id))
+    found: list[AttemptedRollout | Rollout] = []
+    waiting = offset = 0
+    while len(found) < NEWEST_ROLLOUTS:
+        page = await store.query_rollouts(sort_by="start_time", sort_order="desc", limit=PAGE_ROLLOUTS, offset=offset)
+        own = [one for one in page if _is_of(one, run)]
+        found += [one for one in own if one.status in _FINISHED]
+        waiting += sum(one.status not in (*_FINISHED, "cancelled") for one in own)
+        offset += len(page)
+        if len(page) < PAGE_ROLLOUTS or page[-1].start_time < run.start_time:
+            break
+    rollouts = [await read_rollout(store, one) for one in found[:NEWEST_ROLLOUTS]]
+    return Evidence(run, points, rollouts, waiting)
+
+
+def _is_of(rollout: Rollout, run: Run) -> bool:
+    """Rollouts that name no run are told apart by their time."""
+    named = (rollout.metadata or {}).get("run_id")
+    if named is not None:
+        return bool(named == run.run_id)
+    end = math.inf if run.end_time is None else run.end_time
+    return run.start_time <= rollout.start_time <= end
+
+
+async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollout) -> RolloutEvidence:
+    """What one rollout and its last attempt left behind."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    metadata = rollout.metadata or {}
+    spans = list(await store.query_spans(rollout.rollout_id, "latest"))
+    calls = _Calls.of(spans)
+    step = metadata.get("step")
+    return RolloutEvidence(
+        rollout_id=rollout.rollout_id,
+        status=rollout.status,
+        mode=rollout.mode,
+        task=str(rollout.input),
+        group=None if metadata.get("group") is None else str(metadata["group"]),
+        step=step if isinstance(step, int) else None,
+        reward=final_reward_of(spans) if spans else None,
+        error=None if rollout.status == "succeeded" else _error_of(attempt),
+        attempt_status=None if attempt is None else attempt.status,
+        calls=calls.all,
+        calls_with_ids=calls.with_ids,
+        calls_cut_off=calls.cut_off,
+        calls_failed=len(calls.errors),
+        call_error=calls.errors[0] if calls.errors else None,
+        answer=calls.answer,
+    )
+
+
+def _error_of(attempt: Attempt | None) -> str | None:
+    noted = ((attempt.metadata or {}) if attempt is not None else {}).get("error")
+    if not isinstance(noted, dict) or not noted.get("type"):
+        return None
+    first_line = str(noted.get("message") or "").partition("\n")[0]
+    return f"{noted['type']}: {first_line}" if first_line else str(noted["type"])
+
+
+@dataclass
+class _Calls:
+    """The model calls of one attempt."""
+
+    all: int = 0
+    with_ids: int = 0
+    cut_off: int = 0
+    errors: list[str] = field(default_factory=list)
+    answer: tuple[tuple[int, ...], ...] | None = None
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> "_Calls":
+        found = cls()
+        for span in spans:
+            if span.name == _CALL_SPAN and span.status.status_code == "ERROR":
+                status = span.attributes.get(_HTTP_STATUS)
+                found.errors.append(f"{status or 'no answer'}: {span.status.description or 'no reason given'}")
+        try:
+            trajectory = TraceToTrajectory().adapt(spans) if spans else None
+        except ValueError:  # a trace that no tree can be made of has no calls to count
+            trajectory = None
+        if trajectory is not None:
+            found._add(trajectory)
+        return found
+
+    def _add(self, trajectory: Trajectory) -> None:
+        sampled = [call for sequence in trajectory.sequences for call in sequence.calls]
+        self.with_ids = len(sampled)
+        self.all = len(sampled) + sum(call.reason in _NO_IDS for call in trajectory.dropped)
+        self.cut_off = sum(call.is_truncated for call in sampled)
+        if sampled:
+            self.answer = tuple(
+                sequence.token_ids[call.start : call.end]
+                for sequence in trajectory.sequences
+                for call in sequence.calls
+            )

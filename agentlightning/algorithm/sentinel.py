@@ -49,7 +49,7 @@ class Sentinel:
 
     Args:
         reward: The reward to watch: the name under which the agent emits it beside the primary one, or a function of a
-            finished rollout, such as a judge. It is never trained on. None watches lengths, entropy and diversity alone.
+            finished rollout, such as a judge. It is never trained on. None watches length, entropy and diversity only.
         stop: End the training at the first alarm, as if it were done, with its best model kept.
     """
 
@@ -128,8 +128,8 @@ def _hacked(curves: Mapping[str, Sequence[float]]) -> Alarm | None:
         return None
     return Alarm(
         "reward_hacking",
-        f"The trained reward rose from {_ends(trained)[0]:.2f} to {_ends(trained)[1]:.2f} while the watched one fell from "
-        f"{before:.2f} to {after:.2f}: the model pleases its reward without doing its task.",
+        f"The trained reward rose from {_ends(trained)[0]:.2f} to {_ends(trained)[1]:.2f} while the watched one fell "
+        f"from {before:.2f} to {after:.2f}: the model pleases its reward without doing its task.",
         {TRAINED: tuple(trained), WATCHED: tuple(watched)},
     )
 

@@ -1,6 +1,7 @@
 """Every fault is named by its own name, with the figure that shows it; a healthy run has none."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +269,10 @@ async def test_a_rollout_says_what_became_of_it(options: dict[str, Any], said: l
     text = "\n".join(await verdict_of_rollout(run.store, rollout))
 
     assert [one for one in said if one not in text] == []
+
+
+def test_the_page_on_agents_that_do_not_learn_names_every_finding() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "my-agent-does-not-learn.md"
+    text = page.read_text(encoding="utf-8")
+
+    assert [name for name in FINDINGS if f"| `{name}` |" not in text] == []

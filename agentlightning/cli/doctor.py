@@ -4,6 +4,7 @@ Each check looks at one thing of this machine and says in a line that it is well
 Nothing is sent anywhere but to this machine's own loopback address.
 """
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentlightning.litagent import rollout
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
 from agentlightning.verdict.findings import Finding
 
@@ -190,14 +194,12 @@ def _open_files() -> Check:
 
 def _one_rollout() -> Check:
     """The smallest loop there is: one task goes to an agent, and its reward comes back."""
-    import agentlightning as agl
-
-    store = agl.InMemoryLightningStore()
+    store = InMemoryLightningStore()
     try:
-        agl.Trainer(store=store, n_runners=1, progress="off").dev(agl.rollout(_echo), [1.0])
+        Trainer(store=store, n_runners=1, progress="off").dev(rollout(_echo), [1.0])
     except Exception as error:  # noqa: BLE001 # whatever it is, it is what the user wants to know
         return _wrong("rollout", f"A rollout failed: {type(error).__name__}: {error}", "Report it with this line.")
-    done = agl.BlockingStore(store).query_rollouts(status_in=["succeeded"])
+    done = asyncio.run(store.query_rollouts(status_in=["succeeded"]))
     if len(done) != 1:
         return _wrong("rollout", "A rollout did not succeed.", "Run `agl demo` and report what it prints.")
     return Check("rollout", "a task went to an agent, and its reward came back")

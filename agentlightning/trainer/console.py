@@ -23,6 +23,7 @@ from agentlightning.trainer.progress import STATUS_ORDER, UNREAD_ROLLOUTS, Failu
 from agentlightning.trainer.views import View
 from agentlightning.types import Notice
 from agentlightning.types.rewards import final_reward_of
+from agentlightning.verdict import Verdict
 
 __all__ = ["Console"]
 
@@ -102,6 +103,11 @@ class Console:
                 self._view.finish(self._progress.figures(time.monotonic()), self._address)
             except Exception as error:  # noqa: BLE001 # the training matters more
                 self._go_quiet(error)
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Say what was gained, or why nothing was."""
+        if self._view is not None and verdict.outcome != "unknown":
+            self._view.conclude(verdict)
 
     async def summary(self) -> dict[str, Any]:
         """How the training went, for its run in the store; empty if nothing is shown."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.base import INITIAL_RESOURCES_ID
+from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import ControlFlags
@@ -37,6 +38,7 @@ from agentlightning.utils.daemon_threads import CallingThread, DaemonThreads
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.verdict import verdict_of_run
 
 __all__ = ["AlgorithmRole", "RunnerRole"]
 
@@ -45,6 +47,8 @@ logger = logging.getLogger(__name__)
 PREPARED_SECONDS: Final = 0.01
 """How often a runner looks whether it may begin, which delays every training."""
 REPORT_SECONDS: Final = 30.0
+VERDICT_SECONDS: Final = 30.0
+"""How long reading a run for its verdict may take."""
 """Between two reports of a training to its run."""
 
 
@@ -252,7 +256,19 @@ class AlgorithmRole:
             raise
         finally:
             summary = {**self._measured(), **summary, "seconds": round(time.monotonic() - began, 3)}
-            await asyncio.shield(store.finish_run(run.run_id, status, summary=summary))
+            await asyncio.shield(self._close_run(store, run.model_copy(update={"summary": summary}), status, console))
+
+    async def _close_run(self, store: LightningStore, run: Run, status: RunStatus, console: Console) -> None:
+        """Close a run with the verdict on it, which is said too; without one, if there is nothing to judge."""
+        verdict = None
+        if self.algorithm is not None and self.dev is None and not isinstance(self.algorithm, FastAlgorithm):
+            try:
+                verdict = await asyncio.wait_for(verdict_of_run(store, run), VERDICT_SECONDS)
+                console.conclude(verdict)
+            except Exception:  # how the training went matters more
+                logger.exception("There is no verdict on run '%s'.", run.run_id)
+        judged = {} if verdict is None else {"verdict": verdict.as_summary()}
+        await store.finish_run(run.run_id, status, summary={**run.summary, **judged})
 
     async def _open_run(self, store: LightningStore) -> Run:
         trainer = self.trainer

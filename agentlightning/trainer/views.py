@@ -26,6 +26,7 @@ from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.trainer.progress import Failure, Figures, Sample
 from agentlightning.types import MetricPoint
+from agentlightning.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -75,6 +76,11 @@ class View:
     def finish(self, figures: Figures, address: str | None) -> None:
         """Show how the training went, and where its store is if that outlasts the program."""
 
+    def conclude(self, verdict: Verdict) -> None:
+        """Say what was gained, or why nothing was; the last that is shown."""
+        for line in str(verdict).splitlines():
+            self._write("".join(one if one.isprintable() else " " for one in f"{self._name}  {line}") + "\n")
+
     def _write(self, text: str) -> None:
         """Write at once; characters that the output cannot encode become question marks."""
         encoding = getattr(self._output, "encoding", None) or "utf-8"
@@ -101,6 +107,9 @@ class JsonView(View):
     def finish(self, figures: Figures, address: str | None) -> None:
         command = None if address is None else dashboard_command(address)
         self._event("summary", {**self._fields(figures), "store": address, "command": command})
+
+    def conclude(self, verdict: Verdict) -> None:
+        self._event("verdict", verdict.as_summary())
 
     @staticmethod
     def _fields(figures: Figures) -> dict[str, Any]:

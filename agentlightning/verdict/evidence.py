@@ -87,6 +87,11 @@ class Evidence:
         return [group for group in by_group.values() if len(group) > 1]
 
     @property
+    def is_training(self) -> bool:
+        """Whether a model was to learn from token ids, or a reward was to rise."""
+        return bool(self.series("samples/used")) or "TrainingError" in str(self.run.summary.get("error", ""))
+
+    @property
     def steps_learned(self) -> int:
         return len(self.series("learner/loss"))
 

@@ -162,7 +162,7 @@ def _bad_reward(evidence: Evidence) -> Finding | None:
 def _no_model_calls(evidence: Evidence) -> Finding | None:
     done = _succeeded(evidence)
     silent = [one for one in done if one.calls == 0 and one.calls_failed == 0]
-    if len(done) < LEAST_ROLLOUTS or _share(len(silent), len(done)) <= MOST:
+    if not evidence.is_training or len(done) < LEAST_ROLLOUTS or _share(len(silent), len(done)) <= MOST:
         return None
     return Finding(
         "no_model_calls",
@@ -176,8 +176,7 @@ def _no_model_calls(evidence: Evidence) -> Finding | None:
 def _ids_missing(evidence: Evidence) -> Finding | None:
     calls = sum(one.calls for one in evidence.training)
     without = calls - sum(one.calls_with_ids for one in evidence.training)
-    needs_ids = "token ids" in str(evidence.run.summary.get("error", "")) or bool(evidence.series("samples/used"))
-    if not needs_ids or _share(without, calls) <= NOTABLE:
+    if not evidence.is_training or _share(without, calls) <= NOTABLE:
         return None
     return Finding(
         "ids_missing",

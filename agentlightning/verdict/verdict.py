@@ -82,8 +82,9 @@ def verdict_of(evidence: Evidence) -> Verdict:
     if gain is not None and outcome == "lost":
         cause = f" {findings[0].sentence}" if findings else ""
         return Verdict(outcome, f"Lost {gain}.{cause}", gain, tuple(findings))
-    if not findings and gain is None:
-        return Verdict("unknown", "There is too little to say what was gained.", None, ())
+    if gain is None and not (findings and evidence.is_training):
+        said = findings[0].sentence if findings else "There is too little to say what was gained."
+        return Verdict("unknown", said, None, tuple(findings))
     measured = f" ({gain})" if gain is not None else ""
     cause = findings[0].sentence if findings else _WITHOUT_CAUSE
     return Verdict("no gain", f"Nothing was gained{measured}: {cause}", gain, tuple(findings))

@@ -52,6 +52,7 @@ async def bad_reward(run: Recorded) -> None:
 
 async def no_model_calls(run: Recorded) -> None:
     await groups(run, 2, MIXED, calls=0)
+    await run.metrics(learned())
 
 
 async def ids_missing(run: Recorded) -> None:

@@ -29,7 +29,7 @@ from agentlightning.errors import IncompatibleStore
 from agentlightning.logging import setup
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
-from agentlightning.utils.signals import ending_signal
+from agentlightning.utils.server_launcher import ending_signal
 
 __all__ = ["main"]
 

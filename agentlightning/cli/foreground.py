@@ -19,7 +19,6 @@ from agentlightning.utils.child_process import (
     STDERR,
     STDOUT,
     CapturedProcess,
-    OutputCapture,
     ProgramPlan,
     wait_for_event,
 )
@@ -66,10 +65,20 @@ class ForegroundProgram(CapturedProcess):
         }
         sys.stdout.flush()
         sys.stderr.flush()
-        transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Forwarding(captured), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
+        _, program = await asyncio.get_running_loop().subprocess_exec(
+            lambda: cls(captured), *plan.command, cwd=plan.cwd, env=dict(plan.env), **pipes
         )
-        return cls(transport, protocol)
+        return program
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hand on what is captured."""
+        super().pipe_data_received(fd, data)
+        try:
+            _write(fd, data)
+        except OSError:  # our reader has gone: the program is to learn it as it would without us
+            pipe = self._transport.get_pipe_transport(fd)
+            if pipe is not None:
+                pipe.close()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Harmless if it has ended."""
@@ -79,37 +88,16 @@ class ForegroundProgram(CapturedProcess):
     async def end(self, grace_seconds: float) -> None:
         """Read the last output; if the program still runs, ask it to end, and kill it later."""
         try:
-            if not self._protocol.exited.is_set():
+            if not self.exited.is_set():
                 self.send_signal(signal.SIGTERM)
-                await wait_for_event(self._protocol.exited, grace_seconds)
-            if not self._protocol.exited.is_set():
+                await wait_for_event(self.exited, grace_seconds)
+            if not self.exited.is_set():
                 self.send_signal(signal.SIGKILL)
-                await wait_for_event(self._protocol.exited, KILL_SECONDS)
+                await wait_for_event(self.exited, KILL_SECONDS)
             # What a program left in the background may keep its streams open for ever.
-            await wait_for_event(self._protocol.streams_closed, DRAIN_SECONDS)
+            await wait_for_event(self.streams_closed, DRAIN_SECONDS)
         finally:
             self._transport.close()
-
-
-class _Forwarding(OutputCapture):
-    """Writes to our streams what it captures."""
-
-    def __init__(self, captured: Collection[int]) -> None:
-        super().__init__(captured)
-        self._transport: asyncio.SubprocessTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        super().pipe_data_received(fd, data)
-        try:
-            _write(fd, data)
-        except OSError:  # our reader has gone: the program is to learn it as it would without us
-            pipe = None if self._transport is None else self._transport.get_pipe_transport(fd)
-            if pipe is not None:
-                pipe.close()
 
 
 def _write(fd: int, data: bytes) -> None:

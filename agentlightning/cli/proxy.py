@@ -20,8 +20,7 @@ from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.addresses import refuse_open_address
-from agentlightning.utils.child_process import calm_collector
-from agentlightning.utils.signals import ENDING_SIGNALS
+from agentlightning.utils.server_launcher import ENDING_SIGNALS, calm_collector
 
 __all__ = ["main"]
 

@@ -35,9 +35,8 @@ from agentlightning.store import (
 )
 from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.utils.child_process import calm_collector
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
-from agentlightning.utils.signals import ending_signal
+from agentlightning.utils.server_launcher import calm_collector, ending_signal
 
 __all__ = ["main"]
 

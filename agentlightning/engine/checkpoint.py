@@ -28,8 +28,8 @@ from agentlightning.engine.tiny.codec import TinyChatCodec
 from agentlightning.engine.tiny.files import DESCRIPTION_FILE, SHIPPED_FOLDER, load_tiny, save_tiny
 from agentlightning.engine.tiny.model import TinyModel
 from agentlightning.errors import ConfigurationError, EngineError
-from agentlightning.utils.disk import bring_to_disk
 from agentlightning.utils.installation import install_command
+from agentlightning.utils.private_files import bring_to_disk
 
 __all__ = ["EXTRA_FILE", "check_replaceable", "load", "read_extra", "save_model"]
 

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from agentlightning.engine.background import BackgroundProgram
 from agentlightning.errors import EngineError
-from agentlightning.utils.child_process import BackgroundProgram, ProgramPlan
+from agentlightning.utils.child_process import ProgramPlan
 
 __all__ = ["ChildServer"]
 

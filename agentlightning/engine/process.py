@@ -24,9 +24,14 @@ from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
 from agentlightning.engine.shared_weights import gpu_of
 from agentlightning.errors import AgentLightningError, EngineError
 from agentlightning.logging import setup
-from agentlightning.utils.child_process import calm_collector, leave_with_parent
-from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
-from agentlightning.utils.signals import ENDING_SIGNALS, ending_signal
+from agentlightning.utils.child_process import leave_with_parent
+from agentlightning.utils.server_launcher import (
+    ENDING_SIGNALS,
+    PythonServerLauncher,
+    PythonServerLauncherArgs,
+    calm_collector,
+    ending_signal,
+)
 
 __all__ = ["ServedEngine", "ServerOptions", "main", "serve"]
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.errors import EngineError, InvalidRequest
-from agentlightning.utils.disk import bring_to_disk
+from agentlightning.utils.private_files import bring_to_disk
 
 if TYPE_CHECKING:
     from agentlightning.engine.lora import AdapterWeights

@@ -12,8 +12,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -21,7 +20,7 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Histogram
+    from prometheus_client import CollectorRegistry
 
 __all__ = ["MetricsBackend", "ConsoleMetricsBackend", "PrometheusMetricsBackend", "MultiMetricsBackend"]
 
@@ -67,55 +66,60 @@ class _Metric:
         buckets = "" if self.buckets is None else f" and buckets {list(self.buckets)}"
         return f"{self.kind} with labels {list(self.label_names)}{buckets}"
 
-    def label_values(self, labels: Mapping[str, str] | None) -> _LabelValues:
-        """The values in the registered order."""
-        given = labels or {}
-        if len(given) != len(self.label_names) or any(name not in given for name in self.label_names):
-            raise ConfigurationError(
-                f"Metric {self.name!r} has the labels {list(self.label_names)}; it was given {sorted(given)}."
-            )
-        return tuple([str(given[name]) for name in self.label_names])
 
-
-class _Metrics:
-    """The metrics registered with one back end; its owner sees to it that one thread registers at a time."""
+class _CheckedBackend(MetricsBackend):
+    """Refuses a metric of two kinds, and figures of metrics that are not registered or have other labels."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # lets one thread register at a time
         self._metric_by_name: dict[str, _Metric] = {}
 
-    def has(self, metric: _Metric) -> bool:
-        """Whether this very metric is registered; a different one of the same name is an error."""
-        known = self._metric_by_name.get(metric.name)
-        if known is not None and known != metric:
-            raise ConfigurationError(
-                f"Metric {metric.name!r} is already registered as a {known}, so not as a {metric}."
-            )
-        return known is not None
+    def _prepare(self, metric: _Metric) -> None:
+        """A metric is about to be registered."""
 
-    def add(self, metric: _Metric) -> None:
-        if not self.has(metric):
-            self._metric_by_name[metric.name] = metric
+    @abstractmethod
+    def _record(self, metric: _Metric, label_values: _LabelValues, value: float) -> None:
+        """Add to a counter, or take one observation of a histogram."""
 
-    def get(self, kind: _Kind, name: str) -> _Metric:
+    def register_counter(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        self._register(_Metric("counter", name, tuple(label_names or ())))
+
+    def register_histogram(
+        self, name: str, label_names: Sequence[str] | None = None, buckets: Sequence[float] | None = None
+    ) -> None:
+        bounds = None if buckets is None else tuple(buckets)
+        self._register(_Metric("histogram", name, tuple(label_names or ()), bounds))
+
+    def _register(self, metric: _Metric) -> None:
+        with self._lock:
+            known = self._metric_by_name.get(metric.name)
+            if known is None:
+                self._prepare(metric)
+                self._metric_by_name[metric.name] = metric
+            elif known != metric:
+                raise ConfigurationError(
+                    f"Metric {metric.name!r} is already registered as a {known}, so not as a {metric}."
+                )
+
+    def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
+        if not amount >= 0:
+            raise ConfigurationError(f"Counter {name!r} only grows; it was given {amount!r}.")
+        self._take("counter", name, amount, labels or {})
+
+    def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        self._take("histogram", name, value, labels or {})
+
+    def _take(self, kind: _Kind, name: str, value: float, labels: Mapping[str, str]) -> None:
         metric = self._metric_by_name.get(name)
         if metric is None:
             raise ConfigurationError(f"Metric {name!r} is not registered; call register_{kind}({name!r}, ...) first.")
         if metric.kind != kind:
             raise ConfigurationError(f"Metric {name!r} is a {metric.kind}, not a {kind}.")
-        return metric
-
-
-def _counter(name: str, label_names: Sequence[str] | None) -> _Metric:
-    return _Metric("counter", name, tuple(label_names or ()))
-
-
-def _histogram(name: str, label_names: Sequence[str] | None, buckets: Sequence[float] | None) -> _Metric:
-    return _Metric("histogram", name, tuple(label_names or ()), None if buckets is None else tuple(buckets))
-
-
-def _check_amount(name: str, amount: float) -> None:
-    if not amount >= 0:
-        raise ConfigurationError(f"Counter {name!r} only grows; it was given {amount!r}.")
+        if len(labels) != len(metric.label_names) or any(label not in labels for label in metric.label_names):
+            raise ConfigurationError(
+                f"Metric {name!r} has the labels {list(metric.label_names)}; it was given {sorted(labels)}."
+            )
+        self._record(metric, tuple([str(labels[label]) for label in metric.label_names]), value)
 
 
 @dataclass
@@ -130,27 +134,19 @@ class _Series:
     sample: list[float] = field(default_factory=list)
 
     def add(self, value: float) -> None:
+        """Take a figure; every observation is kept with equal probability once there are more than fit."""
         self.total += value
         self.sum += value
         self.count += 1
-
-    def observe(self, value: float, chance: random.Random) -> None:
-        """Keep every observation with equal probability once there are more than fit (reservoir sampling)."""
-        self.add(value)
+        if self.metric.kind == "counter":
+            return
         if len(self.sample) < _RESERVOIR_SIZE:
             self.sample.append(value)
-            return
-        place = chance.randrange(self.count)
-        if place < _RESERVOIR_SIZE:
+        elif (place := random.randrange(self.count)) < _RESERVOIR_SIZE:
             self.sample[place] = value
 
-    def start_over(self) -> None:
-        self.count = 0
-        self.sum = 0.0
-        self.sample.clear()
 
-
-class ConsoleMetricsBackend(MetricsBackend):
+class ConsoleMetricsBackend(_CheckedBackend):
     """Writes a summary to the log: one line per metric and label values that moved, at most once in an interval.
 
     Lines appear when something is measured after the interval has passed; `report` writes what is still unwritten.
@@ -163,63 +159,37 @@ class ConsoleMetricsBackend(MetricsBackend):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._log_interval_seconds = log_interval_seconds
         self._logger = logger or logging.getLogger(__name__)
         self._clock = clock
-        self._chance = random.Random()
-        self._lock = threading.Lock()  # protects everything below
-        self._metrics = _Metrics()
+        self._measuring = threading.Lock()  # protects what follows
         self._series_by_key: dict[tuple[str, _LabelValues], _Series] = {}
         self._last_report_time = clock()
 
-    def register_counter(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        with self._lock:
-            self._metrics.add(_counter(name, label_names))
-
-    def register_histogram(
-        self, name: str, label_names: Sequence[str] | None = None, buckets: Sequence[float] | None = None
-    ) -> None:
-        with self._lock:
-            self._metrics.add(_histogram(name, label_names, buckets))
-
-    def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
-        _check_amount(name, amount)
-        with self._lock:
-            self._series("counter", name, labels).add(amount)
-            lines = self._due_lines()
-        self._write(lines)
-
-    def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
-        with self._lock:
-            self._series("histogram", name, labels).observe(value, self._chance)
-            lines = self._due_lines()
-        self._write(lines)
-
     def report(self) -> None:
         """Write the lines now, whether or not the interval has passed."""
-        with self._lock:
+        with self._measuring:
             lines = self._take_lines(self._clock())
         self._write(lines)
 
-    def _series(self, kind: _Kind, name: str, labels: Mapping[str, str] | None) -> _Series:
-        metric = self._metrics.get(kind, name)
-        label_values = metric.label_values(labels)
-        series = self._series_by_key.get((name, label_values))
-        if series is None:
-            series = self._series_by_key[name, label_values] = _Series(metric, label_values)
-        return series
-
-    def _due_lines(self) -> list[str]:
-        now = self._clock()
-        return self._take_lines(now) if now - self._last_report_time >= self._log_interval_seconds else []
+    def _record(self, metric: _Metric, label_values: _LabelValues, value: float) -> None:
+        with self._measuring:
+            series = self._series_by_key.get((metric.name, label_values))
+            if series is None:
+                series = self._series_by_key[metric.name, label_values] = _Series(metric, label_values)
+            series.add(value)
+            now = self._clock()
+            is_due = now - self._last_report_time >= self._log_interval_seconds
+            lines = self._take_lines(now) if is_due else []
+        self._write(lines)
 
     def _take_lines(self, now: float) -> list[str]:
-        seconds = now - self._last_report_time
-        self._last_report_time = now
+        seconds, self._last_report_time = now - self._last_report_time, now
         moved = [series for series in self._series_by_key.values() if series.count]
         lines = [_line(series, seconds) for series in moved]
         for series in moved:
-            series.start_over()
+            series.count, series.sum, series.sample = 0, 0.0, []
         return lines
 
     def _write(self, lines: Sequence[str]) -> None:
@@ -249,7 +219,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
-class PrometheusMetricsBackend(MetricsBackend):
+class PrometheusMetricsBackend(_CheckedBackend):
     """Keeps the figures in a Prometheus registry, its own unless one is given, from which an exporter serves them.
 
     Dots in names become underscores.
@@ -262,72 +232,33 @@ class PrometheusMetricsBackend(MetricsBackend):
             raise ImportError(
                 f"PrometheusMetricsBackend needs the package prometheus_client; run `{install_command('prometheus')}`."
             ) from error
+        super().__init__()
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._prometheus = prometheus_client
-        self._lock = threading.Lock()  # lets one thread register at a time; the collectors are safe by themselves
-        self._metrics = _Metrics()
-        self._counter_by_name: dict[str, Counter] = {}
-        self._histogram_by_name: dict[str, Histogram] = {}
-        self._series: dict[tuple[str, _LabelValues], Counter | Histogram] = {}  # found once, for finding takes a lock
+        self._collector_by_name: dict[str, Any] = {}
+        self._series: dict[tuple[str, _LabelValues], Any] = {}  # found once, for finding takes a lock
 
-    def register_counter(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        metric = _counter(name, label_names)
-        with self._lock:
-            if not self._metrics.has(metric):
-                self._counter_by_name[name] = self._new_counter(metric)
-                self._metrics.add(metric)
+    def _prepare(self, metric: _Metric) -> None:
+        make: Any = self._prometheus.Counter
+        options: dict[str, Any] = {}
+        if metric.kind == "histogram":
+            make = self._prometheus.Histogram
+            options = {} if metric.buckets is None else {"buckets": metric.buckets}
+        try:
+            collector = make(
+                metric.name.replace(".", "_"), metric.name, metric.label_names, registry=self.registry, **options
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"Prometheus refuses metric {metric.name!r} as a {metric}: {error}") from error
+        self._collector_by_name[metric.name] = collector
 
-    def register_histogram(
-        self, name: str, label_names: Sequence[str] | None = None, buckets: Sequence[float] | None = None
-    ) -> None:
-        metric = _histogram(name, label_names, buckets)
-        with self._lock:
-            if not self._metrics.has(metric):
-                self._histogram_by_name[name] = self._new_histogram(metric)
-                self._metrics.add(metric)
-
-    def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
-        _check_amount(name, amount)
-        values = self._metrics.get("counter", name).label_values(labels)
-        counter: Counter = self._series_of(self._counter_by_name[name], name, values)
-        counter.inc(amount)
-
-    def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
-        values = self._metrics.get("histogram", name).label_values(labels)
-        histogram: Histogram = self._series_of(self._histogram_by_name[name], name, values)
-        histogram.observe(value)
-
-    def _series_of(self, collector: Any, name: str, values: _LabelValues) -> Any:
-        series = self._series.get((name, values))
+    def _record(self, metric: _Metric, label_values: _LabelValues, value: float) -> None:
+        series = self._series.get((metric.name, label_values))
         if series is None:
-            series = self._series[name, values] = collector.labels(*values) if values else collector
-        return series
-
-    def _new_counter(self, metric: _Metric) -> "Counter":
-        with _refusal_of(metric):
-            return self._prometheus.Counter(
-                _prometheus_name(metric), metric.name, metric.label_names, registry=self.registry
-            )
-
-    def _new_histogram(self, metric: _Metric) -> "Histogram":
-        buckets = self._prometheus.Histogram.DEFAULT_BUCKETS if metric.buckets is None else metric.buckets
-        with _refusal_of(metric):
-            return self._prometheus.Histogram(
-                _prometheus_name(metric), metric.name, metric.label_names, registry=self.registry, buckets=buckets
-            )
-
-
-def _prometheus_name(metric: _Metric) -> str:
-    return metric.name.replace(".", "_")
-
-
-@contextmanager
-def _refusal_of(metric: _Metric) -> Iterator[None]:
-    """Say which metric it was that Prometheus refused."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigurationError(f"Prometheus refuses metric {metric.name!r} as a {metric}: {error}") from error
+            collector = self._collector_by_name[metric.name]
+            series = collector.labels(*label_values) if label_values else collector
+            self._series[metric.name, label_values] = series
+        (series.inc if metric.kind == "counter" else series.observe)(value)
 
 
 class MultiMetricsBackend(MetricsBackend):

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 
-__all__ = ["append_to", "check_own_folder", "create_file", "file_mode", "path_errors", "replaced_file"]
+__all__ = ["append_to", "bring_to_disk", "check_own_folder", "create_file", "file_mode", "path_errors", "replaced_file"]
 
 _OWNER_ONLY: Final = "0600"
 _READABLE_AND_WRITABLE: Final = 0o666
@@ -96,3 +96,12 @@ def check_own_folder(folder: Path) -> None:
             f"Other accounts may write to folder '{folder}' (mode {stat.S_IMODE(found.st_mode):04o}); "
             f"run `chmod go-w {folder}`, or name another folder."
         )
+
+
+def bring_to_disk(path: Path) -> None:
+    """Return when the content of a file, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

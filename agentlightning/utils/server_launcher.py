@@ -8,6 +8,7 @@ in flight finish.
 import asyncio
 import contextlib
 import errno
+import gc
 import ipaddress
 import logging
 import multiprocessing
@@ -16,14 +17,14 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.child_process import calm_collector, end_process, leave_with_parent
+from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deadline import until
 from agentlightning.utils.loop_thread import LoopThread
 
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNOBSERVED",
+    "calm_collector",
+    "ENDING_SIGNALS",
     "LaunchMode",
     "PythonServerLauncher",
     "PythonServerLauncherArgs",
+    "ending_signal",
     "is_loopback",
     "reserved_socket",
 ]
@@ -51,9 +55,22 @@ UNOBSERVED: Final[Any] = {"tracing": False, "metrics": False, "logs": False}
 """What applications give FastAPI as `telemetry`: it would make a span of every request of its own accord, and those
 would be found in the traces of agents that run in the same process."""
 BACKLOG = 4096
+ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+CALM_THRESHOLDS: Final = (10_000, 20, 50)
+"""Of the garbage collector."""
 _POLL_SECONDS = 0.005
 _HEALTH_TIMEOUT_SECONDS = 5.0
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def calm_collector() -> None:
+    """In a process of our own that serves: let the garbage collector run more rarely, unless it is rarer or off.
+
+    Decoding requests makes many small objects at once. With Python's usual thresholds the collector looks through them
+    every few requests, which costs a busy server a fifth of its time.
+    """
+    if 0 < gc.get_threshold()[0] < CALM_THRESHOLDS[0]:
+        gc.set_threshold(*CALM_THRESHOLDS)
 
 
 def is_loopback(host: str) -> bool:
@@ -120,6 +137,7 @@ class PythonServerLauncher:
         self._thread: LoopThread | None = None
         self._serving: Future[None] | asyncio.Task[None] | None = None
         self._processes: list[BaseProcess] = []
+        self._ready: list[ProcessEvent] = []
         self._leave: ProcessEvent | None = None
 
     # ------------------------------------------------------------------ addresses
@@ -190,9 +208,9 @@ class PythonServerLauncher:
             return
         self._bind()
         self.server = _new_server(self.app, self.args)
-        self._serving = asyncio.create_task(self._serve(self.server), name="agl-server")
+        self._serving = serving = asyncio.create_task(self._serve(self.server), name="agl-server")
         try:
-            await asyncio.shield(self._serving)
+            await asyncio.shield(serving)
         finally:
             await self.stop()
 
@@ -233,21 +251,24 @@ class PythonServerLauncher:
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + self.args.startup_timeout
         while not self._has_started():
-            if self._has_ended() or time.monotonic() > deadline:
+            has_ended = any(not process.is_alive() for process in self._processes)
+            has_ended |= self._serving is not None and self._serving.done()
+            if has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"The server on {self.endpoint} did not start; its log says why.")
             await asyncio.sleep(_POLL_SECONDS)
-        if self.health_url is not None:
-            await asyncio.to_thread(_until_healthy, self.health_url, deadline)
+        while self.health_url is not None:
+            try:
+                await asyncio.to_thread(_check_health, self.health_url)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"The server does not answer {self.health_url}: {error}.") from error
+                await asyncio.sleep(_POLL_SECONDS)
 
     def _has_started(self) -> bool:
         if self._processes:
-            return all(process.ready.is_set() for process in self._processes)  # type: ignore[attr-defined] # set below
+            return all(ready.is_set() for ready in self._ready)
         return self.server is not None and self.server.started
-
-    def _has_ended(self) -> bool:
-        if self._processes:
-            return any(not process.is_alive() for process in self._processes)
-        return self._serving is not None and self._serving.done()
 
     async def _until_served(self, serving: "Future[None] | asyncio.Task[None]") -> None:
         future = asyncio.wrap_future(serving) if isinstance(serving, Future) else serving
@@ -261,15 +282,10 @@ class PythonServerLauncher:
     def _start_processes(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._leave = context.Event()
-        for number in range(self.args.n_workers):
-            ready = context.Event()
-            process = context.Process(
-                target=_serve_process,
-                args=(self.app, self.args, self._socket, ready, self._leave),
-                name=f"agl-server-{number}",
-                daemon=True,
-            )
-            process.ready = ready  # type: ignore[attr-defined] # carried beside the process it belongs to
+        self._ready = [context.Event() for _ in range(self.args.n_workers)]
+        for number, ready in enumerate(self._ready):
+            arguments = (self.app, self.args, self._socket, ready, self._leave)
+            process = context.Process(target=_serve_process, args=arguments, name=f"agl-server-{number}", daemon=True)
             try:
                 process.start()
             except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -352,15 +368,9 @@ def _new_server(app: Application, args: PythonServerLauncherArgs) -> "uvicorn.Se
     return Server(config)
 
 
-def _until_healthy(url: str, deadline: float) -> None:
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
-                return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"The server does not answer {url}: {error}.") from error
-            time.sleep(_POLL_SECONDS)
+def _check_health(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_SECONDS):
+        return
 
 
 def _serve_process(
@@ -377,20 +387,48 @@ def _serve_process(
         leave.set()
         time.sleep(args.process_join_timeout)
 
+    async def serve() -> None:
+        loop, server = asyncio.get_running_loop(), _new_server(build(), args)
+        # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
+        for number in ENDING_SIGNALS:
+            loop.add_signal_handler(number, lambda: None)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        if await until(lambda: server.started, beside=serving, interval_seconds=_POLL_SECONDS):
+            ready.set()
+        await until(leave.is_set, beside=serving)
+        server.should_exit = True
+        await serving
+
     leave_with_parent(leave_in_time)
-    asyncio.run(_serve_until(_new_server(build(), args), listening, ready, leave))
+    asyncio.run(serve())
 
 
-async def _serve_until(
-    server: "uvicorn.Server", listening: socket.socket, ready: "ProcessEvent", leave: "ProcessEvent"
-) -> None:
+@contextlib.contextmanager
+def ending_signal(
+    numbers: Sequence[signal.Signals] = ENDING_SIGNALS,
+) -> "Iterator[asyncio.Future[signal.Signals]]":
+    """The first of these signals, to be awaited within the block: upon it a server finishes what it has begun.
+
+    A second Ctrl-C ends the process at once. After a SIGTERM others change nothing: `timeout` sends two of them.
+    """
     loop = asyncio.get_running_loop()
-    # A terminal signals the whole group: the parent says when to leave, and leaving is finishing what was begun.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: None)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    if await until(lambda: server.started, beside=serving, interval_seconds=_POLL_SECONDS):
-        ready.set()
-    await until(leave.is_set, beside=serving)
-    server.should_exit = True
-    await serving
+    received: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def note(number: signal.Signals) -> None:
+        # Blocked meanwhile: between the loop's handler and ours another SIGTERM would end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        for other in numbers:
+            loop.remove_signal_handler(other)
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if not received.done():  # the loop may be ending already
+            received.set_result(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, note, number)
+    try:
+        yield received
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

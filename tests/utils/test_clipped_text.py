@@ -6,7 +6,7 @@ from agentlightning.utils.clipped_text import ClippedText
 
 
 def clipped(text: str, *, piece: int = 7, size: int = 10) -> ClippedText:
-    clip = ClippedText(size, size)
+    clip = ClippedText(size)
     whole = text.encode()
     for start in range(0, len(whole), piece):
         clip.add(whole[start : start + piece])
@@ -25,7 +25,7 @@ def test_what_fits_is_kept_whole(text: str, piece: int) -> None:
 def test_the_middle_is_left_out_with_a_note(piece: int) -> None:
     clip = clipped("abcdefghij" * 10, piece=piece)
 
-    assert clip.text() == "abcdefghi\n[… 80 bytes are left out here …]\nabcdefghij"
+    assert clip.text() == "abcdefghij\n[… 80 bytes are left out here …]\nabcdefghij"
     assert (clip.end(), clip.byte_count, clip.cut_bytes) == ("abcdefghij", 100, 80)
 
 
@@ -44,7 +44,7 @@ def test_no_secret_is_seen_even_where_the_cut_goes_through_it(shift: int) -> Non
 
 
 def test_memory_is_bounded() -> None:
-    clip = ClippedText(1000, 1000)
+    clip = ClippedText(1000)
 
     for _ in range(1000):
         clip.add(b"x" * 5000)

@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.execution import SharedMemoryExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
-from agentlightning.utils.child_process import CALM_THRESHOLDS, calm_collector
+from agentlightning.utils.server_launcher import CALM_THRESHOLDS, calm_collector
 
 USUAL = (700, 10, 10)
 

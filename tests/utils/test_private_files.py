@@ -8,21 +8,27 @@ from pathlib import Path
 import pytest
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.utils.private_files import append_to, check_own_folder, create_file, file_mode, replaced_file
+from agentlightning.utils.private_files import (
+    append_to,
+    bring_to_disk,
+    check_own_folder,
+    create_file,
+    replaced_file,
+)
 
 
 def mode_of(path: Path) -> str:
     return f"{stat.S_IMODE(path.stat().st_mode):04o}"
 
 
-@pytest.fixture(autouse=True, params=[0o000, 0o022, 0o777], ids=lambda mask: f"umask {mask:03o}")
-def any_umask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("AGL_FILE_MODE", raising=False)
+@pytest.fixture(params=[0o000, 0o022, 0o777], ids=lambda mask: f"umask {mask:03o}")
+def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
     yield
     os.umask(before)
 
 
+@pytest.mark.usefixtures("any_umask")
 def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     os.close(create_file(tmp_path / "created"))
     append_to(tmp_path / "appended").close()
@@ -46,7 +52,7 @@ def test_a_senseless_mode_is_refused(monkeypatch: pytest.MonkeyPatch, text: str)
     monkeypatch.setenv("AGL_FILE_MODE", text)
 
     with pytest.raises(ConfigurationError, match=r"AGL_FILE_MODE is .* such as 0600 or 0640"):
-        file_mode()
+        create_file("never made")
 
 
 def test_a_file_that_exists_is_appended_to_with_its_mode(tmp_path: Path) -> None:
@@ -120,3 +126,15 @@ def test_a_folder_of_another_account_is_refused(tmp_path: Path, monkeypatch: pyt
 
     with pytest.raises(ConfigurationError, match="belongs to the account"):
         check_own_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_path_itself_is_brought_to_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "thing"
+    path.write_text("content") if kind == "file" else path.mkdir()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+
+    bring_to_disk(path)
+
+    assert synced == [path.stat().st_ino]

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.utils.disk import bring_to_disk
+from agentlightning.utils.private_files import bring_to_disk
 
 __all__ = ["Checkpoint", "Checkpoints", "digest_of"]
 

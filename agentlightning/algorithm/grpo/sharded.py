@@ -40,6 +40,7 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.utils.child_process import python_path
 
 __all__ = ["ShardedLearner"]
 
@@ -188,7 +189,7 @@ class ShardedLearner:
         torchrun += ["--redirects=3", f"--nproc-per-node={settings.processes}", "-m"]
         threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.processes)
         loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-        path = os.pathsep.join(place for place in sys.path if place)
+        path = python_path()
         own = {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(

@@ -14,7 +14,7 @@ from enum import Enum
 from agentlightning.adapter.proxied import PROXY_SPANS, TRACED_CALL_MATCH
 from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.semconv import AGL_EVENT_KIND
-from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.types.agents import AgentMatcher
 from agentlightning.types.tracer import SpanLike
 
 __all__ = ["Framework", "auto_adapter", "detect_framework"]

@@ -22,7 +22,7 @@ from agentlightning.adapter.calls import (
     response_ids_of,
 )
 from agentlightning.instrumentation.model_calls import recorded_span_id
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import agent_name
 from agentlightning.types.tracer import Span
 
 __all__ = ["ANY_CALL_MATCH", "PROXY_SPANS", "TRACED_CALL_MATCH", "ProxiedCalls", "call_test", "has_tokens"]

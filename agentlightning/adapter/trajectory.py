@@ -36,7 +36,7 @@ from agentlightning.adapter.sequences import (
     write_jsonl,
 )
 from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, TraceTree
-from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.types.agents import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import Span, SpanLike
 

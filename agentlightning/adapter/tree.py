@@ -30,8 +30,7 @@ from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
 from agentlightning.adapter.proxied import ANY_CALL_MATCH, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls, call_test
 from agentlightning.adapter.repair import closest_enclosing
 from agentlightning.semconv import AGL_VIRTUAL
-from agentlightning.types.agent_matcher import AgentMatcher, name_test
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span

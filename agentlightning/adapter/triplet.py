@@ -15,8 +15,7 @@ from agentlightning.adapter.calls import as_token_ids, prompt_ids_of, response_i
 from agentlightning.adapter.matching import RewardMatchPolicy
 from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls, has_tokens
 from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
-from agentlightning.types.agent_matcher import AgentMatcher
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import AgentMatcher, agent_name
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import reward_value_of
 from agentlightning.types.tracer import Span, SpanLike

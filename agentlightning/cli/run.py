@@ -39,7 +39,7 @@ from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
-from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX
+from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
 

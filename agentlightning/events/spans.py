@@ -49,7 +49,7 @@ from agentlightning.semconv import (
     RewardAttributes,
 )
 from agentlightning.types import AttributeValue, Span, TraceStatus
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import agent_name
 from agentlightning.types.rewards import reward_payload_of, rewards_of
 
 __all__ = ["attributes_of", "events_of", "events_of_spans", "span_of"]

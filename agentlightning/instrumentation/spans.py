@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
 from agentlightning.dialects.attributes import as_json
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import agent_name
 from agentlightning.utils.otel import SCOPE_NAME
 
 __all__ = [

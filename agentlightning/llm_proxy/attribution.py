@@ -17,7 +17,7 @@ from agentlightning.dialects import DialectName
 from agentlightning.dialects.failures import Failure
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.store.http.tokens import check_secret
-from agentlightning.utils.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
+from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
 
 __all__ = ["Caller", "Authenticator", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
 

@@ -25,7 +25,7 @@ from agentlightning.llm_proxy.journal import FOLDER_SUFFIX
 from agentlightning.llm_proxy.service import Service
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
-from agentlightning.utils.attempt_keys import derive_attempt_key
+from agentlightning.types.attempt_keys import derive_attempt_key
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.server_launcher import is_loopback
 

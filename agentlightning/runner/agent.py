@@ -200,9 +200,10 @@ class LitAgentRunner(Runner[T_task]):
             raise life.failure
 
     async def _work_off(self, event: "ExecutionEvent | None") -> None:
+        inner = innermost(self.get_store())
         pool = WorkerPool(
             *(self._max_concurrency, self._max_rollouts),
-            claims_ahead=_takes_claims_back(self.get_store()),
+            claims_ahead=adapted(inner) is inner,  # a foreign store cannot undo claims without a trace
             is_claiming=lambda: self._is_claiming(event),
             run_attempt=self._run_attempt,
             return_claims=self._return_claims,
@@ -230,14 +231,23 @@ class LitAgentRunner(Runner[T_task]):
         """Claim what the pool has room for; wait for a while if there is nothing."""
         waits, is_idle = pool.free > 0, not pool.is_busy
         reserved = pool.reserve(pool.room)
-        claims: Sequence[Claim] | None = None
+        claims: Sequence[Claim] = []
+        is_away = False
         try:
             claims = await self._claim(reserved, event, waits=waits)
+            self._has_logged_outage = False
+        except StoreUnavailable as error:
+            is_away = True
+            if not self._has_logged_outage:
+                logger.warning("The store cannot be reached (%s); asking again.", error)
+            self._has_logged_outage = True
         finally:
-            pool.take(claims or [], reserved=reserved)
-        if claims is None and is_idle:
+            pool.take(claims, reserved=reserved)
+        if claims or (waits and not is_away):
+            return
+        if is_idle:
             await self._sleep_until_next_poll(event)
-        elif claims is None:
+        else:
             await pool.change(POLL_SECONDS)
 
     async def _run_attempt(self, claim: Claim, slot: Slot) -> Claim | None:
@@ -258,37 +268,20 @@ class LitAgentRunner(Runner[T_task]):
             return False
         return True
 
-    # ------------------------------------------------------------------ claiming
-
-    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim] | None:
-        """Rollouts from the head of the queue; None if there are none, and nothing has waited for them."""
+    async def _claim(self, limit: int, event: "ExecutionEvent | None", *, waits: bool) -> Sequence[Claim]:
+        """Rollouts from the head of the queue; the store may wait for some, until we stop claiming."""
+        context, wait = self.context, self._poll_interval if waits else None
+        known = context.known_resources.versions
+        claiming = asyncio.ensure_future(
+            context.store.claim_rollouts(limit=limit, worker_id=context.worker_id, known_resources=known, wait=wait)
+        )
         try:
-            claims = await (self._wait_for_work(limit, event) if waits else self._ask(limit))
-        except StoreUnavailable as error:
-            if not self._has_logged_outage:
-                logger.warning("The store cannot be reached (%s); asking again.", error)
-            self._has_logged_outage = True
-            return None
-        return claims if waits else claims or None
-
-    async def _ask(self, limit: int, **options: Any) -> Sequence[Claim]:
-        """Ask the store for work, with the resources it takes."""
-        known = self.context.known_resources.versions
-        options |= {"limit": limit, "worker_id": self.get_store_worker_id(), "known_resources": known}
-        claims = await self.get_store().claim_rollouts(**options)
-        self._has_logged_outage = False
-        return claims
-
-    async def _wait_for_work(self, limit: int, event: "ExecutionEvent | None") -> Sequence[Claim]:
-        """As `_ask`, but the store answers when there is work, and we give up when we are stopped."""
-        waiting = asyncio.ensure_future(self._ask(limit, wait=self._poll_interval))
-        try:
-            await until(lambda: not self._is_claiming(event), beside=waiting)
+            await until(lambda: not self._is_claiming(event), beside=claiming)
         finally:
-            if not waiting.done():
-                waiting.cancel()  # a claim that is on its way is given back
-                await asyncio.wait([waiting])
-        return [] if waiting.cancelled() else waiting.result()
+            if not claiming.done():
+                claiming.cancel()  # a claim that is on its way is given back
+                await asyncio.wait([claiming])
+        return [] if claiming.cancelled() else claiming.result()
 
     async def _sleep_until_next_poll(self, event: "ExecutionEvent | None" = None) -> None:
         await until(lambda: not self._is_claiming(event), timeout_seconds=self._poll_interval)
@@ -343,9 +336,3 @@ class LitAgentRunner(Runner[T_task]):
         if raise_on_exception and attempt.error is not None:
             raise attempt.error
         return next_rollout.rollout_id
-
-
-def _takes_claims_back(store: LightningStore) -> bool:
-    """Whether claims can be undone without a trace, so that they may be made ahead."""
-    inner = innermost(store)
-    return adapted(inner) is inner

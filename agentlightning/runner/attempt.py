@@ -9,8 +9,7 @@ import contextlib
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS: Final = 5.0
 """How long an agent that was cancelled may take to end before it is left behind."""
-
-
 MOST_KNOWN_RESOURCES: Final = 8
 
 
@@ -108,13 +105,12 @@ class RunnerContext:
         return method_of(self.agent, "validation_rollout")
 
     @functools.cached_property
-    def can_finish_in_one_step(self) -> bool:
-        """Whether nobody reads the store between the end of a trace and the status of its attempt."""
-        return (
-            not self.hooks
-            and not self.agent.has_callback("on_rollout_end")
-            and getattr(type(self.tracer), "trace_context", None) is RecordingTracer.trace_context
-        )
+    def finishing_tracer(self) -> RecordingTracer | None:
+        """The tracer, if its last spans may be stored with the status: nobody reads the store in between."""
+        tracer = self.tracer
+        is_read = bool(self.hooks) or self.agent.has_callback("on_rollout_end")
+        is_ours = getattr(type(tracer), "trace_context", None) is RecordingTracer.trace_context
+        return tracer if isinstance(tracer, RecordingTracer) and is_ours and not is_read else None
 
 
 @dataclass
@@ -133,91 +129,77 @@ class AttemptRun:
     """What was claimed in the step that finished this attempt."""
     error: BaseException | None = None
     """What made it fail."""
-    spans: Sequence[Any] = field(default_factory=list)
+    spans: Sequence[Any] = ()
     _output: Any | Unset = UNSET
     """What the rollout is to keep of the agent's result; UNSET leaves what it has."""
-    _last: LastSpans = field(default_factory=LastSpans)
+    _last: LastSpans | None = None
+    """Spans that are stored with the status."""
     _has_begun: bool = False
     """Whether the agent and the hooks were told that it begins."""
-    _proxies: list[ProxyLLM] = field(default_factory=list)
+    _proxies: Sequence[ProxyLLM] = ()
     """Through which the agent's model calls may have gone."""
-    _lost_calls: dict[str, int] = field(default_factory=dict)
+    _lost_calls: dict[str, int] | None = None
 
     async def run(self) -> None:
         """Run the agent and write the attempt's status; what made it fail is in `error`."""
-        running, attempt_id = self.context.running, self.rollout.attempt.attempt_id
-        running[attempt_id] = self.rollout.rollout_id
+        context, rollout = self.context, self.rollout
+        attempt_id = rollout.attempt.attempt_id
+        context.running[attempt_id] = rollout.rollout_id
+        status: AttemptStatus = "succeeded"
         try:
-            with working_for(self.context.runner, self.claim, self.context.threads):
-                await self._run_and_report()
+            with working_for(context.runner, self.claim, context.threads):
+                try:
+                    await self._run()
+                except asyncio.CancelledError:  # the runner leaves: it is not the agent's fault
+                    status = "unresponsive"
+                    self.error = WorkerLost("The runner was stopped while the agent was running.")
+                    raise
+                except KeyboardInterrupt as error:
+                    status, self.error = "failed", error
+                    raise
+                except BaseException as error:  # noqa: BLE001 # a failed rollout is data: it is recorded on the attempt
+                    status, self.error = "timeout" if isinstance(error, AttemptTimedOut) else "failed", error
+                    context.failures.add(rollout.rollout_id, error)
+                finally:
+                    try:
+                        await self._end(status)
+                    finally:
+                        await self._write_status(status)
         finally:
-            running.pop(attempt_id, None)
+            context.running.pop(attempt_id, None)
 
-    async def _run_and_report(self) -> None:
-        status: AttemptStatus = "failed"
-        is_claiming = True
-        patience: float | None = None
-        try:
-            status = await self._run()
-        except asyncio.CancelledError:
-            status, is_claiming = "unresponsive", False  # the runner leaves: it is not the agent's fault
-            patience = LEAVING_SECONDS
-            self.error = WorkerLost("The runner was stopped while the agent was running.")
-            raise
-        except KeyboardInterrupt as error:
-            self.error, is_claiming = error, False
-            raise
-        except BaseException as error:  # noqa: BLE001 # a failed rollout is data: it is recorded on the attempt
-            self.error = error
-            status = "timeout" if isinstance(error, AttemptTimedOut) else "failed"
-            self.context.failures.add(self.rollout.rollout_id, error)
-        finally:
-            try:
-                if self._proxies and status != "unresponsive" and not are_recorded(self.spans):
-                    await self._flush_calls()
-                if self._has_begun:
-                    await self._call_agent_callback("on_rollout_end", self.rollout)
-                    await self._call_hooks("on_rollout_end", spans=self.spans)
-            finally:
-                await self._write_status(status, patience, is_claiming=is_claiming)
-
-    async def _run(self) -> AttemptStatus:
+    async def _run(self) -> None:
+        context, rollout = self.context, self.rollout
         found = self.resources if self.resources is not None else await self._stored_resources()
-        resources = self.context.templates.apply(with_claimed_keys(found))
+        resources = context.templates.apply(with_claimed_keys(found))
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
         await self._call_agent_callback("on_rollout_start")
         await self._call_hooks("on_rollout_start")
+        target: Any = {"store": context.store, "rollout_id": rollout.rollout_id}
+        target["attempt_id"] = rollout.attempt.attempt_id
         try:
-            async with self._trace_context() as trace:
-                if isinstance(trace, LastSpans):
-                    self._last = trace
-                result = await self._traced(resources)
+            if context.finishing_tracer is not None:
+                async with context.finishing_tracer.attempt_context(**target) as self._last:
+                    result = await self._traced(resources)
+            else:
+                async with context.tracer.trace_context(name=rollout.rollout_id, **target):
+                    result = await self._traced(resources)
         finally:
-            self.spans = _last_trace(self.context.tracer)
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # nothing recorded, or no traces kept
+                self.spans = context.tracer.get_last_trace()
         if holds_spans(result):
             await self._store_last_spans()
-            self.spans = await store_returned_spans(result, self.rollout, self.context.store, self.spans)
+            self.spans = await store_returned_spans(result, rollout, context.store, self.spans)
         if not isinstance(self._output, Unset):
             hint_at_output(result, self.spans)
-        elif self.rollout.output is not None:
+        elif rollout.output is not None:
             self._output = None  # an earlier attempt's, which this success replaces
-        return "succeeded"
-
-    def _trace_context(self) -> AbstractAsyncContextManager[Any]:
-        """A trace whose last spans are stored with the status, where nobody reads the store in between."""
-        tracer, store, rollout = self.context.tracer, self.context.store, self.rollout
-        target: Any = {"store": store, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        if self.context.can_finish_in_one_step and isinstance(tracer, RecordingTracer):
-            return tracer.attempt_context(**target)
-        return tracer.trace_context(name=rollout.rollout_id, **target)
 
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
         """What the agent returned; rewards, or what it raised, are recorded in the trace."""
         await self._call_hooks("on_trace_start", tracer=self.context.tracer)
-        logger.debug(
-            "Rollout %s: the agent starts with %s.", self.rollout.rollout_id, list(resources) or "no resources"
-        )
+        logger.debug("Rollout %s: the agent starts with %s.", self.rollout.rollout_id, list(resources) or "nothing")
         try:
             result = await self._call_agent(resources)
         except asyncio.CancelledError:
@@ -230,8 +212,6 @@ class AttemptRun:
             await self._call_hooks("on_trace_end", tracer=self.context.tracer)
         self._output = await record_result(result, self.rollout, self.context.store)
         return result
-
-    # ------------------------------------------------------------------ what it needs
 
     async def _stored_resources(self) -> NamedResources:
         """The resources that the rollout names or, if it names none, the latest; empty if there are none."""
@@ -261,13 +241,13 @@ class AttemptRun:
         try:
             await is_over
         except asyncio.CancelledError:
-            await _end(work)
+            await _cancel_agent(work)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
         if not work.done():
-            await _end(work)
+            await _cancel_agent(work)
             raise AttemptTimedOut(f"The agent did not finish within {limit:g} s.")
         if work.cancelled():
             raise RolloutFailed("The agent was cancelled from within: something it awaited raised CancelledError.")
@@ -292,39 +272,51 @@ class AttemptRun:
             end_attempt = functools.partial(_settle, is_over)
             end_attempt() if self.slot is None else self.slot.release(end_attempt)
 
-    # ------------------------------------------------------------------ hooks and status
-
     async def _call_hooks(self, name: str, **arguments: Any) -> None:
         for hook in self.context.hooks:
             try:
-                callback: Callable[..., Awaitable[None]] = getattr(hook, name)
+                callback = getattr(hook, name)
                 await callback(agent=self.context.agent, runner=self.context.runner, rollout=self.rollout, **arguments)
             except (Exception, SystemExit):  # a hook's fault is not the agent's
                 logger.exception("Hook %s.%s failed.", type(hook).__name__, name)
 
     async def _call_agent_callback(self, name: str, *outcome: Any) -> None:
         """Call the agent's own callback, if it has one."""
-        if not self.context.agent.has_callback(name):
-            return
-        task = Task.of_rollout(self.rollout)
-        await call_callback(self.context.agent, name, task, *outcome, self.context.runner, self.context.tracer)
+        agent, context = self.context.agent, self.context
+        if agent.has_callback(name):
+            task = Task.of_rollout(self.rollout)
+            await call_callback(agent, name, task, *outcome, context.runner, context.tracer)
 
-    async def _write_status(self, status: AttemptStatus, patience: float | None, *, is_claiming: bool) -> None:
+    # ------------------------------------------------------------------ the end
+
+    async def _end(self, status: AttemptStatus) -> None:
+        """What happens before the status is written."""
+        if self._proxies and status != "unresponsive" and not are_recorded(self.spans):
+            # The proxy stores the agent's calls first: whoever waits for the rollout will read them at once.
+            flushed = await flush_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
+            self._lost_calls = flushed.lost
+        if self._has_begun:
+            await self._call_agent_callback("on_rollout_end", self.rollout)
+            await self._call_hooks("on_rollout_end", spans=self.spans)
+
+    async def _write_status(self, status: AttemptStatus) -> None:
         try:
-            finishing = self._finish(status, is_claiming=is_claiming)
-            await (finishing if patience is None else asyncio.wait_for(finishing, patience))
+            # The store may be gone too when the runner leaves.
+            finishing = self._finish(status)
+            await (asyncio.wait_for(finishing, LEAVING_SECONDS) if status == "unresponsive" else finishing)
             logger.debug("Rollout %s is finished: %s.", self.rollout.rollout_id, status)
         except Exception:  # the store's own time limits will settle the attempt
             logger.exception("The status of rollout %s could not be written.", self.rollout.rollout_id)
 
-    async def _finish(self, status: AttemptStatus, *, is_claiming: bool) -> None:
+    async def _finish(self, status: AttemptStatus) -> None:
         """Write the status in one step with the last spans, the output and the next claim; if the store refuses that,
         store the spans one by one first."""
         store, context = self.context.store, self.context
         key = (self.rollout.rollout_id, self.rollout.attempt.attempt_id, status)
+        is_leaving = status == "unresponsive" or isinstance(self.error, KeyboardInterrupt)
         try:
-            options: dict[str, Any] = {"spans": self._last.spans, **self._changes()}
-            if is_claiming and self.slot is not None and self.slot.claims_next:
+            options: dict[str, Any] = {"spans": [] if self._last is None else self._last.spans, **self._changes()}
+            if self.slot is not None and self.slot.claims_next and not is_leaving:
                 options |= {"worker_id": context.worker_id, "known_resources": context.known_resources.versions}
                 self.following = await store.finish_and_claim(*key, **options)
             else:
@@ -334,17 +326,19 @@ class AttemptRun:
             await self._store_last_spans()
             await store.finish_attempt(*key, **self._changes())
 
-    async def _flush_calls(self) -> None:
-        """Let the proxy store the agent's calls first: whoever waits for the rollout will read them at once."""
-        flushed = await flush_calls(self._proxies, self.rollout, self.rollout.attempt.attempt_id)
-        self._lost_calls = flushed.lost
-
     def _changes(self) -> dict[str, Any]:
-        """What is written with the status."""
+        """What is written with the status: the output, and what the attempt should say besides."""
         changes: dict[str, Any] = {}
-        if self.error is None and not isinstance(self._output, Unset):
+        notes: dict[str, Any] = {}
+        if self.error is not None:
+            notes["error"] = FailureNote.of(self.error).as_metadata()
+        elif not isinstance(self._output, Unset):
             changes["output"] = self._output
-        notes = self._notes()
+        losses = self.context.tracer.get_last_losses() if self.spans else None
+        if losses is not None and losses.count:
+            notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
+        if self._lost_calls:
+            notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
         if notes:
             changes["metadata"] = {**(self.rollout.attempt.metadata or {}), **notes}
         return changes
@@ -352,8 +346,8 @@ class AttemptRun:
     async def _store_last_spans(self) -> None:
         """One by one, so that a span which the store refuses does not take others with it."""
         store, rollout_id, attempt_id = self.context.store, self.rollout.rollout_id, self.rollout.attempt.attempt_id
-        spans, self._last.spans = self._last.spans, []
-        for span in spans:
+        last, self._last = self._last, None
+        for span in () if last is None else last.spans:
             try:
                 number = await store.get_next_span_sequence_id(rollout_id, attempt_id)
                 # Not add_span, which would keep a span twice that the step before has stored after all.
@@ -362,34 +356,15 @@ class AttemptRun:
                 reason = f"the store refused it: {type(error).__name__}: {error}"
                 self.context.tracer.get_last_losses().add(reason)
 
-    def _notes(self) -> dict[str, Any]:
-        """What the attempt should say besides its status."""
-        notes: dict[str, Any] = {}
-        if self.error is not None:
-            notes["error"] = FailureNote.of(self.error).as_metadata()
-        losses = self.context.tracer.get_last_losses() if self.spans else None
-        if losses is not None and losses.count:
-            notes["lost_spans"] = {"count": losses.count, "reasons": dict(losses.reasons)}
-        if self._lost_calls:
-            notes["lost_calls"] = {"count": sum(self._lost_calls.values()), "reasons": self._lost_calls}
-        return notes
-
 
 def _settle(is_over: "asyncio.Future[None]") -> None:
     if not is_over.done():
         is_over.set_result(None)
 
 
-async def _end(work: "asyncio.Future[Any]") -> None:
+async def _cancel_agent(work: "asyncio.Future[Any]") -> None:
     """Cancel the agent; one that does not end is left behind."""
     work.cancel()
     _, pending = await asyncio.wait([work], timeout=CANCEL_SECONDS)
     if pending:
         logger.warning("An agent did not end within %g s of being cancelled and is left behind.", CANCEL_SECONDS)
-
-
-def _last_trace(tracer: Tracer) -> Sequence[Any]:
-    try:
-        return tracer.get_last_trace()
-    except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces
-        return []

@@ -1,11 +1,9 @@
 """DATA — what flows through Agent Lightning: rollouts, attempts, spans, resources, runs, pages and notices."""
 
-from agentlightning.types.agent_matcher import *
+from agentlightning.types.agents import *
 from agentlightning.types.core import *
-from agentlightning.types.notice import *
 from agentlightning.types.paging import *
 from agentlightning.types.resources import *
-from agentlightning.types.run import *
 from agentlightning.types.tracer import *
 
 __all__ = [

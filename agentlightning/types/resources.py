@@ -1,18 +1,19 @@
 """Resources: what an algorithm publishes and an agent uses — model endpoints and prompts, by name and version."""
 
 import logging
+import re
+import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeGuard
 from urllib.parse import quote
 
 from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.errors import ConfigurationError, TemplateNotAllowed
-from agentlightning.types.f_string import format_f_string
-from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
+from agentlightning.types.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.utils.poml_sandbox import render_poml
 
 if TYPE_CHECKING:
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["Resource", "LLM", "ProxyLLM", "PromptTemplate", "ResourceUnion", "NamedResources", "ResourcesUpdate"]
 
 logger = logging.getLogger(__name__)
+
+MAX_WIDTH: Final = 10_000
+"""The largest width or precision of a placeholder."""
+_STEP: Final = re.compile(r"[.\[\]]+")
+_NUMBER: Final = re.compile(r"\d+")
+_OF_THE_INTERPRETER: Final = frozenset(
+    f"{kind}_{part}" for kind in ("ag", "cr", "gi", "tb") for part in ("await", "code", "frame", "yieldfrom")
+) | {"f_back", "f_builtins", "f_code", "f_globals", "f_locals", "mro"}
+"""Attributes of generators, frames and classes that lead out of a value, as Jinja's sandbox knows them."""
 
 
 class Resource(BaseModel):
@@ -123,6 +133,32 @@ def _write_endpoint(llm: ProxyLLM, value: str) -> None:
 setattr(ProxyLLM, "endpoint", property(_read_endpoint, _write_endpoint))  # noqa: B010 # a plain assignment is typed as a field
 
 
+class _FStringFormatter(string.Formatter):
+    """`str.format`, without the ways out of the values that it offers.
+
+    An optimiser's model may have written the template. `str.format` follows attributes to the globals of a module, and
+    fills up to any width; this does neither.
+    """
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        for step in _STEP.split(field_name)[1:]:
+            if step.startswith("_") or step in _OF_THE_INTERPRETER:
+                raise TemplateNotAllowed(
+                    f"The template asks for '{step}' in '{{{field_name}}}'; names that begin with an underscore, and "
+                    "those of frames, are not for templates: pass what the prompt needs as a value of its own."
+                )
+        return super().get_field(field_name, args, kwargs)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        for number in _NUMBER.findall(format_spec):
+            if len(number) > len(str(MAX_WIDTH)) or int(number) > MAX_WIDTH:
+                raise TemplateNotAllowed(
+                    f"The template formats a value with ':{format_spec:.40}'; {MAX_WIDTH} is the largest width or "
+                    "precision."
+                )
+        return super().format_field(value, format_spec)
+
+
 class PromptTemplate(Resource):
     """A prompt with placeholders."""
 
@@ -142,7 +178,7 @@ class PromptTemplate(Resource):
         TemplateNotAllowed for a POML template that came out of a store, unless AGL_ALLOW_POML or the runner allows it.
         """
         if self.engine == "f-string":
-            return format_f_string(self.template, kwargs)
+            return _FStringFormatter().vformat(self.template, (), kwargs)
         if self.engine == "jinja":
             return _format_jinja(self.template, kwargs)
         if self._is_from_store and not resolve_bool_env_var(LightningEnvVar.AGL_ALLOW_POML, fallback=False):

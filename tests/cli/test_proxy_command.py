@@ -23,7 +23,7 @@ from agentlightning.cli.models import models_of
 from agentlightning.cli.proxy import _parser, _proxy
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, Span
-from agentlightning.utils.attempt_keys import derive_attempt_key
+from agentlightning.types.attempt_keys import derive_attempt_key
 from tests.e2e.server_process import ServerProcess
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel

@@ -25,7 +25,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
-from agentlightning.utils.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
+from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
 from tests.instrumentation.asking import CHAT
 from tests.stub_model.server import StubModel, running

@@ -17,7 +17,7 @@ from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.records import Origin
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import LLM, AttemptedRollout, ProxyLLM, Rollout
-from agentlightning.utils.attempt_keys import derive_attempt_key
+from agentlightning.types.attempt_keys import derive_attempt_key
 from tests.conftest import Clock
 from tests.llm_proxy.accounts import HERE, ask, bound, calls, chat, endpoint, entry, serving
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn

@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agentlightning import types
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import AgentMatcher, AgentRule
-from agentlightning.types.agent_matcher import agent_matcher, name_test
+from agentlightning.types.agents import agent_matcher, name_test
 
 DRAFTLESS = AgentMatcher([AgentRule("writer*"), AgentRule("draft", "regex", include=False, priority=10)])
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.types.agent_names import agent_name
+from agentlightning.types.agents import agent_name
 
 
 @pytest.mark.parametrize(

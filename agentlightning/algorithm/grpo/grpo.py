@@ -50,7 +50,7 @@ from agentlightning.engine.embedded import EMBEDDED, EmbeddedOptions, engine_cho
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
-from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.types.agents import AgentMatcher
 from agentlightning.utils.id import generate_id
 
 __all__ = ["GRPO"]

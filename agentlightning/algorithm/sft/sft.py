@@ -40,7 +40,7 @@ from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.checkpoint import load
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
-from agentlightning.types.agent_matcher import AgentMatcher
+from agentlightning.types.agents import AgentMatcher
 
 if TYPE_CHECKING:
     from agentlightning.engine.lora import LoraOptions

@@ -22,8 +22,8 @@ from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.http.tokens import Scope, sign_for_attempt
 from agentlightning.store.values import replaced
 from agentlightning.types import LLM, AttemptedRollout, PaginatedResult, ResourcesUpdate, Run
+from agentlightning.types.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.types.scoping import PINNED_RESOURCES
-from agentlightning.utils.attempt_keys import PROXY_REFERENCE_PREFIX, PROXY_SECRET_PREFIX, derive_attempt_key
 from agentlightning.utils.secret_names import MASK, masked
 
 __all__ = ["AnswerCredentials"]

@@ -1,7 +1,7 @@
-"""Which agents are meant, by their names: regular expressions, wildcards, and rules with priorities.
+"""Agents by their names: whose work a span is, and which agents are meant.
 
-A plain string is a regular expression that matches anywhere in the name; where more is needed, an `AgentMatcher` takes
-its place:
+Agents are chosen by regular expressions, wildcards, and rules with priorities. A plain string is a regular expression
+that matches anywhere in the name; where more is needed, an `AgentMatcher` takes its place:
 
     AgentMatcher.regex(r"^(solver|critic)$")
     AgentMatcher.glob("writer*")
@@ -13,7 +13,7 @@ JSON.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -23,6 +23,17 @@ from typing_extensions import Self
 from agentlightning.errors import ConfigurationError
 
 __all__ = ["AgentMatcher", "AgentRule"]
+
+_WRITTEN_PLAINLY = (
+    "langchain.chain.type",  # LangGraph
+    "executor.id",  # agent-framework
+    "crewai.agent.role",  # CrewAI
+    "gen_ai.agent.name",  # OpenTelemetry's conventions for agents
+)
+_AUTOGEN_TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+"""What a team appends to the names of its members where it registers them."""
+_WEAVE_AGENT = "agentlightning.operation.input.name"
+_WEAVE_CHAIN = "langchain.Chain."
 
 
 @dataclass(frozen=True)
@@ -115,3 +126,22 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             f"The agent pattern {pattern!r} is no regular expression: {error}; "
             "for wildcards such as 'writer*' use AgentMatcher.glob."
         ) from error
+
+
+def agent_name(attributes: Mapping[str, object] | None, span_name: str = "") -> str | None:
+    """The agent a span names itself; None if it names none, whatever the spans around it say."""
+    given = attributes or {}
+    if "agent.name" in given:  # OpenAI Agents SDK
+        return str(given["agent.name"])
+    if given.get("agentops.span.kind") == "agent" and "operation.name" in given:  # AgentOps
+        return str(given["operation.name"])
+    if "recipient_agent_type" in given:  # AutoGen
+        return _AUTOGEN_TEAM_ID.sub("", str(given["recipient_agent_type"]))
+    for key in _WRITTEN_PLAINLY:
+        if key in given:
+            return str(given[key])
+    if given.get("type") == "agent" and _WEAVE_AGENT in given:
+        return str(given[_WEAVE_AGENT])
+    if span_name.startswith(_WEAVE_CHAIN) and "lc_name" in given:
+        return str(given["lc_name"])
+    return None

@@ -76,20 +76,20 @@ def nullable_str(value: str) -> str | None:
 
 def nullable_int(value: str) -> int | None:
     """A whole number, or None as in `nullable_str`."""
-    text = nullable_str(value)
-    try:
-        return None if text is None else int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{value!r} is neither a whole number nor 'none'") from error
+    return _nullable_number(value, int, "a whole number")
 
 
 def nullable_float(value: str) -> float | None:
     """A number, or None as in `nullable_str`."""
+    return _nullable_number(value, float, "a number")
+
+
+def _nullable_number(value: str, read: Callable[[str], _A], expected: str) -> _A | None:
     text = nullable_str(value)
     try:
-        return None if text is None else float(text)
+        return None if text is None else read(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{value!r} is neither a number nor 'none'") from error
+        raise argparse.ArgumentTypeError(f"{value!r} is neither {expected} nor 'none'") from error
 
 
 def _str_to_bool(value: str | bool) -> bool:
@@ -239,25 +239,20 @@ def _parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
 
 def _resolved_annotations(cls: type[Any]) -> dict[str, Any]:
     """The types of the constructor's parameters; those that cannot be resolved are left out, with a warning."""
-    try:
-        return get_type_hints(cls.__init__)
-    except _UNRESOLVED as error:
-        reason = error
     constructor = inspect.unwrap(cls.__init__)
     resolved: dict[str, Any] = {}
-    unresolved: list[str] = []
-    for name, annotation in constructor.__annotations__.items():
+    unresolved: dict[str, Exception] = {}
+    for name, annotation in getattr(constructor, "__annotations__", {}).items():
         alone = SimpleNamespace(__annotations__={name: annotation})
         try:
             resolved |= get_type_hints(alone, globalns=constructor.__globals__)
-        except _UNRESOLVED:
-            unresolved.append(name)
-    logger.warning(
-        "the types of %s of %s cannot be resolved (%s); they are read as text",
-        ", ".join(unresolved),
-        cls.__name__,
-        reason,
-    )
+        except _UNRESOLVED as error:
+            unresolved[name] = error
+    if unresolved:
+        names, reason = ", ".join(unresolved), next(iter(unresolved.values()))
+        logger.warning(
+            "the types of %s of %s cannot be resolved (%s); they are read as text", names, cls.__name__, reason
+        )
     return resolved
 
 
@@ -276,7 +271,8 @@ def _add_argument_for_parameter(
     help_text = _build_help_string(cls.__name__, param_name, core_type, is_optional, is_list)
     if param_obj.default is not inspect.Parameter.empty:
         options["default"] = _default_for_argparse(param_obj.default, options["type"])
-        help_text += f" Default: {_shown_default(param_obj.default)}."
+        shown = param_obj.default.value if isinstance(param_obj.default, Enum) else param_obj.default
+        help_text += f" Default: {shown!r}."
     elif is_optional:
         options["default"] = None
         help_text += " Default: None."
@@ -297,10 +293,6 @@ def _default_for_argparse(default: object, read: Callable[[str], object]) -> obj
         return argparse.SUPPRESS
 
 
-def _shown_default(default: object) -> str:
-    return repr(default.value) if isinstance(default, Enum) else repr(default)
-
-
 # ---------------------------------------------------------------------- the instances
 
 
@@ -310,19 +302,19 @@ def _instantiate_classes(
     dests_by_class: Mapping[type[Any], _DestByParameter],
 ) -> tuple[Any, ...]:
     """The classes, in order, each built from its values; a value that was not parsed is left to the constructor."""
-    return tuple(_instantiated(cls, dests_by_class.get(cls, {}), parsed_args) for cls in classes)
-
-
-def _instantiated(cls: type[Any], dests: _DestByParameter, parsed_args: argparse.Namespace) -> Any:
-    arguments = {name: getattr(parsed_args, dest) for name, dest in dests.items() if hasattr(parsed_args, dest)}
-    by_name = dict(arguments)
-    by_position = [
-        by_name.pop(name, parameter.default)
-        for name, parameter in _parameters_of(cls).items()
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
-    ]
-    try:
-        return cls(*by_position, **by_name)
-    except Exception as error:
-        logger.error("Error instantiating %s with arguments %s. Error: %s", cls.__name__, arguments, error)
-        raise
+    instances: list[Any] = []
+    for cls in classes:
+        dests = dests_by_class.get(cls, {})
+        arguments = {name: getattr(parsed_args, dest) for name, dest in dests.items() if hasattr(parsed_args, dest)}
+        by_name = dict(arguments)
+        by_position = [
+            by_name.pop(name, parameter.default)
+            for name, parameter in _parameters_of(cls).items()
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+        ]
+        try:
+            instances.append(cls(*by_position, **by_name))
+        except Exception as error:
+            logger.error("Error instantiating %s with arguments %s. Error: %s", cls.__name__, arguments, error)
+            raise
+    return tuple(instances)

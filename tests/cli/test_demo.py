@@ -13,7 +13,7 @@ from agentlightning.cli.demo import _part
 from agentlightning.utils.installation import install_command
 
 PATIENCE_SECONDS = 240
-HELD_OUT_TASKS = 24
+HELD_OUT_TASKS = 8
 WITH_FEW_TASKS = f"""
 import sys
 from agentlightning.cli import demo, main

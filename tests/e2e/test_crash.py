@@ -1,17 +1,16 @@
-"""A process that writes to a SQLite store is killed at random moments; what it was told is kept, is kept.
+"""A process that writes to a SQLite store is killed again and again; what it was told is kept, is kept.
 
-The child tells each acknowledged step to a pipe. It is killed with SIGKILL fifty times on one file, and after each
-death the file is opened again and everything the child told is looked for; at the end, everything all of them told.
+The child tells each acknowledged step to a pipe. It is killed with SIGKILL on one file, in each life after another
+number of steps, so that the first and the last steps of a group commit are among them. The next child opens the file
+again; at the end everything that any of them told is looked for.
 """
 
 import asyncio
 import os
-import random
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ import pytest
 
 from agentlightning.store import SqliteLightningStore
 
-KILLS = 50
-LONGEST_LIFE_SECONDS = 0.08
+STEPS_BEFORE_DEATH = (0, 0, 1, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 30, 45, 70, 100)
 
 CHILD = """
 import asyncio, itertools, os, sys
@@ -96,41 +94,30 @@ class Told:
         elif kind == "done":
             self.done.add(words[0])
 
-    def add(self, later: "Told") -> None:
-        assert not set(self.claimed) & set(later.claimed), "a rollout was handed out twice"
-        self.queued += later.queued
-        self.claimed |= later.claimed
-        self.spans |= later.spans
-        self.done |= later.done
 
-
-def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, life_seconds: float) -> None:
-    """Have a child born, let it work for a while after it opened the store, kill it, and hear what it said."""
+def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, steps: int) -> None:
+    """Have a child born, kill it when it has told so many steps, and hear what it said."""
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     nursery.stdin.write(f"{path}\n")
     nursery.stdin.flush()
-    lines = [nursery.stdout.readline(), nursery.stdout.readline()]
-    while "open\n" not in lines:
-        lines.append(nursery.stdout.readline())
-    pid = next(int(line.split()[1]) for line in lines if line.startswith("pid"))
-    threading.Timer(life_seconds, os.kill, (pid, signal.SIGKILL)).start()
-    for line in lines:
-        hear_unless_mark(line, told)
+    pid, heard, is_open, is_killed = 0, 0, False, False
     while (line := nursery.stdout.readline()) != "dead\n":
         assert line, "the nursery ended"
-        hear_unless_mark(line, told)
-
-
-def hear_unless_mark(line: str, told: Told) -> None:
-    if not line.startswith(("open", "pid")):
-        told.hear(line)
+        kind, *words = line.split()
+        if kind == "pid":
+            pid = int(words[0])
+        elif kind == "open":
+            is_open = True
+        else:
+            told.hear(line)
+            heard += 1
+        if pid and is_open and heard >= steps and not is_killed:
+            os.kill(pid, signal.SIGKILL)
+            is_killed = True
 
 
 async def check(path: Path, told: Told) -> None:
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    connection.close()
     async with SqliteLightningStore(path) as store:
         rollouts: Any = {r.rollout_id: r for r in await store.query_rollouts()}
         assert len(rollouts) == (await store.query_rollouts()).total
@@ -162,20 +149,19 @@ async def check_queue(path: Path, told: Told) -> None:
 
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
-    chance = random.Random(20260101)
     path = tmp_path / "s.db"
-    ever = Told()
+    told = Told()
     with subprocess.Popen(
         [sys.executable, "-u", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as nursery:
-        for _ in range(KILLS):
-            told = Told()
-            live_and_die(nursery, path, told, chance.uniform(0.001, LONGEST_LIFE_SECONDS))
-            asyncio.run(check(path, told))
-            ever.add(told)
+        for steps in STEPS_BEFORE_DEATH:
+            live_and_die(nursery, path, told, steps)
+            connection = sqlite3.connect(path)
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            connection.close()
         assert nursery.stdin is not None
         nursery.stdin.close()
 
-    asyncio.run(check(path, ever))
-    asyncio.run(check_queue(path, ever))
-    assert len(ever.done) > KILLS
+    asyncio.run(check(path, told))
+    asyncio.run(check_queue(path, told))
+    assert len(told.done) > len(STEPS_BEFORE_DEATH)

@@ -1,8 +1,8 @@
 """A store server is killed under load, again and again; its clients ride it out and lose nothing.
 
 Clients of every transport enqueue, claim, trace, publish and measure, and keep a record of each answer they got. The
-server is killed with SIGKILL at random moments and started again on the same file. At the end the file must hold what
-the records say, once: neither less, nor a second copy from a request that was sent again.
+server is killed with SIGKILL before, amid and after claims, and started again on the same file. At the end the file
+must hold what the records say, once: neither less, nor a second copy from a request that was sent again.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Prompt
 from tests.e2e.server_process import ServerProcess, left_behind
 from tests.e2e.workload import RUN_ID, make_span
 
-KILLS = 20
-LONGEST_LIFE_SECONDS = 0.6
+CLAIMS_BEFORE_DEATH = (0, 1, 3, 10, 30, 60)
+"""Of the lives of a server: it is killed when so many rollouts were claimed since its clients came back."""
 PATIENT: dict[str, Any] = {
     "retry_delays": (0.05,) * 40,
     "health_retry_delays": (0.05,) * 40,
@@ -211,8 +211,12 @@ async def test_clients_ride_out_a_server_that_is_killed_again_and_again(tmp_path
         load = Load(server.url)
         await load.start()
         try:
-            for _ in range(KILLS):
-                await asyncio.sleep(chance.uniform(0.02, LONGEST_LIFE_SECONDS))
+            for claims in CLAIMS_BEFORE_DEATH:
+                enough = len(load.record.claims) + claims
+                while len(load.record.claims) < enough:  # clients tell nobody
+                    load.raise_failures()
+                    await asyncio.sleep(0.005)
+                await asyncio.sleep(chance.uniform(0, 0.02))
                 await asyncio.to_thread(server.kill)
                 load.raise_failures()
                 await asyncio.to_thread(server.start)
@@ -223,7 +227,7 @@ async def test_clients_ride_out_a_server_that_is_killed_again_and_again(tmp_path
 
     assert code == 0
     await check(path, load.record, is_complete=True)
-    assert len(load.record.claims) > 10 * KILLS
+    assert len(load.record.claims) > sum(CLAIMS_BEFORE_DEATH)
     assert left_behind() == []
 
 

@@ -3,6 +3,7 @@
 from agentlightning.types.agents import *
 from agentlightning.types.core import *
 from agentlightning.types.paging import *
+from agentlightning.types.records import *
 from agentlightning.types.resources import *
 from agentlightning.types.tracer import *
 

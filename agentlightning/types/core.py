@@ -1,4 +1,4 @@
-"""Rollouts, attempts, workers, runs and notices: the work that flows, and the small interfaces around it.
+"""Rollouts, attempts and workers: the work that flows, and the small interfaces around it.
 
 A *rollout* is one task given to an agent; an *attempt* is one try at it. Models hold data only: which state may follow
 which is decided in `agentlightning.store.lifecycle`.
@@ -7,7 +7,7 @@ which is decided in `agentlightning.store.lifecycle`.
 import functools
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
@@ -40,12 +40,6 @@ __all__ = [
     "Worker",
     "WorkerStatus",
     "Hook",
-    "Run",
-    "RunStatus",
-    "MetricPoint",
-    "Notice",
-    "NoticeKind",
-    "NOTICE_KINDS",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -57,9 +51,6 @@ RolloutMode = Literal["train", "val", "test"]
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 WorkerStatus = Literal["idle", "busy", "unknown"]
-RunStatus = Literal["running", "succeeded", "failed", "stopped", "lost"]
-NoticeKind = Literal["rollout", "span", "resources", "metrics", "run", "worker", "gap"]
-NOTICE_KINDS: tuple[NoticeKind, ...] = ("rollout", "span", "resources", "metrics", "run", "worker")
 
 
 class Triplet(BaseModel):
@@ -178,49 +169,6 @@ class Worker(BaseModel):
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
-
-
-class Run(BaseModel):
-    """One execution of an algorithm."""
-
-    run_id: str
-    name: str
-    status: RunStatus = "running"
-    """`lost` if it promised to report and has not for too long; its `end_time` is then that of its last report."""
-    start_time: float
-    end_time: float | None = None
-    config: dict[str, Any] = {}
-    """What the run was started with, as the user would write it down."""
-    metadata: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    """What the run reports at its end: final scores, the reason of a failure."""
-
-
-class MetricPoint(BaseModel):
-    """Named figures at one step of a run."""
-
-    run_id: str
-    step: int
-    time: float
-    values: dict[str, float]
-
-
-class Notice(NamedTuple):
-    """One change. A named tuple, because the hot path makes one for every span."""
-
-    kind: NoticeKind
-    """`gap` means that changes before `cursor` are no longer kept: query afresh, then go on from here."""
-    cursor: int = 0
-    """Position in the store's order of changes; give it to `subscribe(after=…)` to resume behind it."""
-    rollout_id: str | None = None
-    """Rollout of a `rollout` or `span` notice."""
-    attempt_id: str | None = None
-    status: str | None = None
-    """New status of the rollout, run or worker; `open` of a span that has begun and not ended."""
-    name: str | None = None
-    """Span name, resources id, run id or worker id, by kind."""
-    number: int | None = None
-    """Sequence id of the span if it has ended, version of the resources, or step of the metrics."""
 
 
 TASK_ROW: Final = "agentlightning.task"

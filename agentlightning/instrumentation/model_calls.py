@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
-from agentlightning.instrumentation.spans import Step
+from agentlightning.instrumentation.steps import Step
 from agentlightning.store.values import replaced
 from agentlightning.types import Span
 
@@ -123,17 +123,23 @@ class ModelCall:
     """The span of one call. Nothing that goes wrong here reaches the caller of the model."""
 
     def __init__(
-        self, dialect: Dialect, body: Mapping[str, Any], *, attributes: Mapping[str, Any] | None = None
+        self,
+        dialect: Dialect,
+        body: Mapping[str, Any],
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        start_time_ns: int | None = None,
     ) -> None:
         """Begin.
 
         Args:
             body: The request as JSON.
             attributes: To be written besides what the request says; they win.
+            start_time_ns: When the call began, since the epoch; now, if left out.
         """
         CallWatch.notice()
         self._dialect = dialect
-        self._began = time.perf_counter()
+        self._start_time_ns = time.time_ns() if start_time_ns is None else start_time_ns
         self._assembler: Assembler | None = None
         self._first_token_seconds: float | None = None
         self._is_ended = False
@@ -143,7 +149,7 @@ class ModelCall:
         except Exception:  # a request of a shape we do not know is still a call
             logger.exception("A request to a model could not be read; its span says nothing of it.")
         self._known.update(attributes or {})
-        self.step = Step(dialect.span_name, kind=SpanKind.CLIENT)
+        self.step = Step(dialect.span_name, kind=SpanKind.CLIENT, start_time=start_time_ns)
 
     def note_headers(self, headers: Mapping[str, str]) -> None:
         """Take from an answer whether the LLM proxy recorded the call."""
@@ -159,7 +165,7 @@ class ModelCall:
             if self._assembler is None:
                 self._assembler = self._dialect.assembler()
             if self._assembler.add(event) and self._first_token_seconds is None:
-                self._first_token_seconds = time.perf_counter() - self._began
+                self._first_token_seconds = max(time.time_ns() - self._start_time_ns, 0) / 1e9
         except Exception:  # an event of a shape we do not know
             logger.exception("An event of a model's answer could not be read.")
 

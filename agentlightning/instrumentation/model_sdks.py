@@ -38,7 +38,7 @@ from agentlightning.instrumentation.redirect import (
     rewritten,
     target_of,
 )
-from agentlightning.instrumentation.spans import is_suppressed
+from agentlightning.instrumentation.steps import is_suppressed
 
 __all__ = ["AnthropicPatch", "OpenAIPatch"]
 

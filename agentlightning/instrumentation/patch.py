@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import logging
 import threading
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar, Final
@@ -73,7 +74,7 @@ class Patch:
         with self._changing:
             if self._undoings:
                 return
-            self._undoings.append(self._mark_undone)
+            self._undoings.append(lambda: setattr(self, "is_applied", False))
         # This waits for whoever is importing the module, and that one may be waiting to change it.
         cancel = _WATCH.when_imported(self.module, self._change_or_degrade)
         with self._changing:
@@ -87,6 +88,19 @@ class Patch:
         with self._changing:
             while self._undoings:
                 self._undo_one()
+
+    def turn_on(self) -> bool:
+        """As `apply`, for scripts without a tracer: warns if it is on already, or there is nothing to change.
+
+        True if the library is installed.
+        """
+        if self._undoings:
+            warnings.warn(f"{self.name} is instrumented already; nothing was changed.", stacklevel=3)
+        elif not self.is_installed:
+            warnings.warn(f"{self.name} is not installed, so it is not instrumented.", stacklevel=3)
+            return False
+        self.apply()
+        return True
 
     def __enter__(self) -> Self:
         self.apply()
@@ -121,9 +135,6 @@ class Patch:
             undo()
         except Exception:  # the other changes are undone all the same
             logger.exception("A change to %s could not be undone.", self.name)
-
-    def _mark_undone(self) -> None:
-        self.is_applied = False
 
     def _version(self) -> str:
         try:

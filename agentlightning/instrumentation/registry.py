@@ -13,21 +13,22 @@ from agentlightning.utils.once import once
 __all__ = ["Instrumentation", "instrument_all", "instrumentation", "uninstrument_all"]
 
 _PATCHES = (
-    "model_sdks:OpenAIPatch",
-    "model_sdks:AnthropicPatch",
-    "autogen:AutoGenPatch",
-    "ag2:AG2Patch",
-    "ag2:NewerAG2Patch",
-    "openai_agents:OpenAIAgentsPatch",
-    "pydantic_ai:PydanticAIPatch",
-    "smolagents:SmolagentsPatch",
-    "litellm:LiteLLMPatch",
-    "crewai:CrewAIPatch",
-    "langchain:LangChainPatch",
-    "weave:WeavePatch",
+    "instrumentation.model_sdks:OpenAIPatch",
+    "instrumentation.model_sdks:AnthropicPatch",
+    "instrumentation.frameworks.autogen:AutoGenPatch",
+    "instrumentation.frameworks.ag2:AG2Patch",
+    "instrumentation.frameworks.ag2:NewerAG2Patch",
+    "instrumentation.frameworks.openai_agents:OpenAIAgentsPatch",
+    "instrumentation.frameworks.pydantic_ai:PydanticAIPatch",
+    "instrumentation.frameworks.smolagents:SmolagentsPatch",
+    "instrumentation.frameworks.litellm:LiteLLMPatch",
+    "instrumentation.frameworks.crewai:CrewAIPatch",
+    "instrumentation.frameworks.langchain:LangChainPatch",
+    "instrumentation.frameworks.weave:WeavePatch",
+    "legacy.agentops_patches:AgentOpsPatch",
+    "legacy.agentops_patches:AgentOpsLangchainPatch",
 )
-"""Module in this package, and class; model SDKs first, because frameworks rely on them."""
-_LEGACY_PATCHES = ("agentops_patches:AgentOpsPatch", "agentops_patches:AgentOpsLangchainPatch")
+"""Module and class; model SDKs first, because frameworks rely on them."""
 
 
 class Instrumentation:
@@ -68,9 +69,7 @@ class Instrumentation:
 @once
 def instrumentation() -> Instrumentation:
     """One per process, as the libraries it changes are."""
-    addresses = [f"agentlightning.instrumentation.{name}" for name in _PATCHES]
-    addresses += [f"agentlightning.legacy.{name}" for name in _LEGACY_PATCHES]
-    kinds: list[type[Patch]] = [pkgutil.resolve_name(address) for address in addresses]
+    kinds: list[type[Patch]] = [pkgutil.resolve_name(f"agentlightning.{address}") for address in _PATCHES]
     return Instrumentation(tuple(kind() for kind in kinds))
 
 

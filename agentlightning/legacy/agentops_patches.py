@@ -19,11 +19,10 @@ from opentelemetry import trace
 
 from agentlightning.dialects import OPENAI_DIALECTS, Assembler
 from agentlightning.dialects.attributes import LOGPROBS, PROMPT_IDS, REFUSAL_LOGPROBS, RESPONSE_IDS
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.imports import is_installed
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.registry import Instrumentation
-from agentlightning.instrumentation.switch import Switch
+from agentlightning.instrumentation.steps import guarded
 
 __all__ = [
     "AgentOpsLangchainPatch",
@@ -243,9 +242,9 @@ def _finish_stream(original: Any, stream: Any) -> Any:
 
 
 @functools.cache
-def _chat_switch() -> Switch:
+def _chat_patch() -> AgentOpsPatch:
     """One for the process, as the package is."""
-    return Switch(AgentOpsPatch())
+    return AgentOpsPatch()
 
 
 def instrument_agentops() -> bool:
@@ -254,12 +253,12 @@ def instrument_agentops() -> bool:
     True if the package is installed; a second call warns and changes nothing. Versions up to 0.4.13 are not known, and
     left as they are. `instrument_all` does this too.
     """
-    return _chat_switch().turn_on()
+    return _chat_patch().turn_on()
 
 
 def uninstrument_agentops() -> None:
     """Undo `instrument_agentops`; harmless if it was not called."""
-    _chat_switch().turn_off()
+    _chat_patch().undo()
 
 
 def enable_agentops_service(enabled: bool = True) -> None:
@@ -310,9 +309,9 @@ def _start_chain(original: Any, handler: Any, serialized: Any, inputs: Any, **kw
 
 
 @functools.cache
-def _langchain_switch() -> Switch:
+def _langchain_patch() -> AgentOpsLangchainPatch:
     """One for the process, as the package is."""
-    return Switch(AgentOpsLangchainPatch())
+    return AgentOpsLangchainPatch()
 
 
 def instrument_agentops_langchain() -> bool:
@@ -320,12 +319,12 @@ def instrument_agentops_langchain() -> bool:
 
     True if AgentOps is installed; a second call warns and changes nothing. `instrument_all` does this too.
     """
-    return _langchain_switch().turn_on()
+    return _langchain_patch().turn_on()
 
 
 def uninstrument_agentops_langchain() -> None:
     """Undo `instrument_agentops_langchain`; harmless if it was not called."""
-    _langchain_switch().turn_off()
+    _langchain_patch().undo()
 
 
 def langchain_handler(tags: list[str], *, is_quiet: bool) -> Any:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["FindLog", "HttpCall", "HttpLog", "http_patches"]
 

@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from agentlightning.dialects import COUNT_TOKENS_PATH
-from agentlightning.instrumentation.litellm import LiteLLMPatch
+from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch
 from agentlightning.instrumentation.model_sdks import AnthropicPatch, OpenAIPatch
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
@@ -35,7 +35,7 @@ from agentlightning.instrumentation.redirect import (
     redirected,
 )
 from agentlightning.instrumentation.registry import Instrumentation, instrumentation
-from agentlightning.instrumentation.spans import current_agent
+from agentlightning.instrumentation.steps import current_agent
 from agentlightning.instrumentation.threads import ThreadContextPatch
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, ResourcesUpdate, Rollout
 from agentlightning.types.scoping import SEPARATOR, resources_for, scoped_to

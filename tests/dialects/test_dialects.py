@@ -32,7 +32,7 @@ from agentlightning.dialects import (
 from agentlightning.dialects.attributes import field, items, text_of
 from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.model_calls import ModelCall
-from agentlightning.instrumentation.spans import as_json
+from agentlightning.instrumentation.steps import as_json
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.asking import HTTP
 from tests.stub_model.chat import CHAT, COMPLETIONS

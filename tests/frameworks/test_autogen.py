@@ -19,7 +19,7 @@ from opentelemetry import trace as otel_trace
 
 from agentlightning.adapter import Framework, detect_framework
 from agentlightning.events import handovers
-from agentlightning.instrumentation.autogen import AutoGenPatch
+from agentlightning.instrumentation.frameworks.autogen import AutoGenPatch
 from tests.frameworks.autogen_teams import (
     ASK_WEATHER,
     MCP_SERVER,

@@ -1,4 +1,4 @@
-"""Crews of CrewAI: `agentlightning.instrumentation.crewai`."""
+"""Crews of CrewAI: `agentlightning.instrumentation.frameworks.crewai`."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from crewai.tools import tool
 
 from agentlightning.events import Progress, progress_of, subtasks
-from agentlightning.instrumentation.crewai import CrewAIPatch
+from agentlightning.instrumentation.frameworks.crewai import CrewAIPatch
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in

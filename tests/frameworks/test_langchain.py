@@ -1,4 +1,4 @@
-"""LangChain's models, chains, tools and retrievers: `agentlightning.instrumentation.langchain`."""
+"""LangChain's models, chains, tools and retrievers: `agentlightning.instrumentation.frameworks.langchain`."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.adapter.frameworks import Framework, detect_framework
-from agentlightning.instrumentation.langchain import LangChainPatch
+from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import trace_of
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather

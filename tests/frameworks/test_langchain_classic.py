@@ -10,7 +10,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import config
 from langchain_core.tools import Tool
 
-from agentlightning.instrumentation.langchain import LangChainPatch
+from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
 from tests.instrumentation.observing import Trace, observed, observed_async
@@ -63,7 +63,7 @@ async def run_streamed_async(agent: AgentExecutor, city: str) -> Any:
 class TestToolCallingAgent(FrameworkContract):
     package, patch = "langchain_classic", LangChainPatch
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
-    module, steps = "agentlightning.instrumentation.langchain_runs", ("Step",)
+    module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)
     tool, call, tool_error = "tool.tool", CALL, LookupError
     has_call_ids = False

@@ -1,4 +1,4 @@
-"""Graphs and agents of LangGraph: `agentlightning.instrumentation.langchain`."""
+"""Graphs and agents of LangGraph: `agentlightning.instrumentation.frameworks.langchain`."""
 
 import operator
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from opentelemetry import trace as trace_api
 from typing_extensions import TypedDict
 
 from agentlightning.emitter import emit_reward
-from agentlightning.instrumentation.langchain import LangChainPatch
+from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract, forecast
 from tests.frameworks.langchain_agents import (
     CALL,
@@ -183,7 +183,7 @@ async def run_streamed_async(agent: Any, city: str) -> Any:
 class TestLangGraph(FrameworkContract):
     package, patch = "langgraph", LangChainPatch
     owners = (BaseChatModel, BaseLLM, AsyncCallbackManager, config)
-    module, steps = "agentlightning.instrumentation.langchain_runs", ("Step",)
+    module, steps = "agentlightning.instrumentation.frameworks.langchain_runs", ("Step",)
     ways = (run, run_async, run_streamed, run_streamed_async)
     tool, tool_error = "tool.tool", LookupError
 

@@ -1,4 +1,4 @@
-"""LiteLLM as a library: `agentlightning.instrumentation.litellm`."""
+"""LiteLLM as a library: `agentlightning.instrumentation.frameworks.litellm`."""
 
 import asyncio
 import functools
@@ -21,8 +21,8 @@ from litellm import CustomLLM, Router, acompletion, completion, main
 from litellm.integrations.opentelemetry import OpenTelemetry
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
 
-from agentlightning.instrumentation.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
-from agentlightning.instrumentation.spans import agent_step
+from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch, instrument_litellm, uninstrument_litellm
+from agentlightning.instrumentation.steps import agent_step
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import trace_of
 from tests.frameworks.fresh_process import told_by

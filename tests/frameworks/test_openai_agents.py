@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK: `agentlightning.instrumentation.openai_agents`."""
+"""Agents of the OpenAI Agents SDK: `agentlightning.instrumentation.frameworks.openai_agents`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +26,7 @@ from mcp.types import CallToolResult, ListPromptsResult, TextContent
 from mcp.types import Tool as MCPTool
 
 from agentlightning.emitter import emit_reward
-from agentlightning.instrumentation.openai_agents import OpenAIAgentsPatch
+from agentlightning.instrumentation.frameworks.openai_agents import OpenAIAgentsPatch
 from tests.frameworks.contract import FrameworkContract, forecast, weather_in
 from tests.instrumentation.observing import observed_async
 from tests.stub_model.script import Answer, Script

@@ -1,4 +1,4 @@
-"""Agents of PydanticAI: `agentlightning.instrumentation.pydantic_ai`."""
+"""Agents of PydanticAI: `agentlightning.instrumentation.frameworks.pydantic_ai`."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tool_manager import ToolManager
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.instrumentation.pydantic_ai import PydanticAIPatch
+from agentlightning.instrumentation.frameworks.pydantic_ai import PydanticAIPatch
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
 from tests.instrumentation.observing import observed_async
 from tests.stub_model.script import Answer, Script

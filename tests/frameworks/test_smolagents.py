@@ -1,4 +1,4 @@
-"""Agents of smolagents: `agentlightning.instrumentation.smolagents`."""
+"""Agents of smolagents: `agentlightning.instrumentation.frameworks.smolagents`."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentToolCallError
 
-from agentlightning.instrumentation.smolagents import SmolagentsPatch
+from agentlightning.instrumentation.frameworks.smolagents import SmolagentsPatch
 from tests.frameworks.contract import CALL, FrameworkContract, weather_in
 from tests.instrumentation.observing import observed
 from tests.stub_model.script import Answer, Request, Script, Turn

@@ -14,7 +14,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM downloads its pri
 litellm = pytest.importorskip("litellm")
 
 import agentlightning as agl  # noqa: E402
-from agentlightning.instrumentation.litellm import LiteLLMPatch  # noqa: E402
+from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch  # noqa: E402
 from agentlightning.instrumentation.model_sdks import OpenAIPatch  # noqa: E402
 from agentlightning.instrumentation.redirect import ModelRequest, Target, redirected  # noqa: E402
 from agentlightning.litagent import FunctionalLitAgent  # noqa: E402

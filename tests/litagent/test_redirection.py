@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from agentlightning.instrumentation.redirect import ModelRequest, Target, current_router
-from agentlightning.instrumentation.spans import agent_step, tool_step
+from agentlightning.instrumentation.steps import agent_step, tool_step
 from agentlightning.litagent import (
     AgentRouter,
     FunctionalLitAgent,

@@ -1,21 +1,28 @@
-"""Spans of steps that are told in two halves: a callback says that something began, another that it ended.
+"""Steps: the spans with which patches record what a library does.
 
 While a step is *entered*, spans that begin in its context are its children. Leaving never touches a context in which
 something else is current by now: frameworks close steps in other tasks and threads than they opened them in.
+
+A mistake of ours never reaches the agent: it is logged, and the agent goes on. `record_calls` records the calls of one
+function so; patches that hear of a beginning and an end apart make steps themselves, within `guarded`.
 """
 
 import functools
-from collections.abc import Mapping
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
 from agentlightning.dialects.attributes import as_json
+from agentlightning.instrumentation.otel_internals import is_suppressed, set_attributes
+from agentlightning.instrumentation.patch import Patch
 from agentlightning.types.agents import agent_name
 from agentlightning.utils.otel import SCOPE_NAME
 
@@ -24,25 +31,19 @@ __all__ = [
     "agent_step",
     "as_json",
     "current_agent",
+    "guarded",
     "is_suppressed",
-    "set_if_any",
+    "record_calls",
+    "recorded",
     "set_tool_result",
     "tool_step",
+    "without_none",
 ]
 
+logger = logging.getLogger(__name__)
+
 AGENT_NAME: Final = "gen_ai.agent.name"
-_TOOL_NAME: Final = "tool.name"
-_TOOL_ARGUMENTS: Final = "tool.parameters"
-_TOOL_CALL_ID: Final = "tool.call.id"
-_TOOL_CALL_TYPE: Final = "tool.call.type"
-_TOOL_RESULT: Final = "tool.result"
 _AGENT_KEY: Final = otel_context.create_key("agentlightning-agent")
-_PLAIN: Final = frozenset({str, bool, int, float})
-
-
-def is_suppressed() -> bool:
-    """Whether the program asked OpenTelemetry not to instrument what it does here."""
-    return bool(otel_context.get_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY))
 
 
 def current_agent() -> str | None:
@@ -53,31 +54,14 @@ def current_agent() -> str | None:
     return named or (str(around) if around is not None else None)
 
 
-def set_if_any(attributes: dict[str, AttributeValue], name: str, value: AttributeValue | None) -> None:
-    """Set an attribute that has a value."""
-    if value is not None:
-        attributes[name] = value
+def without_none(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
+    """The attributes that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 @functools.lru_cache(maxsize=1)
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
     return provider.get_tracer(SCOPE_NAME)
-
-
-def _set_plainly(span: Span, attributes: Mapping[str, AttributeValue]) -> bool:
-    """Write attributes that OpenTelemetry would take as they are; False, and nothing written, if it might not.
-
-    It looks at every value for what it cannot hold, which takes as long as to read a model's answer. Texts and numbers
-    it always can, unless the provider limits their number or length.
-    """
-    held = getattr(span, "_attributes", None)
-    if type(held) is not BoundedAttributes or held.maxlen is not None or held.max_value_len is not None:
-        return False
-    if not span.is_recording() or not _PLAIN.issuperset(map(type, attributes.values())) or "" in attributes:
-        return False
-    with held._lock:
-        held._dict.update(attributes)
-    return True
 
 
 class Step:
@@ -124,8 +108,7 @@ class Step:
         self._context_before = None
 
     def set(self, attributes: Mapping[str, AttributeValue]) -> None:
-        if not _set_plainly(self.span, attributes):
-            self.span.set_attributes(attributes)
+        set_attributes(self.span, attributes)
 
     def end(self, *, error: BaseException | str | None = None, end_time: int | None = None) -> None:
         """Leave, note the error if there was one, and end; harmless the second time."""
@@ -168,7 +151,6 @@ def tool_step(
     call_id: str | None = None,
     name: str | None = None,
     parent: Step | None = None,
-    attributes: Mapping[str, AttributeValue] | None = None,
 ) -> Step:
     """The work of a tool.
 
@@ -176,13 +158,85 @@ def tool_step(
         call_id: The id that the model gave to the call.
         name: Of the span; after the tool, if left out.
     """
-    known: dict[str, AttributeValue] = {_TOOL_NAME: tool, _TOOL_CALL_TYPE: "function", **(attributes or {})}
+    known: dict[str, AttributeValue] = {"tool.name": tool, "tool.call.type": "function"}
     if arguments is not None:
-        known[_TOOL_ARGUMENTS] = as_json(arguments)
-    set_if_any(known, _TOOL_CALL_ID, call_id)
+        known["tool.parameters"] = as_json(arguments)
+    if call_id is not None:
+        known["tool.call.id"] = call_id
     return Step(name or f"{tool}.tool", known, parent=parent)
 
 
 def set_tool_result(step: Step, result: Any) -> None:
-    """What the tool gave back."""
-    step.set({_TOOL_RESULT: as_json(result)})
+    """Record what the tool returned."""
+    step.set({"tool.result": as_json(result)})
+
+
+# ---------------------------------------------------------------------- the border between our code and the agent's
+
+
+@contextmanager
+def guarded(library: str) -> Iterator[None]:
+    """Around code of ours that runs inside a library; never around the library's own, whose errors are its own."""
+    try:
+        yield
+    except Exception:
+        logger.exception("A step of %s could not be recorded.", library)
+
+
+@contextmanager
+def recorded(
+    library: str, open_step: Callable[[], Step | None], *, harmless: tuple[type[BaseException], ...] = ()
+) -> Iterator[Step | None]:
+    """Do a library's work as a step, which fails if the work does; without one where it cannot or must not be.
+
+    Args:
+        harmless: Exceptions by which the library says something else than that the work failed.
+    """
+    step: Step | None = None
+    with guarded(library):
+        opened = None if is_suppressed() else open_step()
+        step = None if opened is None else opened.enter()
+    failure: BaseException | None = None
+    try:
+        yield step
+    except BaseException as error:
+        failure = None if isinstance(error, harmless) else error
+        raise
+    finally:
+        if step is not None:
+            with guarded(library):
+                step.end(error=failure)
+
+
+def record_calls(
+    patch: Patch,
+    owner: Any,
+    attribute: str,
+    open_step: Callable[..., Step | None],
+    *,
+    on_result: Callable[[Step, Any], None] | None = None,
+    harmless: tuple[type[BaseException], ...] = (),
+) -> None:
+    """Have each call of a function or method, plain or a coroutine function, recorded as a step.
+
+    Args:
+        open_step: Gets the arguments of the call; None if it is not to be recorded.
+        on_result: Gets the step and what the call returned.
+    """
+
+    def finish(step: Step | None, result: Any) -> Any:
+        if step is not None and on_result is not None:
+            with guarded(patch.name):
+                on_result(step, result)
+        return result
+
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
+            return finish(step, original(*args, **kwargs))
+
+    async def call_async(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with recorded(patch.name, lambda: open_step(*args, **kwargs), harmless=harmless) as step:
+            return finish(step, await original(*args, **kwargs))
+
+    is_async = inspect.iscoroutinefunction(getattr(owner, attribute))
+    patch.replace(owner, attribute, call_async if is_async else call)

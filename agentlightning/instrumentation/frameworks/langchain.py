@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from agentlightning.instrumentation.guard import guarded
-from agentlightning.instrumentation.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
+from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
 from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.steps import guarded
 
 __all__ = ["LangChainPatch"]
 

@@ -11,16 +11,17 @@ from types import ModuleType
 from typing import Any, Final
 
 from opentelemetry.trace import StatusCode
+from opentelemetry.util.types import AttributeValue
 
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.spans import (
+from agentlightning.instrumentation.steps import (
     Step,
     agent_step,
     as_json,
+    guarded,
     is_suppressed,
-    set_tool_result,
     tool_step,
+    without_none,
 )
 
 __all__ = ["OpenAIAgentsPatch"]
@@ -49,21 +50,19 @@ class OpenAIAgentsPatch(Patch):
 def _start(original: Callable[..., None], span: Any, /, mark_as_current: bool = False) -> None:
     original(span, mark_as_current)
     with guarded(OpenAIAgentsPatch.name):
-        open_step = _OPENING.get(span.span_data.type)
-        if open_step is None or _STEP in vars(span) or is_suppressed():
+        if _STEP in vars(span) or is_suppressed():
             return
-        step = open_step(span.span_data)
-        vars(span)[_STEP] = step.enter() if mark_as_current else step
+        step = _opened(span.span_data.type, span.span_data)
+        if step is not None:
+            vars(span)[_STEP] = step.enter() if mark_as_current else step
 
 
 def _finish(original: Callable[..., None], span: Any, /, reset_current: bool = False) -> None:
     with guarded(OpenAIAgentsPatch.name):
         step: Step | None = vars(span).pop(_STEP, None)
         if step is not None:
-            tell_outcome = _CLOSING.get(span.span_data.type)
             try:
-                if tell_outcome is not None:
-                    tell_outcome(step, span.span_data)
+                step.set(_outcome(span.span_data.type, span.span_data))
             finally:
                 step.end()
     original(span, reset_current)
@@ -74,13 +73,9 @@ def _set_error(original: Callable[..., None], span: Any, /, error: Any) -> None:
     with guarded(OpenAIAgentsPatch.name):
         step: Step | None = vars(span).get(_STEP)
         if step is not None:
-            step.span.set_status(StatusCode.ERROR, _described(error))
-
-
-def _described(error: Any) -> str:
-    """The SDK's message, and the error itself where its data has it."""
-    cause = (error.get("data") or {}).get("error")
-    return str(error["message"]) if cause is None else f"{error['message']}: {cause}"
+            cause = (error.get("data") or {}).get("error")
+            described = str(error["message"]) if cause is None else f"{error['message']}: {cause}"
+            step.span.set_status(StatusCode.ERROR, described)
 
 
 def _prepare_tool(current_span: Callable[[], Any]) -> Callable[..., None]:
@@ -100,49 +95,32 @@ def _prepare_tool(current_span: Callable[[], Any]) -> Callable[..., None]:
 # ---------------------------------------------------------------------- the kinds of spans
 
 
-def _open_handoff(data: Any) -> Step:
-    return Step(f"{data.from_agent}.handoff", {"handoff.from_agent": str(data.from_agent)})
+def _opened(kind: str, data: Any) -> Step | None:
+    """The step of a kind of span; other kinds get none: model calls are seen in the model's SDK."""
+    if kind == "agent":
+        return agent_step(data.name, key="agent.name")
+    if kind == "function":
+        return tool_step(data.name)
+    if kind == "handoff":
+        return Step(f"{data.from_agent}.handoff", {"handoff.from_agent": str(data.from_agent)})
+    if kind == "guardrail":
+        return Step(f"{data.name}.guardrail", {"guardrail.name": data.name})
+    if kind == "mcp_tools":
+        return Step(f"{data.server}.mcp_tools", {"mcp.server": str(data.server)})
+    return None
 
 
-def _close_handoff(step: Step, data: Any) -> None:
-    if data.to_agent is not None:
-        step.set({"handoff.to_agent": data.to_agent})
-
-
-def _close_tool(step: Step, data: Any) -> None:
-    if data.input is not None:
-        step.set({"tool.parameters": as_json(data.input)})
-    if data.output is not None:
-        set_tool_result(step, data.output)
-    if data.mcp_data:
-        step.set({"mcp.server": str(data.mcp_data.get("server"))})
-
-
-def _close_guardrail(step: Step, data: Any) -> None:
-    step.set({"guardrail.triggered": bool(data.triggered)})
-
-
-def _open_tool_listing(data: Any) -> Step:
-    return Step(f"{data.server}.mcp_tools", {"mcp.server": str(data.server)})
-
-
-def _close_tool_listing(step: Step, data: Any) -> None:
-    if data.result is not None:
-        step.set({"mcp.tools": [str(name) for name in data.result]})
-
-
-_OPENING: dict[str, Callable[[Any], Step]] = {
-    "agent": lambda data: agent_step(data.name, key="agent.name"),
-    "function": lambda data: tool_step(data.name),
-    "handoff": _open_handoff,
-    "guardrail": lambda data: Step(f"{data.name}.guardrail", {"guardrail.name": data.name}),
-    "mcp_tools": _open_tool_listing,
-}
-"""How the step of each kind of span begins; other kinds get none: model calls are seen in the model's SDK."""
-_CLOSING: dict[str, Callable[[Step, Any], None]] = {
-    "function": _close_tool,
-    "handoff": _close_handoff,
-    "guardrail": _close_guardrail,
-    "mcp_tools": _close_tool_listing,
-}
-"""What is only known when a span ends."""
+def _outcome(kind: str, data: Any) -> dict[str, AttributeValue]:
+    """What is only known when a span ends."""
+    attributes: dict[str, AttributeValue | None] = {}
+    if kind == "function":
+        attributes["tool.parameters"] = None if data.input is None else as_json(data.input)
+        attributes["tool.result"] = None if data.output is None else as_json(data.output)
+        attributes["mcp.server"] = str(data.mcp_data.get("server")) if data.mcp_data else None
+    elif kind == "handoff":
+        attributes["handoff.to_agent"] = data.to_agent
+    elif kind == "guardrail":
+        attributes["guardrail.triggered"] = bool(data.triggered)
+    elif kind == "mcp_tools" and data.result is not None:
+        attributes["mcp.tools"] = [str(name) for name in data.result]
+    return without_none(attributes)

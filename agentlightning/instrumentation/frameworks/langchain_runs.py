@@ -9,8 +9,9 @@ A model call is a plain step above the call that the model's SDK makes. Where no
 was asked and answered.
 """
 
+import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,9 +24,8 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import Self
 
 from agentlightning.dialects import langchain as dialect
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.model_calls import TIME_TO_FIRST_TOKEN, WATCH, CallWatch
-from agentlightning.instrumentation.spans import Step, as_json, is_suppressed, set_tool_result, tool_step
+from agentlightning.instrumentation.steps import Step, as_json, guarded, is_suppressed, tool_step
 
 __all__ = ["LANGCHAIN", "Recorder", "Run", "enter", "leave", "place_kept"]
 
@@ -46,9 +46,9 @@ _NO_FAILURES: Final = frozenset({"GeneratorExit", "GraphBubbleUp"})
 
 @dataclass
 class _Call:
-    """What a run that is a model call was asked."""
+    """The request of a run that is a model call."""
 
-    asked: Sequence[Any]
+    prompt: Sequence[Any]
     params: Mapping[str, Any]
     watch: CallWatch = field(default_factory=CallWatch)
     began: float = field(default_factory=time.perf_counter)
@@ -175,6 +175,17 @@ def place_kept() -> Iterator[None]:
 # ---------------------------------------------------------------------- callbacks become steps
 
 
+def _callback(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that LangChain calls: a mistake of ours in it is logged."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> None:
+        with guarded(LANGCHAIN):
+            method(*args, **kwargs)
+
+    return call
+
+
 class Recorder:
     """Follows the runs of the process; to be mixed with LangChain's class of handlers."""
 
@@ -203,21 +214,37 @@ class Recorder:
         if is_current:
             enter(run)
 
-    def _end(self, run_id: UUID, error: BaseException | str | None = None) -> None:
+    def _end(
+        self,
+        run_id: UUID,
+        error: BaseException | str | None = None,
+        describe: Callable[[Run], Mapping[str, AttributeValue]] | None = None,
+    ) -> None:
+        """End a run, with what is known of it now."""
         run = self._runs.pop(run_id, None)
-        if run is not None and run.id == run_id:
-            run.is_over = True
-            leave(run)
-            run.step.end(error=None if isinstance(error, BaseException) and not _is_failure(error) else error)
+        if run is None or run.id != run_id:
+            return
+        if describe is not None:
+            with guarded(LANGCHAIN):
+                run.step.set(describe(run))
+        run.is_over = True
+        leave(run)
+        is_harmless = isinstance(error, BaseException) and any(k.__name__ in _NO_FAILURES for k in type(error).__mro__)
+        run.step.end(error=None if is_harmless else error)
+
+    @_callback
+    def _fail(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+        self._end(run_id, error)
+
+    on_chain_error = on_tool_error = on_retriever_error = _fail
 
     # ------------------------------------------------------------------ chains
 
+    @_callback
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            if self.is_on:
-                self._begin_chain(run_id, _Beginning.of(serialized, told))
-
-    def _begin_chain(self, run_id: UUID, chain: _Beginning) -> None:
+        if not self.is_on:
+            return
+        chain = _Beginning.of(serialized, told)
         above, parent = self._above(chain)
         is_root = chain.parent_run_id not in self._runs
         is_agent = chain.agent is not None and (above is None or above.beginning.agent != chain.agent)
@@ -234,129 +261,98 @@ class Recorder:
         step = Step(f"{chain.name}.chain", attributes, parent=parent)
         self._begin(Run(run_id, step, chain, is_agent), is_current=is_node)
 
+    @_callback
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._end(run_id)
+        self._end(run_id)
 
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._end(run_id, error)
-
+    @_callback
     def on_agent_action(self, action: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._name_agent(run_id)
-
-    def on_agent_finish(self, finish: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._name_agent(run_id)
-
-    def _name_agent(self, run_id: UUID) -> None:
         """Only an agent acts and finishes: the chain that does is one."""
         run = self.run_of(run_id)
         if run is not None and run.id == run_id:
             run.step.set({_AGENT: run.beginning.name})
 
+    on_agent_finish = on_agent_action
+
     # ------------------------------------------------------------------ models
 
+    @_callback
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._begin_call(serialized, messages[0], run_id, told)
+        self._begin_call(serialized, messages[0], run_id, told)
 
+    @_callback
     def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._begin_call(serialized, prompts, run_id, told)
+        self._begin_call(serialized, prompts, run_id, told)
 
-    def _begin_call(self, serialized: Any, asked: Sequence[Any], run_id: UUID, told: Mapping[str, Any]) -> None:
+    def _begin_call(self, serialized: Any, prompt: Sequence[Any], run_id: UUID, told: Mapping[str, Any]) -> None:
         if not self.is_on or is_suppressed():
             return
         beginning = _Beginning.of(serialized, told)
         above, parent = self._above(beginning)
-        if above is not None and above.call is not None:  # a model made of another, which tells of the call
+        if above is not None and above.call is not None:  # a model made of another, which records the call
             above.call.watch.has_seen = True
         step = Step("chat_model.llm", {"langchain.llm.name": beginning.name}, parent=parent)
-        run = Run(run_id, step, beginning, call=_Call(asked, told.get("invocation_params") or {}))
+        run = Run(run_id, step, beginning, call=_Call(prompt, told.get("invocation_params") or {}))
         # Of several that begin at once, each becomes current when its own turn comes.
         self._begin(run, is_current=told.get("batch_size", 1) == 1)
 
+    @_callback
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **told: Any) -> None:
         run = self._runs.get(run_id)
         if run is not None and run.call is not None and run.call.first_token_seconds is None:
-            with guarded(LANGCHAIN):
-                run.call.first_token_seconds = time.perf_counter() - run.call.began
-                leave(run)  # before the first part of the answer is handed to its reader
+            run.call.first_token_seconds = time.perf_counter() - run.call.began
+            leave(run)  # before the first part of the answer is handed to its reader
 
-    def on_stream_event(self, event: Any, *, run_id: UUID, **told: Any) -> None:
-        self.on_llm_new_token(event, run_id=run_id)
+    on_stream_event = on_llm_new_token
 
+    @_callback
     def on_llm_end(self, response: Any, *, run_id: UUID, **told: Any) -> None:
-        self._end_call(run_id, response)
+        self._end(run_id, None, functools.partial(_call_attributes, response))
 
+    @_callback
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
-        self._end_call(run_id, told.get("response"), error)
-
-    def _end_call(self, run_id: UUID, response: Any, error: BaseException | None = None) -> None:
-        run = self.run_of(run_id)
-        with guarded(LANGCHAIN):
-            if run is not None and run.call is not None and not run.call.watch.has_seen:
-                run.step.set(_told_by_itself(run, run.call, response))
-        with guarded(LANGCHAIN):
-            self._end(run_id, error)
+        self._end(run_id, error, functools.partial(_call_attributes, told.get("response")))
 
     # ------------------------------------------------------------------ tools and retrievers
 
+    @_callback
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            if not self.is_on or is_suppressed():
-                return
-            beginning = _Beginning.of(serialized, told)
-            _, parent = self._above(beginning)
-            name = (serialized or {}).get("name") or beginning.name
-            given = told.get("inputs")
-            arguments = input_str if given is None else given
-            step = tool_step(name, arguments, call_id=told.get("tool_call_id"), name="tool.tool", parent=parent)
-            self._begin(Run(run_id, step, beginning))
+        if not self.is_on or is_suppressed():
+            return
+        beginning = _Beginning.of(serialized, told)
+        _, parent = self._above(beginning)
+        name = (serialized or {}).get("name") or beginning.name
+        arguments = input_str if told.get("inputs") is None else told["inputs"]
+        step = tool_step(name, arguments, call_id=told.get("tool_call_id"), name="tool.tool", parent=parent)
+        self._begin(Run(run_id, step, beginning))
 
+    @_callback
     def on_tool_end(self, output: Any, *, run_id: UUID, **told: Any) -> None:
-        run, result = self.run_of(run_id), getattr(output, "content", output)
-        with guarded(LANGCHAIN):
-            if run is not None:
-                set_tool_result(run.step, result)
-        with guarded(LANGCHAIN):  # a tool may say in its answer to the model that it failed
-            self._end(run_id, as_json(result) if getattr(output, "status", None) == "error" else None)
+        result = as_json(getattr(output, "content", output))
+        # A tool may say in its answer to the model that it failed.
+        error = result if getattr(output, "status", None) == "error" else None
+        self._end(run_id, error, lambda _: {"tool.result": result})
 
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._end(run_id, error)
-
+    @_callback
     def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            if not self.is_on or is_suppressed():
-                return
-            beginning = _Beginning.of(serialized, told)
-            _, parent = self._above(beginning)
-            attributes = {"langchain.retriever.name": beginning.name, "langchain.retriever.query": query}
-            self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
+        if not self.is_on or is_suppressed():
+            return
+        beginning = _Beginning.of(serialized, told)
+        _, parent = self._above(beginning)
+        attributes = {"langchain.retriever.name": beginning.name, "langchain.retriever.query": query}
+        self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
 
+    @_callback
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **told: Any) -> None:
-        run = self.run_of(run_id)
-        with guarded(LANGCHAIN):
-            if run is not None:
-                run.step.set({"langchain.retriever.documents": as_json(documents)})
-        with guarded(LANGCHAIN):
-            self._end(run_id)
-
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
-        with guarded(LANGCHAIN):
-            self._end(run_id, error)
+        self._end(run_id, None, lambda _: {"langchain.retriever.documents": as_json(documents)})
 
 
-def _is_failure(error: BaseException) -> bool:
-    return not any(kind.__name__ in _NO_FAILURES for kind in type(error).__mro__)
-
-
-def _told_by_itself(run: Run, call: _Call, response: Any) -> dict[str, AttributeValue]:
-    """A call that nobody else tells of."""
-    attributes = dialect.request_attributes(call.asked, call.params, run.beginning.metadata)
+def _call_attributes(response: Any, run: Run) -> dict[str, AttributeValue]:
+    """The content of a call, if no layer below has recorded it."""
+    call = run.call
+    if call is None or call.watch.has_seen:
+        return {}
+    attributes = dialect.request_attributes(call.prompt, call.params, run.beginning.metadata)
     attributes |= dialect.response_attributes(response)
     if call.first_token_seconds is not None:
         attributes[TIME_TO_FIRST_TOKEN] = call.first_token_seconds

@@ -6,14 +6,21 @@ a thread of its own; `instrumentation.threads` carries the context there, so tha
 
 import importlib
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
-from agentlightning.instrumentation.guard import guarded, record_result, recorded
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.spans import Step, agent_step, tool_step
+from agentlightning.instrumentation.steps import (
+    Step,
+    agent_step,
+    guarded,
+    record_calls,
+    recorded,
+    set_tool_result,
+    tool_step,
+)
 
 __all__ = ["SmolagentsPatch"]
 
@@ -32,11 +39,11 @@ class SmolagentsPatch(Patch):
         self.replace(module.MultiStepAgent, "run", _run)
         self.replace(module.ToolCallingAgent, "process_tool_calls", calls.announce)
         self.replace(module.ToolCallingAgent, "execute_tool_call", calls.execute)
-        self.replace(module.Tool, "__call__", _call_tool)
-        local = importlib.import_module("smolagents.local_python_executor")
-        remote = importlib.import_module("smolagents.remote_executors")
-        self.replace(local.LocalPythonExecutor, "__call__", _execute_code)
-        self.replace(remote.RemotePythonExecutor, "__call__", _execute_code)
+        record_calls(self, module.Tool, "__call__", _tool, on_result=set_tool_result)
+        local = importlib.import_module("smolagents.local_python_executor").LocalPythonExecutor
+        remote = importlib.import_module("smolagents.remote_executors").RemotePythonExecutor
+        for executor in (local, remote):
+            record_calls(self, executor, "__call__", _code, on_result=_record_output)
 
 
 # ---------------------------------------------------------------------- agents
@@ -46,15 +53,10 @@ def _run(original: Callable[..., Any], agent: Any, /, *args: Any, **kwargs: Any)
     def open_step() -> Step:
         return agent_step(agent.name or type(agent).__name__)
 
-    if _is_streaming(*args, **kwargs):
+    if kwargs.get("stream", args[1] if len(args) > 1 else False):
         return _stream(original(agent, *args, **kwargs), open_step)
     with recorded(SmolagentsPatch.name, open_step):
         return original(agent, *args, **kwargs)
-
-
-def _is_streaming(_task: Any = None, stream: bool = False, *_args: Any, **_kwargs: Any) -> bool:
-    """As the signature of `run` has it."""
-    return bool(stream)
 
 
 def _stream(run: Any, open_step: Callable[[], Step]) -> Generator[Any, None, Any]:
@@ -104,7 +106,9 @@ class _ToolCalls:
                 result = original(agent, tool_name, arguments, *args, **kwargs)
             finally:
                 _HAS_STEP.set(None)
-            record_result(SmolagentsPatch.name, step, result)
+            if step is not None:
+                with guarded(SmolagentsPatch.name):
+                    set_tool_result(step, result)
             return result
 
     def _claimed_id(self, agent: Any, tool_name: str, arguments: Any) -> str | None:
@@ -118,31 +122,19 @@ class _ToolCalls:
         return None
 
 
-def _call_tool(original: Callable[..., Any], tool: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """A tool that is called by an agent's code, or by another tool."""
+def _tool(tool: Any, /, *args: Any, sanitize_inputs_outputs: Any = None, **kwargs: Any) -> Step | None:
+    """A tool that is called by an agent's code, or by another tool; None if the agent's call has a step already."""
     if _HAS_STEP.get() is tool:
         _HAS_STEP.set(None)
-        return original(tool, *args, **kwargs)
-    given = {name: value for name, value in kwargs.items() if name != "sanitize_inputs_outputs"}
-    with recorded(SmolagentsPatch.name, lambda: tool_step(tool.name, _by_name(tool, args, given))) as step:
-        result = original(tool, *args, **kwargs)
-        record_result(SmolagentsPatch.name, step, result)
-        return result
+        return None
+    if len(args) == 1 and not kwargs and isinstance(args[0], dict):
+        return tool_step(tool.name, args[0])
+    return tool_step(tool.name, {**dict(zip(tool.inputs, args, strict=False)), **kwargs})
 
 
-def _by_name(tool: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The arguments of a call; those without a name get the tool's names for them."""
-    if len(positional) == 1 and not named and isinstance(positional[0], dict):
-        return positional[0]
-    return {**dict(zip(tool.inputs, positional, strict=False)), **named}
+def _code(_executor: Any, code_action: str, *_args: Any, **_kwargs: Any) -> Step:
+    return tool_step(_INTERPRETER, {"code": code_action})
 
 
-# ---------------------------------------------------------------------- code
-
-
-def _execute_code(original: Callable[..., Any], executor: Any, /, code_action: str, *args: Any, **kwargs: Any) -> Any:
-    with recorded(SmolagentsPatch.name, lambda: tool_step(_INTERPRETER, {"code": code_action})) as step:
-        done = original(executor, code_action, *args, **kwargs)
-        with guarded(SmolagentsPatch.name):
-            record_result(SmolagentsPatch.name, step, {"logs": done.logs, "output": done.output})
-        return done
+def _record_output(step: Step, output: Any) -> None:
+    set_tool_result(step, {"logs": output.logs, "output": output.output})

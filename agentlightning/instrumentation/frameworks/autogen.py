@@ -20,9 +20,8 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
 from typing_extensions import Self
 
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.spans import Step, as_json
+from agentlightning.instrumentation.steps import Step, as_json, guarded
 
 __all__ = ["AutoGenPatch"]
 

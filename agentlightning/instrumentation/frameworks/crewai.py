@@ -1,8 +1,8 @@
 """CrewAI: crews, tasks, agents, tools, guardrails and flows, as its event bus tells of them.
 
 The bus calls its handlers on other threads, where a span could not become the parent of what the agent does next. So
-the telling itself is heard: `emit` is called in the context of whoever does the work. Steps that are open in a context
-form a chain, and an event that ends one also ends what began within it and was never told to end.
+`emit` itself is replaced, which is called in the context of the work. Steps that are open in a context form a chain,
+and an event that ends one also ends what began within it and has not ended.
 
 Tasks carry `crewai.task.*` and crews the number of their tasks, from which progress can be read. The agent to whom work
 is delegated stands beneath the tool that delegates.
@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from opentelemetry.util.types import AttributeValue
-
-from agentlightning.instrumentation.guard import guarded
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.spans import (
+from agentlightning.instrumentation.steps import (
     Step,
     agent_step,
     as_json,
+    guarded,
     is_suppressed,
-    set_if_any,
     set_tool_result,
     tool_step,
+    without_none,
 )
 
 __all__ = ["CrewAIPatch"]
@@ -57,58 +55,53 @@ class CrewAIPatch(Patch):
     module = "crewai"
 
     def change(self, module: ModuleType) -> None:
-        self.replace(importlib.import_module("crewai.events.event_bus").CrewAIEventsBus, "emit", _heard)
+        self.replace(importlib.import_module("crewai.events.event_bus").CrewAIEventsBus, "emit", _emit)
         for owner in (module.Crew, module.Flow, module.Agent):
             self.replace(owner, "kickoff_async", _ended_when_cancelled)
         self.replace(module.Crew, "akickoff", _ended_when_cancelled)
         self.replace(module.Task, "aexecute_sync", _ended_when_cancelled)
-        executors = importlib.import_module("crewai.agents.agent_executor")
-        self._hear_call_ids(executors.AgentExecutor, "_execute_single_native_tool_call")
-        self._hear_call_ids(importlib.import_module("crewai.agents.step_executor"), "execute_single_native_tool_call")
+        executor = importlib.import_module("crewai.agents.agent_executor").AgentExecutor
+        steps = importlib.import_module("crewai.agents.step_executor")
+        # Without these, which are not public, tools are recorded all the same, but not the ids of their calls.
+        for owner, function in (
+            (executor, "_execute_single_native_tool_call"),
+            (steps, "execute_single_native_tool_call"),
+        ):
+            if hasattr(owner, function):
+                self.replace(owner, function, _called_by_model)
 
-    def _hear_call_ids(self, owner: Any, function: str) -> None:
-        """Without these, which are not public, tools are recorded all the same, but not the ids of their calls."""
-        if hasattr(owner, function):
-            self.replace(owner, function, _called_by_model)
 
-
-def _heard(original: Callable[..., Any], bus: Any, source: Any, event: Any) -> Any:
+def _emit(original: Callable[..., Any], bus: Any, source: Any, event: Any) -> Any:
     with guarded(CrewAIPatch.name):
-        _note(source, event)
+        if event.type in _BEGINNINGS:
+            _begin(source, event)
+        elif event.type in _ENDINGS:
+            _end(source, event)
     return original(bus, source, event)
 
 
-def _note(source: Any, event: Any) -> None:
-    begin = _BEGINNINGS.get(event.type)
-    if begin is not None:
-        if not (is_suppressed() or _is_machinery(event, source)):
-            kind, make = begin
-            _innermost.set(_Work(kind, source, make(source, event).enter(), _innermost.get()))
-        return
-    end = _ENDINGS.get(event.type)
-    if end is not None:
-        kind, tell = end
-        work = _open_work(kind, source)
-        if work is not None:
-            _end_within(work)
-            _innermost.set(work.around)
-            try:
-                tell(work.step, event)
-            except Exception:  # an event of a shape we do not know still ends its step
-                work.step.end()
-                raise
+def _begin(source: Any, event: Any) -> None:
+    # CrewAI's own agents and memory are built on flows.
+    is_internal = event.type == "flow_started" and type(source).__module__.startswith("crewai.")
+    if not (is_suppressed() or is_internal):
+        kind, make = _BEGINNINGS[event.type]
+        _innermost.set(_Work(kind, source, make(source, event).enter(), _innermost.get()))
 
 
-def _is_machinery(event: Any, source: Any) -> bool:
-    """Whether it is a flow of CrewAI's own: its agents and its memory are built on flows."""
-    return bool(event.type == "flow_started" and type(source).__module__.startswith("crewai."))
-
-
-def _open_work(kind: str, source: Any) -> _Work | None:
+def _end(source: Any, event: Any) -> None:
+    kind, finish = _ENDINGS[event.type]
     work = _innermost.get()
     while work is not None and not (work.kind == kind and work.source is source):
         work = work.around
-    return work
+    if work is None:
+        return
+    _end_within(work)
+    _innermost.set(work.around)
+    try:
+        finish(work.step, event)
+    except Exception:  # an event of a shape we do not know still ends its step
+        work.step.end()
+        raise
 
 
 def _end_within(outer: _Work | None, error: BaseException | str = _LEFT_OPEN) -> None:
@@ -158,38 +151,37 @@ def _id_of(tool_call: Any) -> str | None:
 
 
 def _crew_begins(crew: Any, event: Any) -> Step:
-    attributes: dict[str, AttributeValue] = {"crewai.crew.tasks": len(crew.tasks)}
-    attributes["crewai.crew.agents"] = len(crew.agents)
-    attributes["crewai.crew.process"] = getattr(crew.process, "value", str(crew.process))
-    set_if_any(attributes, "crewai.crew.name", event.crew_name)
-    set_if_any(attributes, "crewai.crew.id", str(crew.id))
-    if event.inputs:
-        attributes["crewai.crew.inputs"] = as_json(event.inputs)
-    return Step(f"{event.crew_name or 'crew'}.crew", attributes)
+    attributes = {
+        "crewai.crew.tasks": len(crew.tasks),
+        "crewai.crew.agents": len(crew.agents),
+        "crewai.crew.process": getattr(crew.process, "value", str(crew.process)),
+        "crewai.crew.name": event.crew_name,
+        "crewai.crew.id": str(crew.id),
+        "crewai.crew.inputs": as_json(event.inputs) if event.inputs else None,
+    }
+    return Step(f"{event.crew_name or 'crew'}.crew", without_none(attributes))
 
 
 def _task_begins(task: Any, event: Any) -> Step:
-    attributes: dict[str, AttributeValue] = {
+    attributes = {
         "crewai.task.id": str(task.id),
         "crewai.task.description": task.description,
         "crewai.task.expected_output": task.expected_output,
         "crewai.task.async_execution": bool(task.async_execution),
+        "crewai.task.name": task.name,
+        "crewai.task.agent_role": _role_of(task.agent),
+        "crewai.task.context": event.context or None,
     }
-    set_if_any(attributes, "crewai.task.name", task.name)
-    set_if_any(attributes, "crewai.task.agent_role", _role_of(task.agent))
-    set_if_any(attributes, "crewai.task.context", event.context or None)
-    return Step(f"{task.name or 'task'}.task", attributes)
+    return Step(f"{task.name or 'task'}.task", without_none(attributes))
 
 
 def _agent_begins(agent: Any, event: Any) -> Step:
-    attributes: dict[str, AttributeValue] = {"crewai.agent.id": str(agent.id)}
-    task = event.task
-    if task is not None:
-        attributes["crewai.task.id"] = str(task.id)
+    task_id = None if event.task is None else str(event.task.id)
+    attributes = without_none({"crewai.agent.id": str(agent.id), "crewai.task.id": task_id})
     return agent_step(_role_of(agent) or "agent", key=_AGENT_ROLE, attributes=attributes)
 
 
-def _lone_agent_begins(agent: Any, event: Any) -> Step:
+def _lone_agent_begins(_agent: Any, event: Any) -> Step:
     return agent_step(str(event.agent_info.get("role") or "agent").strip(), key=_AGENT_ROLE)
 
 
@@ -206,16 +198,17 @@ def _tool_begins(_source: Any, event: Any) -> Step:
 
 
 def _guardrail_begins(_source: Any, event: Any) -> Step:
-    attributes: dict[str, AttributeValue] = {"crewai.guardrail.retry_count": event.retry_count}
-    set_if_any(attributes, "crewai.guardrail.type", event.guardrail_type)
-    set_if_any(attributes, "crewai.guardrail.name", event.guardrail_name)
-    return Step("guardrail", attributes)
+    attributes = {
+        "crewai.guardrail.retry_count": event.retry_count,
+        "crewai.guardrail.type": event.guardrail_type,
+        "crewai.guardrail.name": event.guardrail_name,
+    }
+    return Step("guardrail", without_none(attributes))
 
 
 def _flow_begins(_flow: Any, event: Any) -> Step:
-    attributes: dict[str, AttributeValue] = {"crewai.flow.name": event.flow_name}
-    if event.inputs:
-        attributes["crewai.flow.inputs"] = as_json(event.inputs)
+    inputs = as_json(event.inputs) if event.inputs else None
+    attributes = without_none({"crewai.flow.name": event.flow_name, "crewai.flow.inputs": inputs})
     return Step(f"{event.flow_name}.flow", attributes)
 
 
@@ -224,6 +217,10 @@ def _method_begins(_flow: Any, event: Any) -> Step:
 
 
 # ---------------------------------------------------------------------- how each kind of work ends
+
+
+def _ends(step: Step, _event: Any) -> None:
+    step.end()
 
 
 def _ends_with(attribute: str, field: str = "output") -> Callable[[Step, Any], None]:
@@ -239,12 +236,10 @@ def _ends_with(attribute: str, field: str = "output") -> Callable[[Step, Any], N
 
 
 def _fails(step: Step, event: Any) -> None:
-    step.end(error=event.error if isinstance(event.error, BaseException) else str(event.error))
-
-
-def _task_fails(step: Step, event: Any) -> None:
     kind = getattr(event, "error_type", None)
-    step.end(error=f"{kind.__name__}: {event.error}" if kind is not None else str(event.error))
+    is_raised = isinstance(event.error, BaseException)
+    described = str(event.error) if kind is None else f"{kind.__name__}: {event.error}"
+    step.end(error=event.error if is_raised else described)
 
 
 def _tool_ends(step: Step, event: Any) -> None:
@@ -259,10 +254,6 @@ def _guardrail_ends(step: Step, event: Any) -> None:
     step.set({"crewai.guardrail.success": event.success})
     if event.error:
         step.set({"crewai.guardrail.error": event.error})
-    step.end()
-
-
-def _pauses(step: Step, _event: Any) -> None:
     step.end()
 
 
@@ -282,7 +273,7 @@ _ENDINGS: Final[dict[str, tuple[str, Callable[[Step, Any], None]]]] = {
     "crew_kickoff_completed": ("crew", _ends_with("crewai.crew.output")),
     "crew_kickoff_failed": ("crew", _fails),
     "task_completed": ("task", _ends_with("crewai.task.output")),
-    "task_failed": ("task", _task_fails),
+    "task_failed": ("task", _fails),
     "agent_execution_completed": ("agent", _ends_with("crewai.agent.output")),
     "agent_execution_error": ("agent", _fails),
     "lite_agent_execution_completed": ("lone agent", _ends_with("crewai.agent.output")),
@@ -292,9 +283,9 @@ _ENDINGS: Final[dict[str, tuple[str, Callable[[Step, Any], None]]]] = {
     "llm_guardrail_completed": ("guardrail", _guardrail_ends),
     "flow_finished": ("flow", _ends_with("crewai.flow.output", "result")),
     "flow_failed": ("flow", _fails),
-    "flow_paused": ("flow", _pauses),
+    "flow_paused": ("flow", _ends),
     "method_execution_finished": ("method", _ends_with("crewai.method.output", "result")),
     "method_execution_failed": ("method", _fails),
-    "method_execution_paused": ("method", _pauses),
+    "method_execution_paused": ("method", _ends),
 }
 """Kind of work and who ends its step, by the type of the event."""

@@ -1,0 +1,355 @@
+"""LiteLLM as a library: model calls that do not go through a model's SDK.
+
+Calls of many providers leave through LiteLLM's own HTTP handlers. There they are recorded as they were sent and
+answered, in the dialects we know: what LiteLLM makes of an answer lacks some token ids. Other dialects are recorded
+one layer above, from what LiteLLM translated: the functions behind `completion`, `embedding` and `responses`, which its
+public functions look up in their closures, so that it does not matter who imported them, and when. LiteLLM's callbacks
+would come too late, and on other threads.
+
+Whatever the provider, a chat is one span `openai.chat.completion`, with the provider as `gen_ai.system`. A call that a
+layer below has recorded, an SDK or the HTTP handlers, is not recorded again.
+
+Where a router says where calls go, they go there, whatever the provider: see `litellm_redirect`.
+
+`instrument_litellm` is for the spans that LiteLLM itself exports: it adds token ids to them.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import sys
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from types import CellType, ModuleType
+from typing import Any, Final
+
+from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
+from agentlightning.dialects.attributes import field, items
+from agentlightning.instrumentation.bodies import read_along, read_whole
+from agentlightning.instrumentation.frameworks.litellm_redirect import (
+    CHAT_PATH,
+    EMBEDDINGS_PATH,
+    Post,
+    excluded_attributes,
+    redirected_arguments,
+    redirected_post,
+    refuse_redirect,
+)
+from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.redirect import parent_header
+from agentlightning.instrumentation.steps import guarded, is_suppressed
+
+__all__ = ["LiteLLMPatch", "instrument_litellm", "uninstrument_litellm"]
+
+_CHAT: Final = OPENAI_DIALECTS[CHAT_PATH]
+_FUNCTIONS: Final = (
+    ("litellm.main", "completion", CHAT_PATH),
+    ("litellm.main", "embedding", EMBEDDINGS_PATH),
+    ("litellm.responses.main", "responses", "/responses"),
+)
+"""Through which all calls go, also those of asynchronous functions and of routers, and what they speak."""
+_OTHER_FUNCTIONS: Final = (
+    ("litellm.main", "speech"),
+    ("litellm.main", "transcription"),
+    ("litellm.images.main", "image_generation"),
+    ("litellm.images.main", "image_edit"),
+    ("litellm.images.main", "image_variation"),
+    ("litellm.rerank_api.main", "rerank"),
+    ("litellm.videos.main", "video_generation"),
+    ("litellm.google_genai.main", "generate_content"),
+    ("litellm.google_genai.main", "generate_content_stream"),
+)
+"""Which also carry what a user wrote; not every release has them all."""
+_SENT_DIALECTS: Final = OPENAI_DIALECTS | {
+    path: dataclasses.replace(dialect, span_name=_CHAT.span_name) for path, dialect in ANTHROPIC_DIALECTS.items()
+}
+_CALL: Final = "_agentlightning_call"
+"""Under which name a stream keeps its call."""
+
+
+class LiteLLMPatch(Patch):
+    """Records model calls made with LiteLLM, and sends them where the router of their context says."""
+
+    name = "LiteLLM"
+    module = "litellm"
+
+    def __init__(self, *, records: bool = True) -> None:
+        """Nothing is changed yet.
+
+        Args:
+            records: False only sends requests where they are to go.
+        """
+        super().__init__()
+        self._records = records
+
+    def change(self, module: ModuleType) -> None:
+        handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        for name, function, path in _FUNCTIONS:
+            called = functools.partial(_called, path, records=self._records)
+            self._replace_within(getattr(importlib.import_module(name), function), called)
+        for name, function in _OTHER_FUNCTIONS:
+            decorated = getattr(sys.modules.get(name), function, None)
+            if decorated is not None:
+                self._replace_within(decorated, _called_other)
+        self.replace(handlers.HTTPHandler, "post", functools.partial(_post, self._records))
+        self.replace(handlers.AsyncHTTPHandler, "post", functools.partial(_post_async, self._records))
+        if self._records:
+            self.replace(module.CustomStreamWrapper, "__next__", _next_chunk)
+            self.replace(module.CustomStreamWrapper, "__anext__", _next_chunk_async)
+
+    def _replace_within(self, decorated: Any, called: Callable[..., Any]) -> None:
+        """Have the function that a decorator of LiteLLM's holds on to called by us, with its arguments by name."""
+        cell: CellType = decorated.__closure__[decorated.__code__.co_freevars.index("original_function")]
+        original = cell.cell_contents
+        names = tuple(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return called(original, {**dict(zip(names, args, strict=False)), **kwargs})
+
+        def undo() -> None:
+            if cell.cell_contents is replaced:
+                cell.cell_contents = original
+
+        cell.cell_contents = replaced
+        self.when_undone(undo)
+
+
+def _called(path: str, original: Callable[..., Any], arguments: dict[str, Any], *, records: bool) -> Any:
+    """A call in one of OpenAI's dialects, recorded and sent where it is to go."""
+    sent = redirected_arguments(path, arguments) or arguments
+    if not records or is_suppressed():
+        return original(**sent)
+    return _watched(original, _Request(OPENAI_DIALECTS[path], arguments), sent)
+
+
+def _called_other(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    refuse_redirect(arguments)
+    return original(**arguments)
+
+
+def _provider(logging: Any) -> str:
+    """The provider, as LiteLLM's own record of the call has it."""
+    details = field(logging, "model_call_details")
+    return str(field(details, "custom_llm_provider") or "litellm")
+
+
+# ---------------------------------------------------------------------- requests as they are sent
+
+
+def _post(records: bool, original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
+    call = _begun(post) if records else None
+    try:
+        return _followed(call, original(handler, post.url, *post.args, **post.kwargs))
+    except BaseException as error:
+        if call is not None:
+            call.finish(error=error)
+        raise
+
+
+async def _post_async(
+    records: bool, original: Callable[..., Any], handler: Any, url: str, *args: Any, **kwargs: Any
+) -> Any:
+    post = redirected_post(original, handler, Post(str(url), args, kwargs))
+    call = _begun(post) if records else None
+    try:
+        return _followed(call, await original(handler, post.url, *post.args, **post.kwargs))
+    except BaseException as error:
+        if call is not None:
+            call.finish(error=error)
+        raise
+
+
+def _begun(post: Post) -> ModelCall | None:
+    """A call that is about to be sent; None if it is none, or none in a dialect we know."""
+    dialect = dialect_of(post.url, _SENT_DIALECTS)
+    if dialect is None or is_suppressed():
+        return None
+    with guarded(LiteLLMPatch.name):
+        body = post.body()
+        if body is not None:
+            watch = WATCH.get()
+            logging = post.kwargs.get("logging_obj") or getattr(watch, "logging", None)
+            attributes = {"gen_ai.system": _provider(logging), "server.address": post.url, **post.attributes}
+            if post.requested_model is not None:
+                attributes["agentlightning.requested_model"] = post.requested_model
+            call = ModelCall(dialect, body, attributes=attributes)
+            if isinstance(watch, _Watch):
+                watch.last_sent = call
+            if post.requested_model is not None:
+                post.kwargs["headers"] |= parent_header(call.step.span)
+            return call
+    return None
+
+
+def _followed(call: ModelCall | None, response: Any) -> Any:
+    with guarded(LiteLLMPatch.name):
+        if call is not None and response.is_closed:
+            read_whole(call, response)
+        elif call is not None:
+            read_along(call, response)
+    return response
+
+
+# ---------------------------------------------------------------------- calls as LiteLLM translates them
+
+
+class _Request:
+    """A call that has begun, of which it is not known yet whether a layer below will record it."""
+
+    def __init__(self, dialect: Dialect, body: Mapping[str, Any]) -> None:
+        self.dialect = dialect
+        # Lists are copied because some providers take messages out of theirs.
+        self.body = {name: list(value) if isinstance(value, list) else value for name, value in body.items()}
+        self.start_time_ns = time.time_ns()
+
+    def translated(self) -> ModelCall:
+        """The span of a call that no layer below has recorded, made when it returns; a stream goes on from there."""
+        provider = _provider(self.body.get("litellm_logging_obj"))
+        attributes = {"gen_ai.system": provider, **excluded_attributes(self.body)}
+        return ModelCall(self.dialect, self.body, attributes=attributes, start_time_ns=self.start_time_ns)
+
+
+class _Watch(CallWatch):
+    """Also knows LiteLLM's own record of the call, and which of the calls it saw was sent last."""
+
+    def __init__(self, request: _Request) -> None:
+        super().__init__()
+        self.logging = request.body.get("litellm_logging_obj")
+        self.last_sent: ModelCall | None = None
+
+
+def _watched(original: Callable[..., Any], request: _Request, arguments: dict[str, Any]) -> Any:
+    with _Watch(request) as watch:
+        try:
+            result = original(**arguments)
+        except BaseException as error:
+            _record(watch, request, error=error)
+            raise
+    if inspect.iscoroutine(result):
+        return _awaited(result, request, watch)
+    _record(watch, request, result)
+    return result
+
+
+async def _awaited(pending: Coroutine[Any, Any, Any], request: _Request, sent: CallWatch) -> Any:
+    """What an asynchronous call returns; its request may have been recorded when it was prepared."""
+    with _Watch(request) as watch:
+        watch.has_seen = sent.has_seen
+        try:
+            result = await pending
+        except BaseException as error:
+            _record(watch, request, error=error)
+            raise
+    _record(watch, request, result)
+    return result
+
+
+def _record(watch: _Watch, request: _Request, result: Any = None, *, error: BaseException | None = None) -> None:
+    with guarded(LiteLLMPatch.name):
+        call = watch.last_sent if watch.has_seen else request.translated()
+        if error is None and (hasattr(result, "__next__") or hasattr(result, "__anext__")):
+            if call is not None:  # it is finished when its stream ends, or is thrown away
+                vars(result)[_CALL] = _StreamedCall(call, takes_chunks=not watch.has_seen)
+                weakref.finalize(result, call.finish, is_cut=True).atexit = False
+        elif call is not None and not watch.has_seen:
+            call.finish(result, error=error)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StreamedCall:
+    call: ModelCall
+    takes_chunks: bool
+    """False if the body is recorded as it is read, which LiteLLM does not always do to the end."""
+
+
+def _next_chunk(original: Callable[..., Any], stream: Any) -> Any:
+    try:
+        return _taken(stream, original(stream))
+    except BaseException as error:
+        _end_stream(stream, error)
+        raise
+
+
+async def _next_chunk_async(original: Callable[..., Any], stream: Any) -> Any:
+    try:
+        return _taken(stream, await original(stream))
+    except BaseException as error:
+        _end_stream(stream, error)
+        raise
+
+
+def _taken(stream: Any, chunk: Any) -> Any:
+    streamed: _StreamedCall | None = vars(stream).get(_CALL)
+    if streamed is not None and streamed.takes_chunks:
+        with guarded(LiteLLMPatch.name):
+            streamed.call.add_event(_plain(chunk))
+    return chunk
+
+
+def _end_stream(stream: Any, error: BaseException) -> None:
+    streamed: _StreamedCall | None = vars(stream).get(_CALL)
+    if streamed is not None:
+        streamed.call.finish(error=None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+
+
+def _plain(value: Any) -> Any:
+    """Objects of LiteLLM as JSON; their own `model_dump` fails on some chunks."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if hasattr(value, "model_fields_set"):
+        return {name: _plain(item) for name, item in value}
+    return value
+
+
+# ---------------------------------------------------------------------- spans that LiteLLM exports
+
+
+class _ExportPatch(Patch):
+    """Token ids on the spans of LiteLLM's own OpenTelemetry integration."""
+
+    name = "LiteLLM's OpenTelemetry integration"
+    module = "litellm.integrations.opentelemetry"
+
+    def change(self, module: ModuleType) -> None:
+        self.replace(module.OpenTelemetry, "set_attributes", _set_attributes)
+
+
+def _set_attributes(original: Callable[..., Any], integration: Any, span: Any, kwargs: Any, response_obj: Any) -> Any:
+    result = original(integration, span, kwargs, response_obj)
+    with guarded(_ExportPatch.name):
+        prompt_ids, response_ids = field(response_obj, "prompt_token_ids"), _response_ids(response_obj)
+        if prompt_ids:
+            span.set_attribute("prompt_token_ids", list(prompt_ids))
+        if response_ids:
+            span.set_attribute("response_token_ids", list(response_ids))
+    return result
+
+
+def _response_ids(response: Any) -> Any:
+    """Those of the first choice."""
+    for ids in items(field(response, "response_token_ids")):
+        return ids
+    for choice in items(field(response, "choices")):
+        return field(choice, "token_ids") or field(field(choice, "provider_specific_fields"), "token_ids")
+    return None
+
+
+@functools.cache
+def _export_patch() -> _ExportPatch:
+    """One for the process, as the integration is."""
+    return _ExportPatch()
+
+
+def instrument_litellm() -> None:
+    """Have the spans that LiteLLM exports carry `prompt_token_ids` and `response_token_ids`, from its import on."""
+    _export_patch().apply()
+
+
+def uninstrument_litellm() -> None:
+    """Undo `instrument_litellm`; harmless if it was not called."""
+    _export_patch().undo()

@@ -1,0 +1,47 @@
+"""PydanticAI: the runs of its agents and the calls of their tools become steps.
+
+Every way to run an agent goes through `Agent.iter`, and every tool a model calls through the tool manager. Where the
+program switched on PydanticAI's own instrumentation, its spans stand between our steps and the model calls.
+"""
+
+import importlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+from agentlightning.instrumentation.patch import Patch
+from agentlightning.instrumentation.steps import Step, agent_step, record_calls, recorded, set_tool_result, tool_step
+
+__all__ = ["PydanticAIPatch"]
+
+
+class PydanticAIPatch(Patch):
+    name = "PydanticAI"
+    module = "pydantic_ai"
+    distribution = "pydantic-ai-slim"
+
+    def change(self, module: ModuleType) -> None:
+        manager = importlib.import_module("pydantic_ai.tool_manager").ToolManager
+        postponing = (module.CallDeferred, module.ApprovalRequired)  # to be approved or done elsewhere is no failure
+        self.replace(module.Agent, "iter", _iterate)
+        record_calls(self, manager, "execute_tool_call", _tool, on_result=set_tool_result, harmless=postponing)
+
+
+def _iterate(
+    original: Callable[..., AbstractAsyncContextManager[Any]], agent: Any, /, *args: Any, **kwargs: Any
+) -> AbstractAsyncContextManager[Any]:
+    return _running(agent, original(agent, *args, **kwargs))
+
+
+@asynccontextmanager
+async def _running(agent: Any, run: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    """A run of the agent, in whose context its model requests and tools work; PydanticAI calls unnamed ones so too."""
+    with recorded(PydanticAIPatch.name, lambda: agent_step(agent.name or "agent")):
+        async with run as agent_run:
+            yield agent_run
+
+
+def _tool(_manager: Any, validated: Any, *_args: Any, **_kwargs: Any) -> Step:
+    call = validated.call
+    return tool_step(call.tool_name, call.args, call_id=call.tool_call_id)

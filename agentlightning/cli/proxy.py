@@ -19,7 +19,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
 from agentlightning.logging import setup
 from agentlightning.store import LightningStore
-from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.server_launcher import ENDING_SIGNALS, calm_collector
 
 __all__ = ["main"]

@@ -33,7 +33,7 @@ from agentlightning.store import (
     export_store,
     import_store,
 )
-from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
 from agentlightning.utils.server_launcher import calm_collector, ending_signal

@@ -30,8 +30,8 @@ from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.forwarding import innermost
-from agentlightning.store.http.addresses import refuse_open_address
 from agentlightning.store.http.codec import prepare_codecs
+from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.deadline import POLL_SECONDS, until
 from agentlightning.utils.server_launcher import reserved_socket
 

@@ -1,12 +1,12 @@
 """DevTaskLoader: a client without a server, for trying an agent on a few tasks in one process."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentlightning.errors import ConfigurationError, NotFound
-from agentlightning.legacy.client import AgentLightningClient, Json, Steps
-from agentlightning.legacy.resources_watch import Callback
+from agentlightning.legacy.client import AgentLightningClient, Callback, Json
+from agentlightning.legacy.results import as_rollout
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
 from agentlightning.utils.deprecation import deprecated
 
@@ -55,22 +55,21 @@ class DevTaskLoader(AgentLightningClient):
         """What was posted, in order."""
         return self._rollouts
 
-    def _poll(self, timeout: float | None) -> Steps[Task | None]:
-        """The next task, without a wait; after the last one comes the first again."""
-        yield from ()
+    def _claim(self) -> Task | None:
+        """The next task; after the last one comes the first again."""
         index = self._task_index
         self._task_index = (index + 1) % len(self._tasks)
-        self.task_count += 1
         task = self._tasks[index]
-        polled = task.model_copy() if isinstance(task, Task) else self._numbered(index, task)
-        self._open_tasks.add(polled)
-        return polled
+        return task.model_copy() if isinstance(task, Task) else self._numbered(index, task)
 
-    def _submit(
-        self, sample: TaskInput, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
-    ) -> Steps[str | None]:
+    def submit_task(
+        self,
+        sample: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str | None:
         """Append a task to the list."""
-        yield from ()
         task = self._numbered(len(self._tasks), sample)
         given = {"mode": mode, "resources_id": resources_id or task.resources_id, "metadata": metadata or {}}
         self._tasks.append(task.model_copy(update=given))
@@ -84,9 +83,8 @@ class DevTaskLoader(AgentLightningClient):
             create_time=time.time(),
         )
 
-    def _resources(self, resource_id: str | None) -> Steps[ResourcesUpdate | None]:
+    def get_resources_by_id(self, resource_id: str | None) -> ResourcesUpdate | None:
         """The bundle, if this is its id; None for a task that names none."""
-        yield from ()
         if resource_id is None:
             return None
         if resource_id != self._resources_update.resources_id:
@@ -95,8 +93,7 @@ class DevTaskLoader(AgentLightningClient):
             )
         return self._resources_update
 
-    def _latest_resources(self) -> Steps[ResourcesUpdate | None]:
-        yield from ()
+    def get_latest_resources(self) -> ResourcesUpdate | None:
         return self._resources_update
 
     def on_resources_update(self, callback: Callback) -> Callback:
@@ -104,17 +101,23 @@ class DevTaskLoader(AgentLightningClient):
         callback(self._resources_update)
         return callback
 
-    def _post(self, rollout: RolloutLegacy) -> Steps[Json | None]:
+    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
         """Keep a result."""
-        yield from ()
-        self._open_tasks.remove(rollout.rollout_id)
-        self._rollouts.append(rollout)
-        return {"status": "received", "rollout_id": rollout.rollout_id}
+        result = self._result(rollout)
+        self._open_tasks.remove(result.rollout_id)
+        self._rollouts.append(result)
+        return {"status": "received", "rollout_id": result.rollout_id}
 
-    def _post_many(self, rollouts: Sequence[RolloutLegacy]) -> Steps[Json | None]:
-        yield from ()
-        self._rollouts.extend(rollouts)
-        return {"status": "received", "rollout_ids": [rollout.rollout_id for rollout in rollouts]}
+    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
+        return self.post_rollout(rollout)
+
+    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        results = [as_rollout(rollout) for rollout in rollouts]
+        self._rollouts.extend(results)
+        return {"status": "received", "rollout_ids": [result.rollout_id for result in results]}
+
+    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
+        return self.post_rollouts(rollouts)
 
     def __repr__(self) -> str:
         return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._resources_update.resources})"

@@ -1,23 +1,29 @@
 """Routes of the v0.1 protocol: a few lines each between HTTP and the data store of a server.
 
-A malformed request is answered with 400, a server that has not started or has stopped with 503; both say why under
-`detail`.
+Every request is checked first: its caller, its token, the size of its body. Clients may compress what they post: every
+answer offers it with the response header `Accept-Encoding` of RFC 7694. A malformed request is answered with 400, a
+server that has not started or has stopped with 503; both say why under `detail`.
 """
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Response
+from fastapi import Request as FastAPIRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.gzip import GZipMiddleware
 
+from agentlightning.asgi.caller import CallerCheck
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES
-from agentlightning.errors import AgentLightningError
+from agentlightning.asgi.request import ConnectionScope, Disconnected, Message, Receive, Request, Send
+from agentlightning.asgi.response import error_response, with_nosniff
+from agentlightning.errors import AgentLightningError, NotAllowed
 from agentlightning.legacy.data_store import ServerDataStore, check_sendable
-from agentlightning.legacy.middleware import CheckedRequests
+from agentlightning.store.http.service import BODY_TIMEOUT_SECONDS
+from agentlightning.store.http.tokens import admit
 from agentlightning.types import (
     GenericResponse,
     NamedResources,
@@ -32,72 +38,22 @@ __all__ = ["MAX_WAIT_SECONDS", "add_routes"]
 
 ResultT = TypeVar("ResultT")
 
-MAX_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS: Final = 60.0
 """Longest time a request may wait for new resources."""
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+"""Largest body, packed and unpacked."""
+_OFFER: Final = (b"accept-encoding", b"gzip")
+_UNPACKED: Final = (b"content-encoding", b"content-length")
+"""Headers that describe a body as it was sent."""
+_RUNNERS_POSTS: Final = ("/rollout", "/rollouts")
 
 router = APIRouter()
-
-
-class Submission(BaseModel):
-    """A task to be queued."""
-
-    sample: TaskInput
-    mode: RolloutMode | None = None
-    resources_id: str | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class Submitted(BaseModel):
-    """Where a queued task can be found."""
-
-    rollout_id: str
-
-
-class Publication(BaseModel):
-    """Resources to be published."""
-
-    resources: NamedResources
-
-
-class WaitingRequests:
-    """Requests that wait, let go all at once when their server stops; while it is closed, none waits."""
-
-    def __init__(self) -> None:
-        self._is_open = False
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def open(self) -> None:
-        self._is_open = True
-
-    def close(self) -> None:
-        """Send everybody away, those who come later too."""
-        self._is_open = False
-        for task in self._tasks:
-            task.cancel()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    async def wait(self, coming: Coroutine[Any, Any, ResultT], seconds: float) -> ResultT | None:
-        """What is coming, or None if it does not come in time or the room closes."""
-        if not self._is_open:
-            coming.close()
-            return None
-        task = asyncio.create_task(coming, name="agl-legacy-wait")
-        self._tasks.add(task)
-        try:
-            await asyncio.wait({task}, timeout=seconds)
-        finally:
-            self._tasks.discard(task)
-            task.cancel()
-            await asyncio.wait({task})
-        return None if task.cancelled() else task.result()
 
 
 def add_routes(app: FastAPI, *, token: str | None = None) -> None:
     """Give an application all routes; `app.state.data_store` is None until the server has started."""
     app.state.data_store = None
-    app.state.waiting = WaitingRequests()
+    app.state.stopping = asyncio.Event()
     app.include_router(router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(AgentLightningError, _refused)
@@ -105,19 +61,74 @@ def add_routes(app: FastAPI, *, token: str | None = None) -> None:
     app.add_middleware(CheckedRequests, token=token)
 
 
-async def _malformed(request: Request, error: Exception) -> Response:
+class CheckedRequests:
+    """Middleware that checks the caller and the token of a request, and limits and unpacks its body."""
+
+    def __init__(self, app: Any, *, token: str | None = None) -> None:
+        self._app = app
+        self._token = token
+        self._callers = CallerCheck(has_key=token is not None)
+
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_offer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), _OFFER]}
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            self._callers.check(scope)
+            self._check_token(request)
+            if scope["method"] == "POST":
+                scope, receive = await _with_whole_body(request)
+        except Disconnected:
+            return
+        except AgentLightningError as error:
+            await error_response(error).send(send_with_offer)
+        else:
+            await self._app(scope, receive, with_nosniff(send_with_offer))
+
+    def _check_token(self, request: Request) -> None:
+        if self._token is None:
+            return
+        permitted = admit(self._token, request.header(b"authorization"))
+        method, path = request.scope["method"], request.scope["path"]
+        is_for_runners = method == "GET" or path in _RUNNERS_POSTS
+        if permitted.kind != "admin" and not (permitted.kind == "runner" and is_for_runners):
+            raise NotAllowed(f"A token of scope {permitted} does not permit {method} {path}; use the master token.")
+
+
+async def _with_whole_body(request: Request) -> tuple[ConnectionScope, Receive]:
+    """A request whose body was read: its scope, and what hands the body out."""
+    body = await request.body(max_bytes=MAX_BODY_BYTES, timeout_seconds=BODY_TIMEOUT_SECONDS)
+    kept = [(name, value) for name, value in request.scope["headers"] if name not in _UNPACKED]
+    unread = [body]
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await request.receive()
+
+    return {**request.scope, "headers": [*kept, (b"content-length", b"%d" % len(body))]}, receive
+
+
+async def _malformed(request: FastAPIRequest, error: Exception) -> Response:
     """400 with what is wrong where; the input is not repeated, for it may be what JSON cannot hold."""
     assert isinstance(error, RequestValidationError)
     detail = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
     return JSONResponse({"detail": detail}, 400)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refused(request: FastAPIRequest, error: Exception) -> Response:
     assert isinstance(error, AgentLightningError)
     return JSONResponse({"detail": str(error)}, error.http_status)
 
 
-def _running(request: Request) -> ServerDataStore:
+def _running(request: FastAPIRequest) -> ServerDataStore:
     data_store: ServerDataStore | None = request.app.state.data_store
     if data_store is None:
         raise HTTPException(503, "The server is not initialised; wait until it has started.")
@@ -130,8 +141,17 @@ DataStore = Annotated[ServerDataStore, Depends(_running)]
 # ---------------------------------------------------------------------- tasks
 
 
+class Submission(BaseModel):
+    """A task to be queued."""
+
+    sample: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
 @router.get("/task")
-async def next_task(request: Request) -> TaskIfAny:
+async def next_task(request: FastAPIRequest) -> TaskIfAny:
     """Claim the next task; tasks whose claim has run out of time are back in the queue before it is served."""
     data_store: ServerDataStore | None = request.app.state.data_store
     if data_store is None:
@@ -143,20 +163,23 @@ async def next_task(request: Request) -> TaskIfAny:
 
 
 @router.post("/task")
-async def submit_task(submission: Submission, data_store: DataStore) -> Submitted:
+async def submit_task(task: Submission, data_store: DataStore) -> dict[str, str]:
     """Queue a task."""
-    rollout_id = await data_store.add_task(
-        submission.sample, submission.mode, submission.resources_id, submission.metadata
-    )
-    return Submitted(rollout_id=rollout_id)
+    return {"rollout_id": await data_store.add_task(task.sample, task.mode, task.resources_id, task.metadata)}
 
 
 # ---------------------------------------------------------------------- resources
 
 
+class Publication(BaseModel):
+    """Resources to be published."""
+
+    resources: NamedResources
+
+
 @router.get("/resources/latest", response_model=ResourcesUpdate)
 async def latest_resources(
-    request: Request,
+    request: FastAPIRequest,
     data_store: DataStore,
     after: str | None = None,
     version: int | None = None,
@@ -168,14 +191,28 @@ async def latest_resources(
     with 204 after that many seconds.
     """
     if wait > 0.0:
-        waiting: WaitingRequests = request.app.state.waiting
-        changed = await waiting.wait(data_store.wait_for_resources(after, version), min(wait, MAX_WAIT_SECONDS))
+        coming = data_store.wait_for_resources(after, version)
+        changed = await _until_stopped(coming, request.app.state.stopping, min(wait, MAX_WAIT_SECONDS))
         if changed is not None:
             return changed
     latest = await data_store.get_latest_resources()
     if latest is None:
         raise HTTPException(404, "No resources have been set; publish some with update_resources.")
     return Response(status_code=204) if wait > 0.0 else latest
+
+
+async def _until_stopped(
+    coming: Coroutine[Any, Any, ResultT], stopping: asyncio.Event, seconds: float
+) -> ResultT | None:
+    """What is coming, or None if it does not come in time or the server stops."""
+    work, stop = asyncio.create_task(coming), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        work.cancel()
+        stop.cancel()
+        await asyncio.wait({work, stop})
+    return None if work.cancelled() else work.result()
 
 
 @router.get("/resources/{resource_id}")

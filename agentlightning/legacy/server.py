@@ -121,7 +121,7 @@ class AgentLightningServer:
     async def stop(self) -> None:
         """Finish requests in flight and stop; does nothing if the server is not running."""
         launcher, self._launcher = self._launcher, None
-        self._app.state.waiting.close()
+        self._app.state.stopping.set()
         if launcher is not None:
             await launcher.stop()
         self._stopped.set()
@@ -138,7 +138,7 @@ class AgentLightningServer:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         app.state.data_store = self._data_store
-        app.state.waiting.open()
+        app.state.stopping.clear()
         self.loop = asyncio.get_running_loop()
         self.startup_event.set()
         try:

@@ -251,11 +251,11 @@ def test_a_refused_result_is_none_and_someone_is_warned(
 def test_a_large_result_is_compressed_once_the_server_has_offered_it(served: Any, connect: Any, ask: Any) -> None:
     client = connect(served.endpoint)
     rollout = RolloutLegacy(rollout_id="rollout-1", logs=[LONG])
-    assert "Content-Encoding" not in client._outgoing("POST", "", rollout.model_dump()).headers
+    assert "Content-Encoding" not in client._outgoing("", rollout.model_dump()).headers
 
     ask(client, "get_latest_resources")
 
-    outgoing = client._outgoing("POST", "", rollout.model_dump())
+    outgoing = client._outgoing("", rollout.model_dump())
     assert outgoing.headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(outgoing.body))["logs"] == [LONG]
     assert ask(client, "post_rollout", rollout)["status"] == "ok"
@@ -289,17 +289,18 @@ async def test_connections_are_reused_within_a_loop(served: Any) -> None:
             await client.get_latest_resources_async()
 
         assert len(served.server._uvicorn_server.server_state.connections) == 1
-        assert len(client._connections._sessions_by_loop) == 1
 
 
-def test_a_script_that_never_closes_leaves_no_open_session(served: Any) -> None:
-    client = AgentLightningClient(served.endpoint)
+async def test_workers_that_poll_in_vain_do_not_keep_others_from_posting(served: Any) -> None:
+    async with AgentLightningClient(served.endpoint, poll_interval=0.2) as client:
+        polls = [asyncio.create_task(client.poll_next_task_async()) for _ in range(100)]
+        await asyncio.sleep(0)
 
-    asyncio.run(client.get_latest_resources_async())
+        answer = await asyncio.wait_for(client.post_rollout_async({"rollout_id": "r"}), PATIENCE_SECONDS)
 
-    (session,) = client._connections._sessions_by_loop.values()
-    assert session._session is not None
-    assert session._session.closed
+        for poll in polls:
+            poll.cancel()
+    assert answer is not None
 
 
 async def test_asynchronous_clients_work_at_the_same_time(served: Any) -> None:
@@ -338,10 +339,10 @@ from agentlightning.client import AgentLightningClient
 
 client = AgentLightningClient(sys.argv[1])
 assert client.submit_task("parent")
-session = client._connections._session
+session = client._session
 child = os.fork()
 assert client.submit_task("both")
-assert (client._connections._session is session) == bool(child)
+assert (client._session is session) == bool(child)
 if child:
     sys.exit(os.waitpid(child, 0)[1])
 """

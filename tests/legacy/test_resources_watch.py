@@ -4,11 +4,13 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from agentlightning.legacy import client as client_module
 from agentlightning.types import PromptTemplate, ResourcesUpdate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
@@ -95,8 +97,7 @@ def test_a_failing_callback_is_logged_and_called_again(
         served.run(served.server.update_resources(prompt("two")))
         assert next_of(told) == "two"
 
-    client.close()
-    assert "not today" in caplog.text
+    asyncio.run(asyncio.wait_for(until(lambda: "not today" in caplog.text), PATIENCE_SECONDS))
 
 
 def test_each_callback_hears_everything(served: Any, client: Any, told: Any) -> None:
@@ -110,14 +111,17 @@ def test_each_callback_hears_everything(served: Any, client: Any, told: Any) -> 
     assert next_of(other) == "one"
 
 
-def test_closing_ends_the_thread(served: Any, client: Any, told: Any) -> None:
+def test_closing_ends_the_thread(served: Any, client: Any, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "RESOURCES_WAIT_SECONDS", 0.1)
     served.run(served.server.update_resources(prompt("one")))
     client.on_resources_update(told.put)
     assert next_of(told) == "one"
 
     client.close()
 
-    assert "agl-legacy-resources" not in [thread.name for thread in threading.enumerate()]
+    for thread in [one for one in threading.enumerate() if one.name == client_module.RESOURCES_THREAD]:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
 
 
 def test_a_callback_may_close_the_client(served: Any, client: Any, told: Any) -> None:
@@ -129,20 +133,23 @@ def test_a_callback_may_close_the_client(served: Any, client: Any, told: Any) ->
     client.on_resources_update(close)
     assert next_of(told) == "one"
 
-    client._watch._thread.stop()
     assert client.submit_task("hello") is None
 
 
-def test_stopping_the_server_does_not_wait_for_those_who_wait(served: Any, client: Any, told: Any) -> None:
+def test_stopping_the_server_does_not_wait_for_those_who_wait(
+    served: Any, client: Any, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RESOURCES_WAIT_SECONDS", 50.0)
     served.run(served.server.update_resources(prompt("one")))
     client.on_resources_update(told.put)
     assert next_of(told) == "one"
-    room = served.server._app.state.waiting
-    served.run(until(lambda: len(room) == 1))
+    serving = served.server._uvicorn_server.server_state
+    served.run(until(lambda: len(serving.tasks) == 1))
+    began = time.monotonic()
 
     served.run(served.server.stop())
 
-    assert len(room) == 0
+    assert time.monotonic() - began < PATIENCE_SECONDS
 
 
 def test_a_server_that_cannot_wait_is_asked_at_the_pace_of_polling(canned: Any, connect: Any, told: Any) -> None:

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ from agentlightning.errors import (
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.claims import Claim, ResourcesVersion, claimed_ids
 from agentlightning.store.http.codec import codec_of
-from agentlightning.store.http.connection import Address, ClientConnection, Transport
+from agentlightning.store.http.connection import Address, ClientConnection, RemoteSubscription, Transport
 from agentlightning.store.http.retries import (
     DEFAULT_HEALTH_RETRY_DELAYS,
     DEFAULT_OUTAGE_SECONDS,
@@ -37,7 +37,6 @@ from agentlightning.store.http.retries import (
     RetryPolicy,
     is_passing,
 )
-from agentlightning.store.http.subscription import follow
 from agentlightning.store.operations import Operation, forward_operations, operations_of
 from agentlightning.types import (
     NOTICE_KINDS,
@@ -116,27 +115,22 @@ class LightningStoreClient(LightningStore):
             )
         if transport not in ("auto", "http", "ws"):
             raise ConfigurationError(f"transport is '{transport}'; it must be 'auto', 'http' or 'ws'.")
-        has_own_delays = (tuple(retry_delays), tuple(health_retry_delays)) != (
-            DEFAULT_RETRY_DELAYS,
-            DEFAULT_HEALTH_RETRY_DELAYS,
-        )
+        delays = tuple(retry_delays), tuple(health_retry_delays)
         if outage_seconds is None:
-            outage_seconds = 0.0 if has_own_delays else DEFAULT_OUTAGE_SECONDS
+            has_default_delays = delays == (DEFAULT_RETRY_DELAYS, DEFAULT_HEALTH_RETRY_DELAYS)
+            outage_seconds = DEFAULT_OUTAGE_SECONDS if has_default_delays else 0.0
         self.server_address = server_address.rstrip("/")
-        self._address = Address(
-            self.server_address,
-            resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None,
-            request_timeout,
-            connection_timeout,
-            transport,
-        )
-        self._policy = RetryPolicy(tuple(retry_delays), tuple(health_retry_delays), outage_seconds)
+        token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, token) or None
+        self._address = Address(self.server_address, token, request_timeout, connection_timeout, transport)
+        self._policy = RetryPolicy(*delays, outage_seconds)
+        self._set_up()
+
+    def _set_up(self) -> None:
         self._connections: dict[asyncio.AbstractEventLoop, ClientConnection] = {}
         self._guard = threading.Lock()  # protects `_connections`, which several threads' loops look into
         self._lost_claims: deque[tuple[Operation, dict[str, Any]]] = deque()  # whose answers never came
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
-        self._is_closed = False
         self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
 
@@ -147,18 +141,9 @@ class LightningStoreClient(LightningStore):
         return self._address, self._policy
 
     def __setstate__(self, state: tuple[Address, RetryPolicy]) -> None:
-        address, policy = state
-        LightningStoreClient.__init__(
-            self,
-            address.url,
-            retry_delays=policy.retry_delays,
-            health_retry_delays=policy.health_retry_delays,
-            request_timeout=address.request_timeout,
-            connection_timeout=address.connection_timeout,
-            outage_seconds=policy.outage_seconds,
-            token=address.token,
-            transport=address.transport,
-        )
+        self._address, self._policy = state
+        self.server_address = self._address.url
+        self._set_up()
 
     # ------------------------------------------------------------------ the store itself
 
@@ -187,7 +172,6 @@ class LightningStoreClient(LightningStore):
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
             connections, self._connections = list(self._connections.values()), {}
-            self._is_closed = True
         for connection in connections:
             if connection.loop is here:
                 await connection.close()
@@ -205,11 +189,8 @@ class LightningStoreClient(LightningStore):
         if connection is not None:
             return connection
         with self._guard:
-            connection = self._connections.get(loop)
-            if connection is None:
-                self._connections = {known: old for known, old in self._connections.items() if not known.is_closed()}
-                connection = self._connections[loop] = ClientConnection(self._address)
-                self._is_closed = False
+            self._connections = {known: old for known, old in self._connections.items() if not known.is_closed()}
+            connection = self._connections[loop] = ClientConnection(self._address)
             return connection
 
     # ------------------------------------------------------------------ calls
@@ -233,62 +214,60 @@ class LightningStoreClient(LightningStore):
                 self._lose_claim(connection, op, arguments, error)
             raise
 
-    async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
-        """Ask for work, and wait for it; earlier claims whose answers never came are returned to the queue before.
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        op = operations_of(LightningStore)["enqueue_many_rollouts"]
+        named = [
+            each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
+            for each in rollouts
+        ]
+        enqueued: Sequence[Rollout] = await self._send(op, {"rollouts": named})
+        return enqueued
 
-        Every poll has an id of its own, because one that found nothing must find nothing again. A claim whose id the
-        caller made is the caller's to repeat.
-        """
-        connection, polls = self._connection(), itertools.count(1)
-        wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
-        codec, deadline = codec_of(op.name), time.monotonic() + wait
-        is_callers = arguments.get("claim_id") is not None
-        claim_id = arguments["claim_id"] = arguments["claim_id"] if is_callers else connection.new_id()
-
-        async def attempt() -> Any:
-            await self._return_lost_claims(connection)
-            while True:
-                left = max(deadline - time.monotonic(), 0.0)
-                has_live = await connection.live(wanted=left > 0.0) is not None
-                patience = left if has_live else min(left, LONG_POLL_SECONDS)
-                if wait:
-                    arguments["wait"] = patience
-                result = await connection.call(codec, arguments, wait=patience)
-                if result or patience == left:
-                    return result
-                arguments["claim_id"] = f"{claim_id}/{next(polls)}"
-
-        try:
-            return await policy.persist(attempt, connection.is_healthy, waits=True)
-        except (Exception, asyncio.CancelledError) as error:
-            if not is_callers:
-                self._lose_claim(connection, op, arguments, error)
-            raise
-
-    def _lose_claim(
-        self, connection: ClientConnection, op: Operation, arguments: dict[str, Any], error: BaseException
-    ) -> None:
-        """Have returned what a call may have claimed: now if its caller left, else when the server is back."""
-        if isinstance(error, asyncio.CancelledError) or is_passing(error):
-            self._lost_claims.append((op, arguments))
-        if isinstance(error, asyncio.CancelledError):
-            self._in_background(
-                self._policy.persist(lambda: self._return_lost_claims(connection), connection.is_healthy)
-            )
-
-    async def _return_lost_claims(self, connection: ClientConnection) -> None:
-        """Ask for lost claims once more, which gives the same rollouts, and return these to the queue."""
-        while self._lost_claims:
-            lost = op, arguments = self._lost_claims.popleft()
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
+    ) -> ResourcesUpdate:
+        op = operations_of(LightningStore)["update_resources"]
+        given: dict[str, Any] = {"resources_id": resources_id, "resources": resources, "merge": merge}
+        while True:
+            number = version
+            if number is None:
+                latest = await self.get_resources_by_id(resources_id)
+                number = 1 if latest is None else latest.version + 1
             try:
-                claimed = await connection.call(codec_of(op.name), {n: v for n, v in arguments.items() if n != "wait"})
-                if claimed:
-                    await connection.call(codec_of("return_claims"), {"rollout_attempt_ids": claimed_ids(claimed)})
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) or is_passing(error):
-                    self._lost_claims.append(lost)
+                update: ResourcesUpdate = await self._send(op, {**given, "version": number})
+                return update
+            except RequestConflict:
+                if version is not None:  # else another caller was faster, and the next number is taken
                     raise
-                logger.warning("What a lost call had claimed cannot be returned: %s: %s", type(error).__name__, error)
+
+    async def wait_for_rollouts(
+        self, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[AttemptedRollout | Rollout]:
+        connection, codec = self._connection(), codec_of("wait_for_rollouts")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+
+        async def attempt() -> list[AttemptedRollout | Rollout]:
+            while True:
+                left, patience = await _patience(connection, deadline)
+                wait = None if math.isinf(patience) else patience
+                began = time.monotonic()
+                given = {"rollout_ids": list(rollout_ids), "timeout": wait}
+                finished: list[AttemptedRollout | Rollout] = await connection.call(codec, given, wait=wait)
+                if patience == left or time.monotonic() - began < patience:
+                    return finished  # an answer before its time means that all are finished
+
+        return await self._policy.persist(attempt, connection.is_healthy, waits=True)
+
+    def subscribe(
+        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
+    ) -> AsyncIterator[Notice]:
+        wanted = list(NOTICE_KINDS if kinds is None else kinds)
+        unknown = set(wanted).difference(NOTICE_KINDS)
+        if unknown:
+            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
+        return RemoteSubscription(self._connection(), self._policy, wanted, after)
+
+    # ------------------------------------------------------------------ claims
 
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, wait: float | None = None, claim_id: str | None = None
@@ -300,7 +279,9 @@ class LightningStoreClient(LightningStore):
         except Exception as error:
             if not is_passing(error):
                 raise
-            self._tell_of_outage(error)
+            if not self._is_told_of_outage:
+                self._is_told_of_outage = True
+                logger.warning("The store %s gives no work: %s: %s", self.server_address, type(error).__name__, error)
             return None
         self._is_told_of_outage = False
         return claim
@@ -333,83 +314,81 @@ class LightningStoreClient(LightningStore):
         policy = self._policy.within(wait) if wait > 0 else ONE_ATTEMPT
         return await self._claim(operations_of(LightningStore)[name], given, policy)
 
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        op = operations_of(LightningStore)["enqueue_many_rollouts"]
-        named = [
-            each if each.rollout_id is not None else each.model_copy(update={"rollout_id": ids.rollout_id()})
-            for each in rollouts
-        ]
-        enqueued: Sequence[Rollout] = await self._send(op, {"rollouts": named})
-        return enqueued
+    async def _claim(self, op: Operation, arguments: dict[str, Any], policy: RetryPolicy) -> Any:
+        """Ask for work, and wait for it; earlier claims whose answers never came are returned to the queue before.
 
-    async def update_resources(
-        self, resources_id: str, resources: NamedResources, *, merge: bool = False, version: int | None = None
-    ) -> ResourcesUpdate:
-        op = operations_of(LightningStore)["update_resources"]
-        given: dict[str, Any] = {"resources_id": resources_id, "resources": resources, "merge": merge}
-        while True:
-            number = version
-            if number is None:
-                latest = await self.get_resources_by_id(resources_id)
-                number = 1 if latest is None else latest.version + 1
-            try:
-                update: ResourcesUpdate = await self._send(op, {**given, "version": number})
-                return update
-            except RequestConflict:
-                if version is not None:  # else another caller was faster, and the next number is taken
-                    raise
+        Every poll has an id of its own, because one that found nothing must find nothing again. A claim whose id the
+        caller made is the caller's to repeat.
+        """
+        connection, polls, codec = self._connection(), itertools.count(1), codec_of(op.name)
+        wait = min(arguments.get("wait") or 0.0, LONGEST_WAIT_SECONDS)
+        deadline = time.monotonic() + wait
+        is_callers = arguments.get("claim_id") is not None
+        claim_id = arguments["claim_id"] = arguments["claim_id"] if is_callers else connection.new_id()
 
-    def _tell_of_outage(self, error: Exception) -> None:
-        if not self._is_told_of_outage:
-            self._is_told_of_outage = True
-            logger.warning("The store %s gives no work: %s: %s", self.server_address, type(error).__name__, error)
-
-    async def wait_for_rollouts(
-        self, rollout_ids: Sequence[str], timeout: float | None = None
-    ) -> list[AttemptedRollout | Rollout]:
-        connection, codec = self._connection(), codec_of("wait_for_rollouts")
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-
-        async def attempt() -> list[AttemptedRollout | Rollout]:
+        async def attempt() -> Any:
+            await self._return_lost_claims(connection)
             while True:
-                left = max(deadline - time.monotonic(), 0.0)
-                has_live = await connection.live(wanted=left > 0.0) is not None
-                patience = left if has_live else min(left, LONG_POLL_SECONDS)
-                wait = None if math.isinf(patience) else patience
-                began = time.monotonic()
-                finished: list[AttemptedRollout | Rollout] = await connection.call(
-                    codec, {"rollout_ids": list(rollout_ids), "timeout": wait}, wait=wait
-                )
-                if patience == left or time.monotonic() - began < patience:
-                    return finished  # an answer before its time means that all are finished
+                left, patience = await _patience(connection, deadline)
+                if wait:
+                    arguments["wait"] = patience
+                result = await connection.call(codec, arguments, wait=patience)
+                if result or patience == left:
+                    return result
+                arguments["claim_id"] = f"{claim_id}/{next(polls)}"
 
-        return await self._policy.persist(attempt, connection.is_healthy, waits=True)
+        try:
+            return await policy.persist(attempt, connection.is_healthy, waits=True)
+        except (Exception, asyncio.CancelledError) as error:
+            if not is_callers:
+                self._lose_claim(connection, op, arguments, error)
+            raise
 
-    # ------------------------------------------------------------------ changes
+    def _lose_claim(
+        self, connection: ClientConnection, op: Operation, arguments: dict[str, Any], error: BaseException
+    ) -> None:
+        """Have returned what a call may have claimed: now if its caller left, else when the server is back."""
+        was_cancelled = isinstance(error, asyncio.CancelledError)
+        if was_cancelled or is_passing(error):
+            self._lost_claims.append((op, arguments))
+        if was_cancelled:
+            self._in_background(
+                self._policy.persist(lambda: self._return_lost_claims(connection), connection.is_healthy)
+            )
 
-    def subscribe(
-        self, kinds: Iterable[NoticeKind] | None = None, *, after: int | None = None
-    ) -> AsyncIterator[Notice]:
-        wanted = list(NOTICE_KINDS if kinds is None else kinds)
-        unknown = set(wanted).difference(NOTICE_KINDS)
-        if unknown:
-            raise InvalidQuery(f"There are no notices of kind {sorted(unknown)}; use some of {list(NOTICE_KINDS)}.")
-        return follow(self._connection(), self._policy, wanted, after)
+    async def _return_lost_claims(self, connection: ClientConnection) -> None:
+        """Ask for lost claims once more, which gives the same rollouts, and return these to the queue."""
+        while self._lost_claims:
+            lost = op, arguments = self._lost_claims.popleft()
+            try:
+                claimed = await connection.call(codec_of(op.name), {n: v for n, v in arguments.items() if n != "wait"})
+                if claimed:
+                    await connection.call(codec_of("return_claims"), {"rollout_attempt_ids": claimed_ids(claimed)})
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) or is_passing(error):
+                    self._lost_claims.append(lost)
+                    raise
+                logger.warning("What a lost call had claimed cannot be returned: %s: %s", type(error).__name__, error)
 
-    # ------------------------------------------------------------------ beside the calls
-
-    def _in_background(self, doing: Any) -> None:
+    def _in_background(self, work: Awaitable[None]) -> None:
         """Do something nobody waits for; what fails for now is done before the next claim."""
 
         async def quietly() -> None:
             try:
-                await doing
+                await work
             except (AgentLightningError, aiohttp.ClientError, ConnectionError, asyncio.TimeoutError) as error:
                 logger.debug("A request in the background failed: %r", error)
 
         task = asyncio.create_task(quietly())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _patience(connection: ClientConnection, deadline: float) -> tuple[float, float]:
+    """The seconds left, and those of them that one call may wait: all over the live channel, else a long poll's."""
+    left = max(deadline - time.monotonic(), 0.0)
+    has_live = await connection.live(wanted=left > 0.0) is not None
+    return left, left if has_live else min(left, LONG_POLL_SECONDS)
 
 
 def _leave_behind(client: LightningStoreClient) -> None:

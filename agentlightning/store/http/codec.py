@@ -38,6 +38,7 @@ __all__ = [
     "parse_json",
     "plain_value",
     "prepare_codecs",
+    "take_frame",
 ]
 
 _MAKES_ROLLOUTS = frozenset({"start_rollout", "enqueue_rollout", "enqueue_many_rollouts"})
@@ -235,6 +236,17 @@ def _encoded(value: Any, where: str) -> bytes:
 def encode_many(parts: Sequence[bytes]) -> bytes:
     """A JSON array of what is JSON already."""
     return b"[" + b",".join(parts) + b"]"
+
+
+def take_frame(unsent: list[bytes]) -> bytes:
+    """Take the first messages out of a list, up to the size of a frame, and make one of them."""
+    count, size = 0, 0
+    while count < len(unsent) and size < MOST_FRAME_BYTES:
+        size += len(unsent[count])
+        count += 1
+    frame = encode_many(unsent[:count])
+    del unsent[:count]
+    return frame
 
 
 def notice_fields(notice: Notice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A client's connections in one event loop: an HTTP session, and the live channel once it is worth having.
+"""A client's connections in one event loop: an HTTP session, the live channel once it is worth having, subscriptions.
 
 The first calls travel by HTTP, which needs nothing set up; a client that keeps calling, waits or subscribes opens the
 live channel. Where a WebSocket cannot be had, everything goes on by HTTP, and what waits becomes long polls.
@@ -9,7 +9,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,14 +19,15 @@ import yarl
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.errors import InvalidToken, InvalidValue
-from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, parse_json
+from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, parse_json
 from agentlightning.store.http.failures import Failure, exception_of
-from agentlightning.store.http.retries import Garbled
-from agentlightning.store.http.routes import LIVE_PATH, path_of, result_of
-from agentlightning.store.http.websocket import LiveChannel
+from agentlightning.store.http.retries import Garbled, RetryPolicy, is_passing
+from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, path_of, result_of
+from agentlightning.store.http.websocket import LiveChannel, LiveSubscription
+from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["Address", "ClientConnection", "Transport"]
+__all__ = ["Address", "ClientConnection", "RemoteSubscription", "Transport"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +37,10 @@ LIVE_AFTER_CALLS = 16
 """Calls of one loop by HTTP before the live channel is opened."""
 NO_LIVE_SECONDS = 60.0
 """How long after a refused WebSocket no other is tried."""
-_ERRORS_FROM = 400
-_SERVER_ERRORS_FROM = 500
+POLL_SECONDS = 20.0
+"""How long one request waits for notices where there is no live channel."""
+_ERRORS_FROM, _SERVER_ERRORS_FROM = 400, 500
+_MOST_DETAIL_LETTERS = 500
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,6 @@ class Address:
     request_timeout: float
     connection_timeout: float
     transport: Transport
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-
-    @property
-    def is_near(self) -> bool:
-        """Whether it is on this machine, where compressing costs more than it saves."""
-        return is_loopback(yarl.URL(self.url).host or "")
 
 
 class ClientConnection:
@@ -72,7 +67,7 @@ class ClientConnection:
                 sock_connect=address.connection_timeout,
                 sock_read=address.request_timeout,
             ),
-            headers=address.headers,
+            headers=None if address.token is None else {"Authorization": f"Bearer {address.token}"},
             connector=aiohttp.TCPConnector(limit=0),  # long polls must not keep other calls waiting
         )
         self._prefix = secrets.token_hex(16)
@@ -84,25 +79,19 @@ class ClientConnection:
         self._beginnings: set[asyncio.Future[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
 
-    async def close_with_loop(self) -> None:
-        """Have the connections closed when the loop ends, for a loop that ends before the client is closed.
+    async def _keep(self) -> AsyncGenerator[None, None]:
+        """Close the connections when the loop ends before the client is closed.
 
         A loop closes the asynchronous generators that are still open when it shuts down; this is one.
         """
-        if self._keeper is None:
-            self._keeper = self._keep()
-            await self._keeper.__anext__()
-
-    async def _keep(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             await self._disconnect()
 
     async def close(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await keeper.aclose()
+        if self._keeper is not None:
+            await self._keeper.aclose()
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -120,7 +109,8 @@ class ClientConnection:
     async def call(self, codec: OperationCodec, arguments: Mapping[str, Any], *, wait: float | None = 0.0) -> Any:
         """Send an operation once, by whichever way is open; `wait` is how long it may take by itself, None for ever."""
         if self._keeper is None:
-            await self.close_with_loop()
+            self._keeper = self._keep()
+            await self._keeper.__anext__()
         if self._beginnings:
             await asyncio.wait(tuple(self._beginnings))
         self._calls += 1
@@ -152,12 +142,13 @@ class ClientConnection:
     async def _open_live(self) -> LiveChannel | None:
         if time.monotonic() < self._no_live_before:
             return None
+        url = self.address.url
         try:
             return await LiveChannel.open(
                 self.session,
-                self.address.url + LIVE_PATH,
+                url + LIVE_PATH,
                 timeout_seconds=self.address.connection_timeout,
-                compresses=not self.address.is_near,
+                compresses=not is_loopback(yarl.URL(url).host or ""),  # here it costs more than it saves
             )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == InvalidToken.http_status:
@@ -174,35 +165,38 @@ class ClientConnection:
         route, given = codec.op.route, dict(arguments)
         path = path_of(route.path, arguments)
         headers = {} if codec.op.echoes is None else {"Prefer": "return=minimal"}
-        options: dict[str, Any] = {"headers": headers}
-        if timeout is not None and timeout > self.address.request_timeout:
-            options["timeout"] = aiohttp.ClientTimeout(total=timeout, connect=self.address.connection_timeout)
-        if route.verb == "GET":
-            url = self._url(path, arguments)
-            sending = self.session.get(url, **options)
-        else:
-            body = codec.encode_argument(route.body, arguments.pop(route.body)) if route.body is not None else None
-            url = self._url(path, arguments if route.body is not None else {})
-            body = codec.encode_arguments(arguments) if body is None else body
+        body: bytes | None = None
+        if route.verb == "POST":
+            if route.body is not None:
+                body = codec.encode_argument(route.body, arguments.pop(route.body))
+            else:
+                body, arguments = codec.encode_arguments(arguments), {}
             headers["Content-Type"] = "application/json"
             if len(body) > COMPRESS_FROM_BYTES:
                 body, headers["Content-Encoding"] = compressed(body), "gzip"
-            sending = self.session.post(url, data=body, **options)
-        async with sending as response:
-            parsed = await _parsed(response)
+        query = [(name, _as_text(value)) for name, value in arguments.items() if value is not None]
+        parsed = await self._send(route.verb, path, query, timeout=timeout, data=body, headers=headers)
         return codec.decode_brief(result_of(codec.op.name, parsed), given)
 
-    def _url(self, path: str, query: Mapping[str, Any]) -> yarl.URL:
-        url = yarl.URL(self.address.url + path, encoded=True)
-        given = {name: _as_text(value) for name, value in query.items() if value is not None}
-        return url.with_query(given) if given else url
+    async def poll_notices(self, query: Sequence[tuple[str, str]]) -> Any:
+        """Changes behind a cursor, for which the server waits a while."""
+        return await self._send("GET", NOTICES_PATH, query, timeout=POLL_SECONDS + self.address.request_timeout)
 
-    async def get(self, path: str, query: Sequence[tuple[str, str]], *, timeout: float) -> Any:
-        """A route that is no operation."""
-        limit = aiohttp.ClientTimeout(total=timeout, connect=self.address.connection_timeout)
-        url = yarl.URL(self.address.url + path).with_query(list(query))
-        async with self.session.get(url, timeout=limit) as response:
-            return await _parsed(response)
+    async def _send(
+        self, verb: str, path: str, query: Sequence[tuple[str, str]], *, timeout: float | None, **options: Any
+    ) -> Any:
+        """The JSON of an answer; an answer that reports a failure is raised as what it reports."""
+        url = yarl.URL(self.address.url + path, encoded=True)
+        if timeout is not None and timeout > self.address.request_timeout:
+            options["timeout"] = aiohttp.ClientTimeout(total=timeout, connect=self.address.connection_timeout)
+        request = self.session.get if verb == "GET" else self.session.post
+        async with request(url.with_query(list(query)) if query else url, **options) as response:
+            if response.status >= _ERRORS_FROM:
+                raise exception_of(await _failure(response), verb, str(response.url))
+            try:
+                return parse_json(await response.read())
+            except InvalidValue as error:
+                raise Garbled(str(error)) from error
 
     async def is_healthy(self) -> bool:
         """Whether the server answers its health check, if only to refuse it."""
@@ -214,24 +208,88 @@ class ClientConnection:
             return False
 
 
-async def _parsed(response: aiohttp.ClientResponse) -> Any:
-    """The JSON of an answer; an answer that reports a failure is raised as what it reports."""
-    if response.status >= _ERRORS_FROM:
-        raise exception_of(await _failure(response), response.request_info)
-    try:
-        return parse_json(await response.read())
-    except InvalidValue as error:
-        raise Garbled(str(error)) from error
-
-
 async def _failure(response: aiohttp.ClientResponse) -> Failure:
     text = await response.text(errors="replace")
     try:
-        told = parse_json(text)
-        return Failure(response.status, str(told["error_type"]), told["detail"])
+        reported = parse_json(text)
+        return Failure(response.status, str(reported["error_type"]), reported["detail"])
     except (InvalidValue, TypeError, KeyError):
-        return Failure(response.status, response.reason or "Error", text[:500])
+        return Failure(response.status, response.reason or "Error", text[:_MOST_DETAIL_LETTERS])
 
 
 def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class RemoteSubscription(AsyncIterator[Notice]):
+    """Notices for ever, over as many connections as it takes: those since it was made, or behind the cursor `after`."""
+
+    def __init__(
+        self, connection: ClientConnection, policy: RetryPolicy, kinds: Sequence[str], after: int | None
+    ) -> None:
+        self.cursor = after
+        self._connection = connection
+        self._policy = policy
+        self._kinds = list(kinds)
+        self._live: LiveSubscription | None = None
+        self._polled: deque[Notice] = deque()
+        self._is_tried: asyncio.Future[None] = connection.loop.create_future()
+        # Begun at once: changes made after the call are told, however late the first one is asked for.
+        self._beginning: asyncio.Task[None] | None = asyncio.create_task(self._begin())
+        self._beginning.add_done_callback(lambda _: self._let_go())
+        if after is None:
+            connection.hold_until(self._is_tried)
+
+    async def __anext__(self) -> Notice:
+        if self._beginning is not None:
+            await asyncio.shield(self._beginning)  # whose reader may lose patience without losing its place
+            self._beginning = None
+        while True:
+            if self._polled:
+                notice = self._polled.popleft()
+            elif self._live is None:
+                await self._begin()
+                continue
+            else:
+                try:
+                    notice = await self._live.next()
+                except Exception as error:
+                    if not is_passing(error):
+                        raise
+                    self._live = None
+                    continue
+            self.cursor = notice.cursor
+            return notice
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    async def _begin(self) -> None:
+        """Subscribe, or poll once where there is no live channel."""
+        await self._policy.persist(self._attempt, self._connection.is_healthy)
+
+    async def _attempt(self) -> None:
+        try:
+            channel = await self._connection.live()
+            if channel is not None:
+                self._live = await channel.subscribe(self._kinds, self.cursor)
+                self.cursor = self._live.cursor
+                return
+            query = [("kinds", kind) for kind in self._kinds]
+            if self.cursor is not None:
+                query += [("after", str(self.cursor)), ("wait", str(POLL_SECONDS))]
+            told = await self._connection.poll_notices(query)
+            self._polled.extend(map(as_notice, told["notices"]))
+            self.cursor = told["cursor"]
+        finally:
+            self._let_go()  # also if it failed: others must not wait for as long as this one tries
+
+    def _let_go(self) -> None:
+        if not self._is_tried.done():
+            self._is_tried.set_result(None)

@@ -6,7 +6,7 @@ errors of `agentlightning.errors` by name, and for everything else an `aiohttp.C
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,7 @@ __all__ = ["BadArguments", "Failure", "RemoteError", "exception_of", "failure_of
 
 logger = logging.getLogger(__name__)
 
-BAD_REQUEST = 400
-UNPROCESSABLE = 422
-
-_OWN_ERRORS: Mapping[str, type[AgentLightningError]] = {name: getattr(errors, name) for name in errors.__all__}
+_BAD_REQUEST, _UNPROCESSABLE = 400, 422
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,22 @@ class BadArguments(Exception):
 class RemoteError(aiohttp.ClientResponseError):
     """An exception on the server that is none of ours."""
 
-    detail: Any = None
-    error_type: str = ""
+    def __init__(self, failure: Failure, method: str, url: str) -> None:
+        without_headers = CIMultiDictProxy[str](CIMultiDict())  # which would show the token
+        request = aiohttp.RequestInfo(yarl.URL(url), method, without_headers, yarl.URL(url))
+        super().__init__(request, (), status=failure.status, message=f"{failure.error_type}: {failure.detail}")
+        self.failure = failure
+
+    @property
+    def detail(self) -> Any:
+        return self.failure.detail
+
+    @property
+    def error_type(self) -> str:
+        return self.failure.error_type
 
     def __reduce__(self) -> tuple[Any, ...]:
-        request = self.request_info
-        return _remote_error, (self.status, self.error_type, self.detail, request.method, str(request.real_url))
+        return RemoteError, (self.failure, self.request_info.method, str(self.request_info.real_url))
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -66,37 +73,19 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, AgentLightningError):
         return Failure(error.http_status, type(error).__name__, str(error))
     if isinstance(error, BadArguments):
-        return Failure(UNPROCESSABLE, error.error_type.__name__, _complaints(error.complaint))
+        found = error.complaint.errors(include_url=False, include_context=False, include_input=False)
+        detail = [{"type": each["type"], "loc": list(each["loc"]), "msg": each["msg"]} for each in found]
+        return Failure(_UNPROCESSABLE, error.error_type.__name__, detail)
     logger.error("A store operation failed unexpectedly.", exc_info=error)
-    return Failure(BAD_REQUEST, type(error).__name__, str(error))
+    return Failure(_BAD_REQUEST, type(error).__name__, str(error))
 
 
-def exception_of(failure: Failure, request: aiohttp.RequestInfo) -> Exception:
+def exception_of(failure: Failure, method: str, url: str) -> Exception:
     """The exception a client raises for what it was told."""
-    own = _OWN_ERRORS.get(failure.error_type)
-    if own is not None:
-        return own(_sentence(failure.detail))
-    return _remote_error(failure.status, failure.error_type, failure.detail, request.method, str(request.real_url))
-
-
-def _remote_error(status: int, error_type: str, detail: Any, method: str, url: str) -> RemoteError:
-    without_headers = CIMultiDictProxy[str](CIMultiDict())  # which would show the token
-    request = aiohttp.RequestInfo(yarl.URL(url), method, without_headers, yarl.URL(url))
-    error = RemoteError(request, (), status=status, message=f"{error_type}: {detail}")
-    error.detail, error.error_type = detail, error_type
-    return error
-
-
-def _complaints(error: ValidationError) -> list[dict[str, Any]]:
-    return [
-        {"type": complaint["type"], "loc": list(complaint["loc"]), "msg": complaint["msg"]}
-        for complaint in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
-
-
-def _sentence(detail: Any) -> str:
-    """What is wrong, as one text."""
-    if not isinstance(detail, list):
-        return str(detail)
-    complaints = [complaint for complaint in detail if isinstance(complaint, dict)]
-    return "; ".join(f"{'.'.join(map(str, c.get('loc', ())))}: {c.get('msg')}" for c in complaints) + "."
+    if failure.error_type not in errors.__all__:
+        return RemoteError(failure, method, url)
+    own: type[AgentLightningError] = getattr(errors, failure.error_type)
+    if not isinstance(failure.detail, list):
+        return own(str(failure.detail))
+    complaints = [complaint for complaint in failure.detail if isinstance(complaint, dict)]
+    return own("; ".join(f"{'.'.join(map(str, c.get('loc', ())))}: {c.get('msg')}" for c in complaints) + ".")

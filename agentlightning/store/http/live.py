@@ -26,23 +26,21 @@ import orjson
 from uvicorn.protocols.utils import ClientDisconnected
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompress, too_large
-from agentlightning.asgi.request import Receive, Request, Send
+from agentlightning.asgi.request import Message, Receive, Request, Send
 from agentlightning.errors import AgentLightningError, InvalidQuery, InvalidToken, InvalidValue
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.codec import (
     MOST_FRAME_BYTES,
-    OperationCodec,
     codec_of,
-    encode_many,
     notice_fields,
     parse_foreign_json,
     parse_json,
+    take_frame,
 )
-from agentlightning.store.http.failures import Failure, failure_of
-from agentlightning.store.http.permissions import check_subscription
+from agentlightning.store.http.failures import failure_of
 from agentlightning.store.http.service import StoreService
-from agentlightning.store.operations import operations_of
-from agentlightning.types import Notice
+from agentlightning.store.http.tokens import check_subscription
+from agentlightning.store.operations import Operation, operations_of
 from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = ["serve_live"]
@@ -68,31 +66,31 @@ async def serve_live(service: StoreService, scope: Any, receive: Receive, send: 
         service.callers.check(scope)
         service.admit(request.header(b"authorization"))
     except AgentLightningError as error:
-        await _deny(request, send, failure_of(error))
+        await _deny(request, send, error)
         return
     await send({"type": "websocket.accept"})
     service.live_connections += 1
     try:
-        await _Connection(service, request, send).serve()
+        await _LiveConnection(service, request, send).serve()
     finally:
         service.live_connections -= 1
 
 
-async def _deny(request: Request, send: Send, failure: Failure) -> None:
+async def _deny(request: Request, send: Send, error: AgentLightningError) -> None:
     """Refuse the handshake, with the reason where the server can send one."""
     if "websocket.http.response" not in request.scope.get("extensions", {}):
-        await send({"type": "websocket.close", "reason": str(failure.detail)})
+        await send({"type": "websocket.close", "reason": str(error)})
         return
 
-    async def send_denial(message: Any) -> None:
+    async def send_denial(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    await failure.response().send(send_denial)
+    await failure_of(error).response().send(send_denial)
     # uvicorn takes a refusal for unfinished business, and says so in its log; this tells it that the client is done.
     raise ClientDisconnected
 
 
-class _Connection:
+class _LiveConnection:
     """One client's channel."""
 
     def __init__(self, service: StoreService, request: Request, send: Send) -> None:
@@ -136,27 +134,24 @@ class _Connection:
     # ------------------------------------------------------------------ reading
 
     async def _read(self) -> None:
-        while (message := await self._receive())["type"] == "websocket.receive":
-            taken, is_checked = await self._taken(message.get("bytes") or message.get("text") or b"")
-            for first in range(0, len(taken), BEGUN_AT_ONCE):
-                for part in taken[first : first + BEGUN_AT_ONCE]:
-                    self._begin(part, is_checked=is_checked)
+        limit = self._service.max_request_bytes
+        while (received := await self._receive())["type"] == "websocket.receive":
+            if self._expires_at is not None and time.time() >= self._expires_at:
+                raise InvalidToken("The token has expired.")
+            frame = received.get("bytes") or received.get("text") or b""
+            if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
+                frame = await decompress(frame, limit + MOST_FRAME_BYTES)
+            content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
+            messages = content if isinstance(content, list) else [content]
+            for first in range(0, len(messages), BEGUN_AT_ONCE):
+                for message in messages[first : first + BEGUN_AT_ONCE]:
+                    self._begin(message, may_be_large=len(frame) > limit)
                 await asyncio.sleep(0)  # lets the calls begin, and so show what they cost
                 while len(self._tasks) - self._waiting >= MOST_CALLS or self._unsent_bytes > MOST_UNSENT_BYTES:
                     self._has_room.clear()
                     await self._has_room.wait()
 
-    async def _taken(self, frame: bytes | str) -> tuple[list[Any], bool]:
-        """The messages of a frame, and whether none of them can be too large."""
-        if self._expires_at is not None and time.time() >= self._expires_at:
-            raise InvalidToken("The token has expired.")
-        limit = self._service.max_request_bytes
-        if isinstance(frame, bytes) and frame.startswith(GZIP_MAGIC):
-            frame = await decompress(frame, limit + MOST_FRAME_BYTES)
-        content = parse_json(frame) if self._is_compact else parse_foreign_json(frame)
-        return content if isinstance(content, list) else [content], len(frame) <= limit
-
-    def _begin(self, message: Any, *, is_checked: bool) -> None:
+    def _begin(self, message: Any, *, may_be_large: bool) -> None:
         if not isinstance(message, dict):
             raise InvalidValue("A message of the live channel must be a JSON object.")
         if "cancel" in message:
@@ -171,22 +166,27 @@ class _Connection:
             raise InvalidValue(f"A message needs an 'id', a number; it is {number!r}.")
         if number in self._tasks:
             return  # sent twice; the first one is answered
-        if not is_checked and len(orjson.dumps(message)) > self._service.max_request_bytes:
+        if may_be_large and len(orjson.dumps(message)) > self._service.max_request_bytes:
             self._tell_failure(number, too_large(self._service.max_request_bytes))
             return
-        coroutine = self._follow(number, message) if "subscribe" in message else self._call(number, message)
-        waits = _waits(message)
+        if "subscribe" in message:
+            work, waits = self._follow(number, message), True
+        else:
+            op, arguments = _operation(message), message.get("args")
+            waits = op is not None and isinstance(arguments, dict) and op.may_wait(arguments)
+            work = self._call(number, op, message)
         self._waiting += waits
-        task = self._tasks[number] = asyncio.create_task(coroutine)
+        task = self._tasks[number] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._end(number, waits))
 
     # ------------------------------------------------------------------ calls and subscriptions
 
-    async def _call(self, number: int, message: dict[str, Any]) -> None:
+    async def _call(self, number: int, op: Operation | None, message: dict[str, Any]) -> None:
         try:
-            codec = _known_codec(message.get("op"))
-            given = message.get("args", {})
-            result = await self._service.call(codec, given, self._permitted, self._authorization)
+            if op is None:
+                raise InvalidQuery(f"There is no store operation '{message.get('op')}'.")
+            codec = codec_of(op.name)
+            result = await self._service.call(codec, message.get("args", {}), self._permitted, self._authorization)
             body = codec.encode_brief(result) if self._is_compact else codec.encode_result(result)
             self._tell(b'{"id":%d,"result":%b}' % (number, body))
         except Exception as error:  # noqa: BLE001 # the boundary: whatever happened, the client is told
@@ -196,11 +196,11 @@ class _Connection:
         subscription: Any = None
         try:
             check_subscription(self._permitted)
-            kinds, after = _kinds(message["subscribe"]), _cursor(message.get("after"))
+            kinds, after = _subscription_of(message)
             subscription = self._service.store.subscribe(kinds, after=after)
             self._tell(b'{"id":%d,"cursor":%d}' % (number, subscription.cursor))
             async for notice in subscription:
-                self._tell_notice(number, notice)
+                self._tell(orjson.dumps({"id": number, "notice": notice_fields(notice)}))
                 while self._unsent_bytes > MOST_UNSENT_BYTES:
                     self._is_sent.clear()
                     await self._is_sent.wait()
@@ -223,12 +223,7 @@ class _Connection:
         self._has_unsent.set()
 
     def _tell_failure(self, number: int, error: Exception) -> None:
-        failure = failure_of(error)
-        told = {"status": failure.status, "error_type": failure.error_type, "detail": failure.detail}
-        self._tell(orjson.dumps({"id": number, "error": told}, default=str))
-
-    def _tell_notice(self, number: int, notice: Notice) -> None:
-        self._tell(orjson.dumps({"id": number, "notice": notice_fields(notice)}))
+        self._tell(orjson.dumps({"id": number, "error": failure_of(error)}, default=str))
 
     async def _write(self) -> None:
         """Send what is ready, as few frames as possible."""
@@ -236,52 +231,26 @@ class _Connection:
             await self._has_unsent.wait()
             self._has_unsent.clear()
             while self._unsent:
-                frame = encode_many(_taken(self._unsent))
+                frame = take_frame(self._unsent)
                 self._unsent_bytes = sum(map(len, self._unsent))
-                await self._send({"type": "websocket.send", **self._content(frame)})
+                if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
+                    frame = compressed(frame)
+                content = {"bytes": frame} if self._is_compact else {"text": frame.decode()}
+                await self._send({"type": "websocket.send", **content})
                 self._is_sent.set()
                 self._has_room.set()
 
-    def _content(self, frame: bytes) -> dict[str, Any]:
-        if not self._is_compact:
-            return {"text": frame.decode()}
-        if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
-            return {"bytes": compressed(frame)}
-        return {"bytes": frame}
+
+def _operation(message: Mapping[str, Any]) -> Operation | None:
+    name = message.get("op")
+    return operations_of(LightningStore).get(name) if isinstance(name, str) else None
 
 
-def _taken(unsent: list[bytes]) -> list[bytes]:
-    """The first messages, up to the size of a frame."""
-    count, size = 0, 0
-    for message in unsent:
-        count, size = count + 1, size + len(message)
-        if size >= MOST_FRAME_BYTES:
-            break
-    taken = unsent[:count]
-    del unsent[:count]
-    return taken
-
-
-def _known_codec(name: Any) -> OperationCodec:
-    if not isinstance(name, str) or name not in operations_of(LightningStore):
-        raise InvalidQuery(f"There is no store operation '{name}'.")
-    return codec_of(name)
-
-
-def _waits(message: Mapping[str, Any]) -> bool:
-    """Whether a message asks to wait, so that others must get past it."""
-    name, arguments = message.get("op"), message.get("args")
-    op = operations_of(LightningStore).get(name) if isinstance(name, str) else None
-    return "subscribe" in message or (op is not None and op.may_wait(arguments if isinstance(arguments, dict) else {}))
-
-
-def _kinds(value: Any) -> list[Any] | None:
-    if value is None or (isinstance(value, list) and all(isinstance(kind, str) for kind in value)):
-        return value
-    raise InvalidQuery(f"'subscribe' must be a list of kinds, or null for all; it is {value!r}.")
-
-
-def _cursor(value: Any) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise InvalidQuery(f"'after' must be a cursor, a number; it is {value!r}.")
+def _subscription_of(message: Mapping[str, Any]) -> tuple[list[Any] | None, int | None]:
+    """The kinds and the cursor that a subscription asks for."""
+    kinds, after = message["subscribe"], message.get("after")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise InvalidQuery(f"'subscribe' must be a list of kinds, or null for all; it is {kinds!r}.")
+    if after is not None and (isinstance(after, bool) or not isinstance(after, int)):
+        raise InvalidQuery(f"'after' must be a cursor, a number; it is {after!r}.")
+    return kinds, after

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentlightning.store.http.codec import OperationCodec
-from agentlightning.store.http.notices import NoticesQuery
 from agentlightning.store.http.routes import NOTICES_PATH, RestRoute, routes
+from agentlightning.store.http.service import NoticesQuery
 
 __all__ = ["describe"]
 

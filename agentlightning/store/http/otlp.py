@@ -1,56 +1,55 @@
 """OTLP ingest: the traces of any OpenTelemetry exporter become spans of attempts.
 
 `read_traces` turns the body of an OTLP/HTTP request into spans, `ingest_traces` hands them to a store, `encode_answer`
-writes the exporter's answer. Nothing here knows a server: decompression, status codes and permissions are its business.
-How the two formats look is written in `otlp_formats`, as is what becomes of values that our attributes cannot hold.
+writes the exporter's answer.
 
-Whose a span is, it says itself in the attributes `agentlightning.rollout_id`, `agentlightning.attempt_id` and
-`agentlightning.span_sequence_id`, or its resource does; the span wins. Spans that do not say so, or that the store
-refuses, are rejected one by one with a reason, as OTLP's partial success wants it; only a body that is not OTLP at all
-is an error.
+The attributes `agentlightning.rollout_id`, `agentlightning.attempt_id` and `agentlightning.span_sequence_id` of a span,
+or else of its resource, tell its attempt. Spans that lack them, or that the store refuses, are rejected one by one with
+a reason, as OTLP's partial success wants it; only a body that is not OTLP at all is an error.
 
 A span becomes what `Span.from_opentelemetry` would have made of it. Its kind and its scope, for which spans have no
 field, are kept beside: `kind` and `instrumentation_scope`. The trace state of a parent does not travel by OTLP.
 """
 
-import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from agentlightning.errors import InvalidTransition, InvalidValue, NotFound, PayloadTooLarge, SpansEvicted
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.otlp_formats import (
+from agentlightning.store.http.otlp_messages import (
     JSON,
+    KINDS,
     PROTOBUF,
-    Message,
-    essence,
+    LinkMessage,
+    ScopeSpansMessage,
+    SpanMessage,
+    TraceRequest,
+    format_of,
+    parse_body,
     quoted,
-    read_message,
+    reason_of,
     trace_service,
     whole_number,
 )
 from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.types.attributes import AttributeValue
 
-__all__ = ["JSON", "PROTOBUF", "Rejected", "Traces", "encode_answer", "ingest_traces", "read_traces"]
+__all__ = ["JSON", "PROTOBUF", "RejectedSpans", "Traces", "encode_answer", "ingest_traces", "read_traces"]
 
-_STATUS_CODES = ("UNSET", "OK", "ERROR")
-_KINDS = ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 _IS_REMOTE = 0x300
 """Bits of `flags`: it is known whether the parent (of a link: its span) is remote, and it is."""
 _NANOSECONDS = 10**9
-_TRACE_ID_DIGITS = 32
-_SPAN_ID_DIGITS = 16
 _LARGEST_SEQUENCE_ID = 2**53 - 1
 """What every reader of JSON holds exactly, and far below 64 bits: the store counts on from it."""
 _LONGEST_MESSAGE = 1000
 _SHOWN_REASONS = 3
-_REFUSALS = (NotFound, InvalidTransition, InvalidValue, PayloadTooLarge, SpansEvicted)
+_REFUSALS = (NotFound, InvalidValue, InvalidTransition, PayloadTooLarge, SpansEvicted)
 """What a store says about spans it will never take, as opposed to a store that cannot take any now."""
 
 _ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
@@ -67,47 +66,71 @@ class Traces:
     reasons: Sequence[str]
     """Why a span was rejected, one reason for each that was."""
 
-    @property
-    def owners(self) -> set[tuple[str, str]]:
-        """The (rollout id, attempt id) the spans belong to."""
-        return {(span.rollout_id, span.attempt_id) for span in self.spans}
-
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedSpans:
     """Spans that were not taken and never will be."""
 
     count: int
-    messages: tuple[str, ...]
-    """The first different reasons."""
-
-    @property
-    def message(self) -> str:
-        """All messages as one text, short enough for an answer; empty if nothing was rejected."""
-        return " ".join(self.messages)[:_LONGEST_MESSAGE]
-
-
-# ---------------------------------------------------------------------- from bytes to spans and back
+    message: str
+    """The first different reasons, short enough for an answer; empty if nothing was rejected."""
 
 
 def read_traces(body: bytes, media_type: str) -> Traces:
     """The spans of an ExportTraceServiceRequest that is no longer compressed."""
-    return _converted(read_message(body, media_type))
+    try:
+        request = TraceRequest.model_validate(parse_body(body, media_type))
+    except ValidationError as error:
+        raise InvalidValue(reason_of(error)) from error
+    begun: list[tuple[int, Span]] = []
+    reasons: list[str] = []
+    for resource_spans in request.resource_spans:
+        resource = OtelResource(attributes=resource_spans.resource.attributes, schema_url=resource_spans.schema_url)
+        for scope_spans in resource_spans.scope_spans:
+            extra = _scope_field(scope_spans)
+            for given in scope_spans.spans:
+                try:
+                    message = SpanMessage.model_validate(given)
+                    begun.append((message.start_time_unix_nano, _converted(message, resource, extra)))
+                except ValidationError as error:
+                    reasons.append(f"Span of wrong shape: {reason_of(error)}")
+                except InvalidValue as error:
+                    reasons.append(f"Span {quoted(message.name)}: {error}")
+    begun.sort(key=lambda entry: entry[0])
+    return Traces([span for _, span in begun], reasons)
 
 
-async def ingest_traces(store: LightningStore, traces: Traces) -> Rejected:
+async def ingest_traces(store: LightningStore, traces: Traces) -> RejectedSpans:
     """Add the spans to a store; the same spans sent again change nothing.
 
     A store that cannot be reached raises `StoreUnavailable`, and the exporter may send everything again.
     """
     refused = await _add(store, traces.spans) if traces.spans else []
     reasons = [*traces.reasons, *refused]
-    return Rejected(len(reasons), tuple(dict.fromkeys(reasons))[:_SHOWN_REASONS])
+    shown = list(dict.fromkeys(reasons))[:_SHOWN_REASONS]
+    return RejectedSpans(len(reasons), " ".join(shown)[:_LONGEST_MESSAGE])
+
+
+async def _add(store: LightningStore, spans: Sequence[Span]) -> list[str]:
+    """Add the spans together or, if some are refused, attempt by attempt and then one by one; why some were refused."""
+    try:
+        await store.add_many_spans(spans)
+    except _REFUSALS as error:
+        by_owner: dict[tuple[str, str], list[Span]] = {}
+        for span in spans:
+            by_owner.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+        parts = list(by_owner.values())
+        if len(parts) == 1 and not isinstance(error, NotFound):  # the attempt is there, so some span is the trouble
+            parts = [[span] for span in spans]
+        if len(parts) == 1:
+            return [str(error)] * len(spans)
+        return [reason for part in parts for reason in await _add(store, part)]
+    return []
 
 
 def encode_answer(media_type: str, rejected: int, message: str) -> bytes:
     """An ExportTraceServiceResponse in the format of the request; without rejected spans it is a full success."""
-    if essence(media_type) == JSON:
+    if format_of(media_type) == JSON:
         partial = {"rejectedSpans": str(rejected), "errorMessage": message}
         return orjson.dumps({"partialSuccess": partial} if rejected or message else {})
     answer = trace_service().ExportTraceServiceResponse()
@@ -118,101 +141,57 @@ def encode_answer(media_type: str, rejected: int, message: str) -> bytes:
     return encoded
 
 
-# ---------------------------------------------------------------------- adding
-
-
-async def _add(store: LightningStore, spans: Sequence[Span]) -> list[str]:
-    """Add the spans together or, if some of them are refused, in ever smaller parts; the reasons for those refused."""
-    try:
-        await store.add_many_spans(spans)
-    except _REFUSALS as error:
-        parts = _parts(spans, by_owner_only=isinstance(error, NotFound))
-        if len(parts) == 1:
-            return [str(error)] * len(spans)
-        return [reason for part in parts for reason in await _add(store, part)]
-    return []
-
-
-def _parts(spans: Sequence[Span], *, by_owner_only: bool) -> list[list[Span]]:
-    """The spans of each attempt; those of a single attempt one by one, unless the attempt itself is the trouble."""
-    by_owner: dict[tuple[str, str], list[Span]] = {}
-    for span in spans:
-        by_owner.setdefault((span.rollout_id, span.attempt_id), []).append(span)
-    if len(by_owner) > 1 or by_owner_only:
-        return list(by_owner.values())
-    return [[span] for span in spans]
-
-
 # ---------------------------------------------------------------------- the conversion
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What spans share that come from one place."""
-
-    resource: OtelResource
-    extra: Mapping[str, Any]
-    """The field that holds the instrumentation scope, or nothing."""
+def _scope_field(scope_spans: ScopeSpansMessage) -> dict[str, object]:
+    """The scope as the extra field of its spans; nothing if it says nothing."""
+    fields = {**scope_spans.scope.model_dump(), "schema_url": scope_spans.schema_url}
+    kept = {key: value for key, value in fields.items() if value}
+    return {"instrumentation_scope": kept} if kept else {}
 
 
-def _converted(request: Message) -> Traces:
-    begun: list[tuple[int, Span]] = []
-    reasons: list[str] = []
-    for message, origin in _messages(request):
-        name = ""
-        try:
-            name = message.text("name")
-            begun.append((message.number("start_time_unix_nano"), _span(message, origin)))
-        except InvalidValue as error:
-            reasons.append(f"Span {quoted(name)}: {error}")
-    begun.sort(key=lambda entry: entry[0])
-    return Traces([span for _, span in begun], reasons)
-
-
-def _messages(request: Message) -> Iterator[tuple[Message, _Origin]]:
-    for resource_spans in request.parts("resource_spans"):
-        attributes = resource_spans.part("resource").attributes()
-        resource = OtelResource(attributes=attributes, schema_url=resource_spans.text("schema_url"))
-        for scope_spans in resource_spans.parts("scope_spans"):
-            origin = _Origin(resource, _scope(scope_spans))
-            for message in scope_spans.parts("spans"):
-                yield message, origin
-
-
-def _span(message: Message, origin: _Origin) -> Span:
-    attributes, status = message.attributes(), message.part("status")
-    said = ChainMap(attributes, origin.resource.attributes)
-    trace_id = _own_identifier(message, "trace_id", digits=_TRACE_ID_DIGITS)
-    span_id = _own_identifier(message, "span_id", digits=_SPAN_ID_DIGITS)
-    parent_id = _identifier(message, "parent_span_id", digits=_SPAN_ID_DIGITS)
-    parent = _context(trace_id, parent_id, flags=message.number("flags")) if parent_id.strip("0") else None
-    kind = message.choice("kind", _KINDS)
-    extra = origin.extra if kind == _KINDS[0] else {"kind": kind, **origin.extra}
+def _converted(message: SpanMessage, resource: OtelResource, extra: Mapping[str, Any]) -> Span:
+    attributes = message.attributes
+    owner = ChainMap(attributes, resource.attributes)
+    trace_id = _required_id(message.trace_id, "trace_id", 32)
+    span_id = _required_id(message.span_id, "span_id", 16)
+    parent = None
+    if message.parent_span_id:
+        parent_id = _required_id(message.parent_span_id, "parent_span_id", 16)
+        parent = _context(trace_id, parent_id, flags=message.flags)
+    if message.kind != KINDS[0]:
+        extra = {"kind": message.kind, **extra}
+    try:
+        sequence_id = whole_number(owner.get(_SEQUENCE_ID, 0), most=_LARGEST_SEQUENCE_ID)
+    except InvalidValue as error:
+        raise InvalidValue(f"{_SEQUENCE_ID} is {quoted(owner[_SEQUENCE_ID])}; {error}.") from error
     return Span(
-        rollout_id=_owner(said, _ROLLOUT_ID),
-        attempt_id=_owner(said, _ATTEMPT_ID),
-        sequence_id=whole_number(said.get(_SEQUENCE_ID, 0), _SEQUENCE_ID, least=0, most=_LARGEST_SEQUENCE_ID),
+        rollout_id=_owner_id(owner, _ROLLOUT_ID),
+        attempt_id=_owner_id(owner, _ATTEMPT_ID),
+        sequence_id=sequence_id,
         trace_id=trace_id,
         span_id=span_id,
         parent_id=parent.span_id if parent else None,
-        name=message.text("name"),
-        status=TraceStatus(
-            status_code=status.choice("code", _STATUS_CODES), description=status.text("message") or None
-        ),
+        name=message.name,
+        status=TraceStatus(status_code=message.status.code, description=message.status.message or None),
         attributes=attributes,
-        events=[_event(event) for event in message.parts("events")],
-        links=[_link(link) for link in message.parts("links")],
-        start_time=_seconds(message, "start_time_unix_nano"),
-        end_time=_seconds(message, "end_time_unix_nano"),
-        context=_context(trace_id, span_id, trace_state=message.text("trace_state")),
+        events=[
+            Event(name=event.name, attributes=event.attributes, timestamp=_seconds(event.time_unix_nano))
+            for event in message.events
+        ],
+        links=[_link(link) for link in message.links],
+        start_time=_seconds(message.start_time_unix_nano),
+        end_time=_seconds(message.end_time_unix_nano),
+        context=_context(trace_id, span_id, trace_state=message.trace_state),
         parent=parent,
-        resource=origin.resource,
+        resource=resource,
         **extra,
     )
 
 
-def _owner(said: Mapping[str, AttributeValue], key: str) -> str:
-    value = said.get(key)
+def _owner_id(attributes: Mapping[str, AttributeValue], key: str) -> str:
+    value = attributes.get(key)
     if isinstance(value, str) and value:
         return value
     raise InvalidValue(
@@ -221,22 +200,11 @@ def _owner(said: Mapping[str, AttributeValue], key: str) -> str:
     )
 
 
-def _own_identifier(message: Message, name: str, *, digits: int) -> str:
-    identifier = _identifier(message, name, digits=digits)
-    if not identifier.strip("0"):
-        raise InvalidValue(f"{name} is missing; give one of {digits} hexadecimal digits, not all of them zero.")
-    return identifier
-
-
-def _identifier(message: Message, name: str, *, digits: int) -> str:
-    """An id of that many hexadecimal digits; zeros if there is none."""
-    identifier = message.identifier(name) or "0" * digits
-    if len(identifier) != digits or not _is_hexadecimal(identifier):
-        raise InvalidValue(f"{name} is {quoted(identifier)}; give one of {digits} hexadecimal digits.")
-    return identifier
-
-
-_is_hexadecimal = re.compile("[0-9a-f]*").fullmatch
+def _required_id(identifier: str, name: str, digits: int) -> str:
+    if len(identifier) == digits:
+        return identifier
+    what = f"is {quoted(identifier)}" if identifier else "is missing"
+    raise InvalidValue(f"{name} {what}; give one of {digits} hexadecimal digits, not all of them zero.")
 
 
 def _context(trace_id: str, span_id: str, *, flags: int = 0, trace_state: str = "") -> SpanContext:
@@ -246,31 +214,12 @@ def _context(trace_id: str, span_id: str, *, flags: int = 0, trace_state: str = 
     return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=is_remote, trace_state=state)
 
 
-def _event(message: Message) -> Event:
-    return Event(
-        name=message.text("name"), attributes=message.attributes(), timestamp=_seconds(message, "time_unix_nano")
-    )
+def _link(link: LinkMessage) -> Link:
+    trace_id = _required_id(link.trace_id or "0" * 32, "trace_id", 32)
+    span_id = _required_id(link.span_id or "0" * 16, "span_id", 16)
+    context = _context(trace_id, span_id, flags=link.flags, trace_state=link.trace_state)
+    return Link(context=context, attributes=link.attributes or None)
 
 
-def _link(message: Message) -> Link:
-    trace_id = _identifier(message, "trace_id", digits=_TRACE_ID_DIGITS)
-    span_id = _identifier(message, "span_id", digits=_SPAN_ID_DIGITS)
-    context = _context(trace_id, span_id, flags=message.number("flags"), trace_state=message.text("trace_state"))
-    return Link(context=context, attributes=message.attributes() or None)
-
-
-def _scope(scope_spans: Message) -> dict[str, object]:
-    """The scope as the extra field of its spans; nothing if it says nothing."""
-    scope = scope_spans.part("scope")
-    said = {
-        "name": scope.text("name"),
-        "version": scope.text("version"),
-        "schema_url": scope_spans.text("schema_url"),
-        "attributes": scope.attributes(),
-    }
-    said = {key: value for key, value in said.items() if value}
-    return {"instrumentation_scope": said} if said else {}
-
-
-def _seconds(message: Message, name: str) -> float | None:
-    return message.number(name) / _NANOSECONDS or None
+def _seconds(nanoseconds: int) -> float | None:
+    return nanoseconds / _NANOSECONDS or None

@@ -14,12 +14,10 @@ from agentlightning.asgi.response import Response, with_nosniff
 from agentlightning.store.http.codec import parse_foreign_json
 from agentlightning.store.http.failures import Failure, failure_of
 from agentlightning.store.http.live import serve_live
-from agentlightning.store.http.notices import read_notices
 from agentlightning.store.http.otlp import encode_answer, ingest_traces, read_traces
-from agentlightning.store.http.permissions import check_server_page, check_traces
 from agentlightning.store.http.routes import LIVE_PATH, NOTICES_PATH, PREFIX, RestRoute, route_table
 from agentlightning.store.http.service import StoreService, is_page
-from agentlightning.store.http.tokens import Scope
+from agentlightning.store.http.tokens import Scope, check_server_page, check_traces
 
 __all__ = ["StoreRoutes"]
 
@@ -95,7 +93,7 @@ class StoreRoutes:
         if path == TRACES_PATH and verb == "POST":
             return await self._traces(request, permitted)
         if path == NOTICES_PATH and verb == "GET":
-            reading = read_notices(self._service, permitted, request.query)
+            reading = self._service.read_notices(permitted, request.query)
             return Response(200, await request.unless_disconnected(reading))
         if verbs := route_table().verbs(request.raw_path):
             detail = f"{path} does not take {verb}, only {' and '.join(verbs)}."
@@ -122,8 +120,7 @@ class StoreRoutes:
         traces = await asyncio.to_thread(read_traces, body, media_type)  # a large one takes a while
         check_traces(permitted, [(span.rollout_id, span.attempt_id) for span in traces.spans])
         rejected = await ingest_traces(self._service.store, traces)
-        told = encode_answer(media_type, rejected.count, " ".join(rejected.messages))
-        return Response(200, told, media_type.encode())
+        return Response(200, encode_answer(media_type, rejected.count, rejected.message), media_type.encode())
 
     async def _body(self, request: Request) -> bytes:
         service = self._service

@@ -138,7 +138,7 @@ class LightningStoreServer(LightningStore):
     async def start(self) -> None:
         """Serve in the background; raises RuntimeError if the port is taken or the server does not come up."""
         launcher = self._own_launcher()
-        self.app.service.open()
+        self.app.service.is_closing = False
         await launcher.start()
         logger.info("The store is served at %s", self.endpoint)
 
@@ -149,7 +149,7 @@ class LightningStoreServer(LightningStore):
     async def run_forever(self) -> None:
         """Serve in the current loop until `stop` is called or the caller is cancelled."""
         launcher = self._own_launcher()
-        self.app.service.open()
+        self.app.service.is_closing = False
         await launcher.run_forever()
 
     def _own_launcher(self) -> PythonServerLauncher:

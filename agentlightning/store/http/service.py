@@ -7,23 +7,36 @@ shuts down can end them and let the callers ask elsewhere or later.
 import asyncio
 import hashlib
 import logging
+import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
 
 from agentlightning.asgi.caller import CallerCheck
 from agentlightning.dashboard import DASHBOARD_PATH
-from agentlightning.errors import InvalidToken, StoreUnavailable
+from agentlightning.errors import InvalidQuery, StoreUnavailable
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
-from agentlightning.store.http.codec import OperationCodec, check_levels
+from agentlightning.store.http.codec import OperationCodec, check_levels, notice_fields
 from agentlightning.store.http.credentials import AnswerCredentials
-from agentlightning.store.http.permissions import check_permission
-from agentlightning.store.http.tokens import Scope, describe_token, verify_token
+from agentlightning.store.http.failures import BadArguments
+from agentlightning.store.http.tokens import (
+    Scope,
+    admit,
+    bearer_token,
+    check_permission,
+    check_subscription,
+    describe_token,
+)
 from agentlightning.store.local import LocalStore
+from agentlightning.types import Notice, NoticeKind
 from agentlightning.utils.metrics import MetricsBackend
 
-__all__ = ["StoreService", "is_page"]
+__all__ = ["NoticesQuery", "StoreService", "is_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +48,29 @@ DEFAULT_MAX_REQUEST_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
 READY_SECONDS = 5.0
 """How long a store may take to write before it counts as not ready."""
-DOCS_PATH = "/docs"
+MOST_NOTICES = 1000
+"""In one answer; the rest follows with the next."""
+AT_HAND_SECONDS = 0.005
+"""A notice that does not come within this time is not there yet."""
 _GRANTED_UNDER = frozenset(["claim_id", "request_id"])
 """Arguments under which work and sequence ids are given out again."""
-_BEARER = "bearer "
 _ADMIN = Scope("admin")
+
+
+class NoticesQuery(TypedDict):
+    """What may stand in the query string of the route for notices."""
+
+    kinds: NotRequired[Sequence[NoticeKind]]
+    after: NotRequired[int]
+    wait: NotRequired[float]
+
+
+_NOTICES_QUERY = TypeAdapter(NoticesQuery)
 
 
 def is_page(path: str) -> bool:
     """Whether a path is a static page: it holds nothing of the store, and asks for a token itself."""
-    return path in ("/", DOCS_PATH, DASHBOARD_PATH) or path.startswith(DASHBOARD_PATH + "/")
+    return path in ("/", "/docs", DASHBOARD_PATH) or path.startswith(DASHBOARD_PATH + "/")
 
 
 class StoreService:
@@ -57,14 +83,14 @@ class StoreService:
         token: str | None = None,
         allowed_origins: Sequence[str] = (),
         max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
-        body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
         tracker: MetricsBackend | None = None,
     ) -> None:
         self.store = store
         self.max_request_bytes = max_request_bytes
-        self.body_timeout_seconds = body_timeout_seconds
+        self.body_timeout_seconds = BODY_TIMEOUT_SECONDS
         self.live_connections = 0
         self.is_closing = False
+        """While it is set, nothing waits."""
         self.callers = CallerCheck(
             has_key=token is not None,
             allowed_origins=frozenset(allowed_origins),
@@ -85,18 +111,13 @@ class StoreService:
 
     def admit(self, authorization: str) -> Scope:
         """What the bearer of an Authorization header may do; `InvalidToken` if nothing."""
-        if self._token is None:
-            return _ADMIN
-        if authorization[: len(_BEARER)].lower() != _BEARER:
-            raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
-        return verify_token(self._token, authorization[len(_BEARER) :].strip(), time.time())
+        return _ADMIN if self._token is None else admit(self._token, authorization)
 
     def expires_at(self, authorization: str) -> float | None:
         """When an admitted token expires, in seconds since the epoch; None if it never does."""
-        shown = authorization[len(_BEARER) :].strip()
-        if self._token is None or shown == self._token:
+        if self._token is None or bearer_token(authorization) == self._token:
             return None
-        return describe_token(shown).expires_at
+        return describe_token(bearer_token(authorization)).expires_at
 
     async def call(self, codec: OperationCodec, given: Any, scope: Scope, authorization: str) -> Any:
         """Run an operation whose arguments came as plain values, for a caller who was admitted with this scope."""
@@ -127,27 +148,18 @@ class StoreService:
 
     async def waiting(self, awaited: Awaitable[ResultT]) -> ResultT:
         """Await something that may take long, unless the server shuts down meanwhile."""
-        if self.is_closing:
-            if asyncio.iscoroutine(awaited):
-                awaited.close()
-            raise _closing()
         task = asyncio.ensure_future(awaited)
+        if self.is_closing:
+            task.cancel()
         self._waiting.add(task)
         try:
             return await task
         except asyncio.CancelledError:
-            if self._has_closed() and task.cancelled():
-                raise _closing() from None
+            if self.is_closing and task.cancelled():
+                raise StoreUnavailable("The store server is shutting down; ask again in a moment.") from None
             raise
         finally:
             self._waiting.discard(task)
-
-    def _has_closed(self) -> bool:
-        return self.is_closing
-
-    def open(self) -> None:
-        """Take calls that wait, also after a `close`."""
-        self.is_closing = False
 
     def close(self) -> None:
         """End the calls that wait; those at work finish."""
@@ -177,15 +189,51 @@ class StoreService:
             logger.warning("The store cannot be asked: %s: %s", type(error).__name__, error)
             return None
 
+    async def read_notices(self, scope: Scope, query: Sequence[tuple[str, str]]) -> bytes:
+        """A cursor and the notices before it, as JSON, for clients without a WebSocket.
+
+        Without `after` it tells where the log of changes stands; with `after` and `wait` it answers as soon as there is
+        something behind that cursor, or with nothing when the time is over. A client that asks again with the cursor it
+        was told misses nothing.
+        """
+        check_subscription(scope)
+        given: dict[str, Any] = {name: value for name, value in query if name != "kinds"}
+        if kinds := [value for name, value in query if name == "kinds"]:
+            given["kinds"] = kinds
+        try:
+            wanted = _NOTICES_QUERY.validate_python(given)
+        except ValidationError as error:
+            raise BadArguments(InvalidQuery, error) from error
+        subscription: Any = self.store.subscribe(wanted.get("kinds"), after=wanted.get("after"))
+        try:
+            notices: list[Notice] = []
+            if "after" in wanted:
+                notices = await self.waiting(gather_notices(subscription, wanted.get("wait", 0.0)))
+            return orjson.dumps({"cursor": subscription.cursor, "notices": [notice_fields(n) for n in notices]})
+        finally:
+            await subscription.aclose()
+
+
+async def gather_notices(subscription: AsyncIterator[Notice], wait_seconds: float) -> list[Notice]:
+    """The notices there are, waiting for the first one only."""
+    notices: list[Notice] = []
+    patience = max(wait_seconds, AT_HAND_SECONDS) if math.isfinite(wait_seconds) else AT_HAND_SECONDS
+    is_late = False
+    while not is_late and len(notices) < MOST_NOTICES:
+        following = asyncio.ensure_future(subscription.__anext__())
+        await asyncio.wait([following], timeout=AT_HAND_SECONDS if notices else patience)
+        is_late = not following.done()
+        if is_late:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        if not following.cancelled():  # also one that came as it was given up
+            notices.append(following.result())
+    return notices
+
 
 def _own_id(authorization: str, given: str | None) -> str | None:
     """An id as the store knows it: of every token another one, so that nobody is given what is another caller's."""
     if given is None:
         return None
-    return hashlib.blake2b(
-        given.encode(), key=hashlib.sha256(authorization.encode()).digest(), digest_size=16
-    ).hexdigest()
-
-
-def _closing() -> StoreUnavailable:
-    return StoreUnavailable("The store server is shutting down; ask again in a moment.")
+    key = hashlib.sha256(authorization.encode()).digest()
+    return hashlib.blake2b(given.encode(), key=key, digest_size=16).hexdigest()

@@ -6,27 +6,42 @@ narrower scope and an end, which it can check without keeping a list:
     agl1.<payload>.<signature>
 
 The payload is JSON with the scope and the expiry, the signature is HMAC-SHA256 over what stands before it; both are
-base64url without padding. Anybody can read a token, only the holder of the master token can make one. What a scope
-permits is decided in `permissions`. No message ever contains a token.
+base64url without padding. Anybody can read a token, only the holder of the master token can make one. No message ever
+contains a token.
+
+Every operation says itself, as it is declared, who may call it. An admin may do everything. A runner may do what
+running takes: claim work, report on it, read. A reader may read, and change nothing. An attempt may write its own spans
+and nothing else, so that a token can be given to code that nobody trusts. Which secrets an answer shows to a scope that
+may read is decided in `credentials`.
 """
 
 import base64
 import hmac
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from agentlightning.errors import ConfigurationError, InvalidToken
+from agentlightning.errors import ConfigurationError, InvalidToken, NotAllowed
+from agentlightning.store.operations import Operation
+from agentlightning.utils.server_launcher import is_loopback
 
 __all__ = [
     "Scope",
     "ScopeKind",
     "SignedToken",
+    "admit",
+    "bearer_token",
+    "check_permission",
     "check_secret",
+    "check_server_page",
+    "check_subscription",
+    "check_traces",
     "describe_token",
     "is_signed",
+    "refuse_open_address",
     "sign_for_attempt",
     "sign_token",
     "verify_token",
@@ -43,6 +58,8 @@ ATTEMPT_TOKEN_SECONDS: Final = 24 * 3600.0
 _LONGEST_TOKEN = 4096
 _LONGEST_KIND = 20
 _PARTS = 3
+_BEARER: Final = "bearer "
+_HEALTH_PATHS: Final = ("/health", "/v1/agl/health", "/ready")
 
 
 @dataclass(frozen=True)
@@ -135,6 +152,18 @@ def verify_token(secret: str, presented: str, now: float) -> Scope:
     return token.scope
 
 
+def bearer_token(authorization: str) -> str:
+    """The token in an Authorization header; `InvalidToken` if there is none."""
+    if authorization[: len(_BEARER)].lower() != _BEARER:
+        raise InvalidToken("This server wants a token; send it as 'Authorization: Bearer TOKEN'.")
+    return authorization[len(_BEARER) :].strip()
+
+
+def admit(secret: str, authorization: str) -> Scope:
+    """The scope of the bearer of an Authorization header."""
+    return verify_token(secret, bearer_token(authorization), time.time())
+
+
 def describe_token(token: str) -> SignedToken:
     """What a signed token says about itself, whoever signed it."""
     return _read_payload(_split(token)[1])
@@ -168,7 +197,8 @@ class _Payload(BaseModel):
 
 def _read_payload(encoded: str) -> SignedToken:
     try:
-        payload = _Payload.model_validate_json(base64.b64decode(_padded(encoded), altchars=b"-_", validate=True))
+        padded = encoded + "=" * (-len(encoded) % 4)
+        payload = _Payload.model_validate_json(base64.b64decode(padded, altchars=b"-_", validate=True))
         kind = next((kind for kind in _KINDS if kind == payload.kind), None)
         if kind is not None and not payload.model_extra:  # a field we do not know might narrow the scope
             return SignedToken(Scope(kind, payload.rollout_id, payload.attempt_id), payload.exp)
@@ -195,5 +225,85 @@ def _as_base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
-def _padded(encoded: str) -> str:
-    return encoded + "=" * (-len(encoded) % 4)
+def refuse_open_address(
+    host: str,
+    token: str | None,
+    *,
+    is_insecure: bool,
+    option: str = "--host",
+    at_risk: str = "read and change the store",
+    given_as: str = "AGL_STORE_TOKEN or --token",
+) -> None:
+    """Refuse to serve other machines without a token.
+
+    Args:
+        is_insecure: The user has said that the network is theirs alone.
+        option: What the user wrote the address as.
+        at_risk: What everybody could do, in the form of "do this".
+        given_as: Where the server looks for its token.
+    """
+    if token or is_insecure or is_loopback(host):
+        return
+    all_the_same = "--insecure" if option.startswith("--") else "insecure=True"
+    raise ConfigurationError(
+        f"{option} {host} lets other machines in, and without a token everybody who reaches it can {at_risk}; make one "
+        f"with `agl tokens new` and give it as {given_as}, or say {all_the_same} if the network is yours alone."
+    )
+
+
+# ---------------------------------------------------------------------- permissions
+
+
+def check_permission(scope: Scope, op: Operation, arguments: Mapping[str, Any]) -> None:
+    """Refuse a call that the scope does not permit; `arguments` go by name and are decoded."""
+    is_permitted = {
+        "admin": True,
+        "runner": op.who != "admin",
+        "reader": op.who != "admin" and not op.mutates,
+        "attempt": op.who == "attempt",
+    }[scope.kind]
+    if not is_permitted:
+        raise _refusal(scope, f"'{op.name}'", "the master token" if op.who == "admin" else "a runner's token")
+    if scope.kind == "attempt":
+        _check_owners(scope, f"'{op.name}'", _owners(arguments))
+
+
+def check_subscription(scope: Scope) -> None:
+    """Refuse to tell changes to a scope that may not read."""
+    if scope.kind == "attempt":
+        raise _refusal(scope, "'subscribe'", "a runner's token")
+
+
+def check_server_page(scope: Scope, path: str) -> None:
+    """Refuse an attempt what the server tells about itself, but for whether it runs."""
+    if scope.kind == "attempt" and path not in _HEALTH_PATHS:
+        raise _refusal(scope, f"'{path}'", "a runner's token")
+
+
+def check_traces(scope: Scope, owners: Iterable[tuple[str, str]]) -> None:
+    """Refuse OTLP spans of these (rollout id, attempt id) unless the scope may write them all."""
+    if scope.kind == "reader":
+        raise _refusal(scope, "OTLP spans", "an attempt's token or a runner's")
+    if scope.kind == "attempt":
+        _check_owners(scope, "OTLP spans", owners)
+
+
+def _owners(arguments: Mapping[str, Any]) -> Iterable[tuple[str | None, str | None]]:
+    """Whom a call is about: the attempts of its spans, or those it names."""
+    if "span" in arguments or "spans" in arguments:
+        spans = arguments["spans"] if "spans" in arguments else [arguments["span"]]
+        return [(getattr(span, "rollout_id", None), getattr(span, "attempt_id", None)) for span in spans]
+    if "rollout_attempt_ids" in arguments:
+        return [(rollout_id, attempt_id) for rollout_id, attempt_id in arguments["rollout_attempt_ids"]]
+    return [(arguments.get("rollout_id"), arguments.get("attempt_id"))]
+
+
+def _check_owners(scope: Scope, what: str, owners: Iterable[tuple[str | None, str | None]]) -> None:
+    for rollout_id, attempt_id in owners:
+        if (rollout_id, attempt_id) != (scope.rollout_id, scope.attempt_id):
+            whose = f"{what} for attempt '{attempt_id}' of rollout '{rollout_id}'"
+            raise _refusal(scope, whose, "that attempt's token or a runner's")
+
+
+def _refusal(scope: Scope, what: str, better: str) -> NotAllowed:
+    return NotAllowed(f"A token of scope {scope} does not permit {what}; use {better}.")

@@ -12,19 +12,19 @@ from typing import Any
 
 import aiohttp
 import orjson
-import yarl
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, GZIP_MAGIC, compressed, decompressed
-from agentlightning.store.http.codec import MOST_FRAME_BYTES, OperationCodec, as_notice, encode_many, parse_json
+from agentlightning.store.http.codec import OperationCodec, as_notice, parse_json, take_frame
 from agentlightning.store.http.failures import Failure, exception_of
 from agentlightning.types import Notice
 
-__all__ = ["ConnectionLost", "LiveChannel"]
+__all__ = ["ConnectionLost", "LiveChannel", "LiveSubscription"]
 
 PING_SECONDS = 20.0
 MOST_UNREAD_NOTICES = 10_000
 _MOST_ANSWER_BYTES = 1 << 31
+_CLOSE_SECONDS = 2.0
+NoticeQueue = asyncio.Queue[Notice | Exception]
 
 
 class ConnectionLost(ConnectionError):
@@ -34,17 +34,15 @@ class ConnectionLost(ConnectionError):
 class LiveChannel:
     """One open WebSocket."""
 
-    def __init__(
-        self, socket: "aiohttp.ClientWebSocketResponse[bool]", request: aiohttp.RequestInfo, *, compresses: bool
-    ) -> None:
+    def __init__(self, socket: "aiohttp.ClientWebSocketResponse[bool]", url: str, *, compresses: bool) -> None:
         self._socket = socket
-        self._request = request
+        self._url = url
         self._compresses = compresses
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._last_heard = 0.0
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._notices: dict[int, asyncio.Queue[Notice | Exception]] = {}
+        self._notices: dict[int, NoticeQueue] = {}
         self._unsent: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
         self._socket_closing: asyncio.Task[None] | None = None
@@ -59,27 +57,19 @@ class LiveChannel:
         connecting = session.ws_connect(
             url, params={"compact": "1"}, heartbeat=PING_SECONDS, max_msg_size=_MOST_ANSWER_BYTES
         )
-        socket = await asyncio.wait_for(connecting, timeout_seconds)
-        address = yarl.URL(url)
-        request = aiohttp.RequestInfo(address, "GET", CIMultiDictProxy(CIMultiDict()), address)
-        return cls(socket, request, compresses=compresses)
+        return cls(await asyncio.wait_for(connecting, timeout_seconds), url, compresses=compresses)
 
     async def close(self) -> None:
         """Close the connection; what is in flight fails."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         with suppress(aiohttp.ClientError, ConnectionError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._socket.close(), 2.0)
+            await asyncio.wait_for(self._socket.close(), _CLOSE_SECONDS)
 
     # ------------------------------------------------------------------ calls
 
     async def call(
-        self,
-        codec: OperationCodec,
-        arguments: Mapping[str, Any],
-        encoded: bytes,
-        *,
-        timeout_seconds: float | None,
+        self, codec: OperationCodec, arguments: Mapping[str, Any], encoded: bytes, *, timeout_seconds: float | None
     ) -> Any:
         """Run an operation on the server; `asyncio.TimeoutError` if no answer comes in time.
 
@@ -92,7 +82,7 @@ class LiveChannel:
         try:
             given = await answer
         except asyncio.CancelledError:
-            self._say(b'{"cancel":%d}' % number)
+            self._enqueue(b'{"cancel":%d}' % number)
             raise
         finally:
             self._answers.pop(number, None)
@@ -111,59 +101,51 @@ class LiveChannel:
 
     async def subscribe(self, kinds: list[str] | None, after: int | None) -> "LiveSubscription":
         """Follow the store's changes."""
-        content = b'"subscribe":%b,"after":%b' % (orjson.dumps(kinds), orjson.dumps(after))
-        queue: asyncio.Queue[Notice | Exception] = asyncio.Queue()
-        number, answer = self._post(content, queue)
+        number, answer = self._post(b'"subscribe":%b,"after":%b' % (orjson.dumps(kinds), orjson.dumps(after)))
+        queue: NoticeQueue = asyncio.Queue()
+        self._notices[number] = queue
         try:
-            cursor = await answer
+            return LiveSubscription(self, number, await answer, queue)
         except BaseException:
             self.unsubscribe(number)
             raise
         finally:
             self._answers.pop(number, None)
-        return LiveSubscription(self, number, cursor, queue)
 
     def unsubscribe(self, number: int) -> None:
         if self._notices.pop(number, None) is not None:
-            self._say(b'{"cancel":%d}' % number)
+            self._enqueue(b'{"cancel":%d}' % number)
 
     def unsubscribe_soon(self, number: int) -> None:
         """The same, from any thread."""
-        if number in self._notices and not self._loop.is_closed():
-            with suppress(RuntimeError):  # it is closed just now
+        if number in self._notices:
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.unsubscribe, number)
-
-    def _post(
-        self, content: bytes, queue: "asyncio.Queue[Notice | Exception] | None" = None
-    ) -> tuple[int, asyncio.Future[Any]]:
-        if not self.is_open:
-            raise ConnectionLost("The live connection is closed.")
-        self._number += 1
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._answers[self._number] = answer
-        if queue is not None:
-            self._notices[self._number] = queue
-        self._say(b'{"id":%d,%b}' % (self._number, content))
-        return self._number, answer
 
     # ------------------------------------------------------------------ sending
 
-    def _say(self, message: bytes) -> None:
+    def _post(self, content: bytes) -> tuple[int, asyncio.Future[Any]]:
         if not self.is_open:
-            return
-        self._unsent.append(message)
-        if self._sending is None:
-            self._sending = self._loop.create_task(self._send(), name="agl-live-sender")
+            raise ConnectionLost("The live connection is closed.")
+        self._number += 1
+        answer = self._answers[self._number] = self._loop.create_future()
+        self._enqueue(b'{"id":%d,%b}' % (self._number, content))
+        return self._number, answer
+
+    def _enqueue(self, message: bytes) -> None:
+        if self.is_open:
+            self._unsent.append(message)
+            if self._sending is None:
+                self._sending = self._loop.create_task(self._send(), name="agl-live-sender")
 
     async def _send(self) -> None:
         """Send what has gathered; runs at the end of the round in which the first message was given."""
         try:
             while self._unsent:
-                unsent, self._unsent = self._unsent, []
-                for frame in _frames(unsent):
-                    if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
-                        frame = compressed(frame)
-                    await self._socket.send_bytes(frame)
+                frame = take_frame(self._unsent)
+                if self._compresses and len(frame) > COMPRESS_FROM_BYTES:
+                    frame = compressed(frame)
+                await self._socket.send_bytes(frame)
         except (aiohttp.ClientError, ConnectionError):
             self._lose()
         finally:
@@ -190,11 +172,11 @@ class LiveChannel:
             number = message["id"]
             if "notice" in message:
                 self._take_notice(number, as_notice(message["notice"]))
-                continue
-            answer = self._answers.get(number)
-            if "error" in message:
-                self._fail(number, answer, message["error"])
-            elif answer is not None and not answer.done():
+            elif "error" in message:
+                told = message["error"]
+                failure = Failure(told["status"], told["error_type"], told["detail"])
+                self._fail(number, exception_of(failure, "GET", self._url))
+            elif (answer := self._answers.get(number)) is not None and not answer.done():
                 answer.set_result(message["cursor"] if "cursor" in message else message["result"])
 
     def _take_notice(self, number: int, notice: Notice) -> None:
@@ -207,8 +189,8 @@ class LiveChannel:
             self.unsubscribe(number)
             queue.put_nowait(ConnectionLost("The notices were not read; they are asked for again."))
 
-    def _fail(self, number: int, answer: "asyncio.Future[Any] | None", told: Mapping[str, Any]) -> None:
-        error = exception_of(Failure(told["status"], told["error_type"], told["detail"]), self._request)
+    def _fail(self, number: int, error: Exception) -> None:
+        answer = self._answers.get(number)
         if answer is not None and not answer.done():
             answer.set_exception(error)
         elif (queue := self._notices.get(number)) is not None:
@@ -217,21 +199,16 @@ class LiveChannel:
     def _lose(self) -> None:
         """The connection is gone: everything in flight fails."""
         self.is_open = False
-        lost = ConnectionLost("The connection to the store was lost.")
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(lost)
-        for queue in self._notices.values():
-            queue.put_nowait(lost)
+        for number in {*self._answers, *self._notices}:
+            self._fail(number, ConnectionLost("The connection to the store was lost."))
 
 
 class LiveSubscription:
     """Notices of one channel; ends with `ConnectionLost`."""
 
-    def __init__(
-        self, channel: LiveChannel, number: int, cursor: int, queue: "asyncio.Queue[Notice | Exception]"
-    ) -> None:
+    def __init__(self, channel: LiveChannel, number: int, cursor: int, queue: NoticeQueue) -> None:
         self.cursor = cursor
+        """Where the subscription began."""
         self._channel = channel
         self._number = number
         self._queue = queue
@@ -240,7 +217,6 @@ class LiveSubscription:
         following = await self._queue.get()
         if isinstance(following, Exception):
             raise following
-        self.cursor = following.cursor
         return following
 
     def close(self) -> None:
@@ -249,17 +225,3 @@ class LiveSubscription:
     def __del__(self) -> None:
         """A subscription that was dropped ends on the server too; the collector may run in any thread."""
         self._channel.unsubscribe_soon(self._number)
-
-
-def _frames(messages: list[bytes]) -> list[bytes]:
-    """Messages as frames of bounded size."""
-    frames, part, size = [], [], 0
-    for message in messages:
-        part.append(message)
-        size += len(message)
-        if size >= MOST_FRAME_BYTES:
-            frames.append(encode_many(part))
-            part, size = [], 0
-    if part:
-        frames.append(encode_many(part))
-    return frames

@@ -14,8 +14,8 @@ import pytest
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.store.http import connection, subscription, websocket
-from agentlightning.store.http.notices import _gather
+from agentlightning.store.http import connection, websocket
+from agentlightning.store.http.service import gather_notices
 from agentlightning.types import Notice
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
@@ -180,7 +180,7 @@ async def told(notices: AsyncIterator[Notice], count: int) -> list[str | None]:
 async def test_subscription_goes_on_behind_its_cursor_after_a_restart(
     transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "POLL_SECONDS", 0.2)
     server = await serve()
     client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
     notices = client.subscribe(["rollout"])
@@ -201,7 +201,7 @@ async def test_subscription_goes_on_behind_its_cursor_after_a_restart(
 async def test_subscription_notices_that_the_store_was_replaced_by_an_empty_one(
     transport: str, serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "POLL_SECONDS", 0.2)
     server = await serve()
     client = connect(server.endpoint, transport=transport, outage_seconds=20.0)
     notices = client.subscribe(["rollout"])
@@ -271,7 +271,7 @@ async def test_notice_that_comes_as_the_poll_ends_is_not_lost() -> None:
                 self.is_told = True
             return Notice("rollout", 1)
 
-    assert await _gather(Late(), 0.01) == [Notice("rollout", 1)]
+    assert await gather_notices(Late(), 0.01) == [Notice("rollout", 1)]
 
 
 async def test_reader_that_falls_behind_asks_for_the_rest_again(

@@ -225,7 +225,7 @@ async def test_ended_subscription_is_told_nothing_more(serve: Any) -> None:
 def unsent_bytes() -> int:
     """What servers of this process keep for clients that do not read."""
     gc.collect()
-    return max(thing._unsent_bytes for thing in gc.get_objects() if isinstance(thing, live._Connection))
+    return max(thing._unsent_bytes for thing in gc.get_objects() if isinstance(thing, live._LiveConnection))
 
 
 async def test_subscriber_that_does_not_read_costs_little_and_blocks_nobody(serve: Any, eventually: Any) -> None:

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
-from agentlightning.store.http.otlp import JSON, PROTOBUF, Rejected, encode_answer, ingest_traces, read_traces
+from agentlightning.store.http.otlp import JSON, PROTOBUF, RejectedSpans, encode_answer, ingest_traces, read_traces
 from agentlightning.types import AttemptedRollout, Span
 
 both_formats = pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
@@ -189,7 +189,6 @@ def test_owner_on_the_span_wins_over_the_resource(media_type: str) -> None:
         ("ro-1", "at-1", 3),
         ("ro-2", "at-2", 7),
     ]
-    assert traces.owners == {("ro-1", "at-1"), ("ro-2", "at-2")}
 
 
 @both_formats
@@ -253,7 +252,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield opened
 
 
-async def ingest(store: LightningStore, *spans: dict[str, Any], resource: dict[str, Any]) -> Rejected:
+async def ingest(store: LightningStore, *spans: dict[str, Any], resource: dict[str, Any]) -> RejectedSpans:
     return await ingest_traces(store, read_traces(body_of(request_of(*spans, resource=resource), JSON), JSON))
 
 
@@ -266,7 +265,7 @@ async def test_real_export_arrives_in_the_store(store: LightningStore, media_typ
     rollout = await store.start_rollout("task")
     traces = read_traces(exported(recorded(record_family, owner_of(rollout)), media_type), media_type)
 
-    assert await ingest_traces(store, traces) == Rejected(0, ())
+    assert await ingest_traces(store, traces) == RejectedSpans(0, "")
 
     kept = await store.query_spans(rollout.rollout_id, "latest")
     assert [span.model_copy(update={"sequence_id": 0}) for span in kept] == traces.spans
@@ -296,7 +295,7 @@ async def test_repeated_export_changes_nothing(store: LightningStore) -> None:
     await ingest(store, {}, {}, resource=owner_of(rollout))
     before = await store.query_spans(rollout.rollout_id)
 
-    assert await ingest(store, {}, {}, {}, resource=owner_of(rollout)) == Rejected(0, ())
+    assert await ingest(store, {}, {}, {}, resource=owner_of(rollout)) == RejectedSpans(0, "")
 
     after = await store.query_spans(rollout.rollout_id)
     assert [span.name for span in after] == ["span 1", "span 2", "span 3"]
@@ -318,7 +317,6 @@ async def test_unknown_rollout_does_not_sink_the_others(store: LightningStore) -
     rejected = await ingest(store, *lost, {}, {}, resource=owner_of(rollout))
 
     assert rejected.count == 3
-    assert len(rejected.messages) == 2
     assert "nowhere" in rejected.message
     assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["span 4", "span 5"]
 
@@ -338,7 +336,8 @@ async def test_rejections_of_reading_and_of_the_store_are_counted_together(store
     rejected = await ingest(store, {}, {"traceId": "ab"}, resource=OWNER)
 
     assert rejected.count == 2
-    assert [message[:14] for message in rejected.messages] == ["Span 'span 2':", "Rollout ro-1 n"]
+    assert "Span 'span 2': trace_id" in rejected.message
+    assert "Rollout ro-1 not found" in rejected.message
 
 
 async def test_long_message_is_cut() -> None:
@@ -381,7 +380,7 @@ async def test_good_export_takes_one_call() -> None:
 async def test_nothing_to_add_asks_nothing_of_the_store() -> None:
     store = Recorder()
 
-    assert await ingest(store, resource=OWNER) == Rejected(0, ())
+    assert await ingest(store, resource=OWNER) == RejectedSpans(0, "")
 
     assert store.calls == []
 

@@ -7,8 +7,7 @@ import pytest
 
 from agentlightning.errors import InvalidToken, NotAllowed
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.permissions import check_permission, check_subscription, check_traces
-from agentlightning.store.http.tokens import Scope
+from agentlightning.store.http.tokens import Scope, check_permission, check_subscription, check_traces
 from agentlightning.store.operations import operations_of
 from agentlightning.types import Span
 

@@ -4,18 +4,18 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from typing_extensions import Self
 
-from agentlightning.emitter.emission import EmittedSpan, TracerSource, emit, user_attributes
+from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
 from agentlightning.emitter.utils import get_tracer
 from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.semconv import AGL_ANNOTATION, AGL_OPERATION, LightningSpanAttributes
 from agentlightning.tracer.base import get_active_tracer
-from agentlightning.tracer.writing import operation as otel_operation
+from agentlightning.tracer.spans import operation as otel_operation
 from agentlightning.types import SpanCoreFields, SpanRecordingContext
 from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
@@ -42,18 +42,24 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Em
 
 
 class OperationContext:
-    """A span around a piece of work: `with operation(name="search") as op: op.set_output(...)`."""
+    """A span around a piece of work: a block to enter (`with operation(name="search") as op: op.set_output(...)`), or
+    a decorator to apply to a function."""
 
-    def __init__(self, name: str, attributes: Mapping[str, Any], *, propagate: bool, source: TracerSource) -> None:
-        self.name = name
-        self._attributes = {**user_attributes(attributes), _NAME: name}
+    def __init__(self, name: str | None, attributes: Mapping[str, Any], *, propagate: bool = True) -> None:
+        self.name = name or AGL_OPERATION
+        self._given_name, self._given_attributes = name, attributes
+        self._attributes = {**user_attributes(attributes), _NAME: self.name}
         self._propagate = propagate
-        self._source = source
         self._context: AbstractContextManager[SpanRecordingContext] | None = None
         self._recording: SpanRecordingContext | None = None
 
     def __enter__(self) -> Self:
-        self._context = self._open()
+        active = get_active_tracer()
+        if self._propagate and active is not None and not active.uses_opentelemetry:
+            self._context = active.operation_context(AGL_OPERATION, self._attributes)
+        else:
+            tracer = get_tracer() if self._propagate else get_tracer(use_active_span_processor=False)
+            self._context = otel_operation(tracer, AGL_OPERATION, self._attributes)
         self._recording = self._context.__enter__()
         return self
 
@@ -63,12 +69,39 @@ class OperationContext:
         assert self._context is not None
         self._context.__exit__(kind, error, traceback)
 
-    def _open(self) -> AbstractContextManager[SpanRecordingContext]:
-        active = get_active_tracer()
-        if self._propagate and active is not None and not active.uses_opentelemetry:
-            return active.operation_context(AGL_OPERATION, self._attributes)
-        tracer = self._source() if self._propagate else self._source(use_active_span_processor=False)
-        return otel_operation(tracer, AGL_OPERATION, self._attributes)
+    def __call__(self, function: _FunctionT) -> _FunctionT:
+        """The function, each call of which is recorded with its arguments and its result."""
+        signature = inspect.signature(function)
+        name = self._given_name or str(getattr(function, "__name__", type(function).__name__))
+
+        def begin(args: Any, kwargs: Any) -> OperationContext:
+            context = OperationContext(name, self._given_attributes, propagate=self._propagate)
+            with suppress(TypeError):  # a call that does not fit is left to fail by itself
+                given = dict(signature.bind(*args, **kwargs).arguments)
+                given.pop("self", None)
+                inputs = {f"{_INPUT}.{name}": value for name, value in given.items()}
+                context._attributes |= sanitize_attributes(flatten_attributes(inputs))
+            return context
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+                with begin(args, kwargs) as context:
+                    result = await function(*args, **kwargs)
+                    context.set_output(result)
+                    return result
+
+            return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with begin(args, kwargs) as context:
+                result = function(*args, **kwargs)
+                context.set_output(result)
+                return result
+
+        return wrapper  # type: ignore[return-value] # as above
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
         """Note what goes in: positional arguments by number, others by name."""
@@ -95,7 +128,9 @@ class OperationContext:
 @overload
 def operation(fn: _FunctionT, *, propagate: bool = ..., name: str | None = ..., **attributes: Any) -> _FunctionT: ...
 @overload
-def operation(fn: None = None, *, propagate: bool = ..., name: str | None = ..., **attributes: Any) -> "_Operation": ...
+def operation(
+    fn: None = None, *, propagate: bool = ..., name: str | None = ..., **attributes: Any
+) -> OperationContext: ...
 def operation(fn: Any = None, *, propagate: bool = True, name: str | None = None, **attributes: Any) -> Any:
     """Record a function (`@operation`, `@operation(name="search")`) or a block (`with operation(name="search")`).
 
@@ -108,8 +143,7 @@ def operation(fn: Any = None, *, propagate: bool = True, name: str | None = None
     """
     if name is not None and _NAME in attributes:
         raise ConfigurationError(f"name is {name!r} and the attribute {_NAME} is given too; use one of them.")
-    chosen = attributes.pop(_NAME, name)
-    made = _Operation(chosen, attributes, propagate=propagate, source=lambda **kw: get_tracer(**kw))
+    made = OperationContext(attributes.pop(_NAME, name), attributes, propagate=propagate)
     if fn is None:
         return made
     if not callable(fn):
@@ -117,53 +151,3 @@ def operation(fn: Any = None, *, propagate: bool = True, name: str | None = None
             f"operation takes a function; {fn!r} is of type {type(fn).__name__}. Use operation(name=...)."
         )
     return made(fn)
-
-
-class _Operation(OperationContext):
-    """What `operation(...)` gives: a block to enter, or a decorator to apply."""
-
-    def __init__(
-        self, name: str | None, attributes: Mapping[str, Any], *, propagate: bool, source: TracerSource
-    ) -> None:
-        super().__init__(name or AGL_OPERATION, attributes, propagate=propagate, source=source)
-        self._given_name = name
-        self._given_attributes = attributes
-
-    def __call__(self, function: _FunctionT) -> _FunctionT:
-        signature = inspect.signature(function)
-
-        def begin(args: Any, kwargs: Any) -> OperationContext:
-            name = self._given_name or str(getattr(function, "__name__", type(function).__name__))
-            context = OperationContext(name, self._given_attributes, propagate=self._propagate, source=self._source)
-            context._attributes |= _input_attributes(signature, args, kwargs)
-            return context
-
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-                with begin(args, kwargs) as context:
-                    result = await function(*args, **kwargs)
-                    context.set_output(result)
-                    return result
-
-            return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with begin(args, kwargs) as context:
-                result = function(*args, **kwargs)
-                context.set_output(result)
-                return result
-
-        return wrapper  # type: ignore[return-value] # as above
-
-
-def _input_attributes(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by the names of their parameters; a call that does not fit is left to fail by itself."""
-    try:
-        given = dict(signature.bind(*args, **kwargs).arguments)
-    except TypeError:
-        return {}
-    given.pop("self", None)
-    return sanitize_attributes(flatten_attributes({f"{_INPUT}.{name}": value for name, value in given.items()}))

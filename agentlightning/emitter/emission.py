@@ -1,7 +1,7 @@
 """One way for everything that is emitted: from a name and attributes to a finished span.
 
 Under a tracer of ours that writes with OpenTelemetry, or with a provider of the program's own, the span is a child of
-the current span. Other tracers of ours are asked to `create_span`. Where nobody listens, `NoActiveTracer` is raised.
+the current span. Other tracers of ours `create_span`. Where no tracer is active, `NoActiveTracer` is raised.
 """
 
 import logging
@@ -14,13 +14,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.emitter.plain_values import plain_attributes
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
-from agentlightning.tracer.base import Tracer, get_active_tracer
-from agentlightning.tracer.binding import Binding, current_binding, observations
-from agentlightning.tracer.conversion import events_behind
+from agentlightning.instrumentation.otel_internals import events_of
+from agentlightning.tracer.binding import Binding, binding_here, get_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.processor import binding_of_open
-from agentlightning.tracer.synthetic import readable_span
-from agentlightning.tracer.writing import core_fields_of
+from agentlightning.tracer.otel import binding_of_open
+from agentlightning.tracer.spans import core_fields_of, readable_span
 from agentlightning.types import SpanCoreFields
 from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes
 
@@ -47,7 +45,7 @@ class EmittedSpan(ReadableSpan):
             parent=span.parent,
             resource=span.resource,
             attributes=span.attributes,
-            events=events_behind(span),
+            events=events_of(span),
             kind=span.kind,
             status=span.status,
             start_time=span.start_time,
@@ -107,11 +105,13 @@ def emit(
         propagate: False makes the span without sending it anywhere.
         exception: Noted on the span as an event.
     """
-    if _DEBUG in os.environ:
-        _log(name, attributes)
+    if _DEBUG in os.environ and resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
+        logger.info("emitted %s %s", name, attributes)
     active = get_active_tracer()
     if propagate and active is not None and not active.uses_opentelemetry:
-        return _create(active, name, attributes)
+        if isinstance(active, DummyTracer):
+            return EmittedSpan.of(active.create_readable_span(name, attributes), binding_here())
+        return EmittedSpan.of(readable_span(active.create_span(name, attributes)), binding_here())
     # Without arguments by default: programs and tests may have put their own `get_tracer` in place.
     tracer = tracer_source() if propagate else tracer_source(use_active_span_processor=False)
     with tracer.start_span(name, attributes=attributes) as span:
@@ -119,18 +119,3 @@ def emit(
             span.record_exception(exception)
         binding = binding_of_open(span) if isinstance(span, ReadableSpan) else None
     return EmittedSpan.of(span, binding) if isinstance(span, ReadableSpan) else None
-
-
-def _create(tracer: Tracer, name: str, attributes: dict[str, Any]) -> EmittedSpan:
-    binding = current_binding() or observations().sole_binding()
-    if isinstance(tracer, DummyTracer):
-        return EmittedSpan.of(tracer.create_readable_span(name, attributes), binding)
-    span = readable_span(tracer.create_span(name, attributes), kind=EmittedSpan)
-    assert isinstance(span, EmittedSpan)
-    span._binding = binding
-    return span
-
-
-def _log(name: str, attributes: Mapping[str, Any]) -> None:
-    if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
-        logger.info("emitted %s %s", name, dict(attributes))

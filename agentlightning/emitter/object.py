@@ -22,7 +22,7 @@ _TYPE = LightningSpanAttributes.OBJECT_TYPE.value
 _LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
 _JSON = LightningSpanAttributes.OBJECT_JSON.value
 _OLD_OBJECT = SpanAttributeNames.OBJECT.value
-_LITERALS = {kind.__name__: kind for kind in (str, int, float, bool)}
+_LITERALS = (str, int, float, bool)
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> EmittedSpan | None:
@@ -50,16 +50,12 @@ def encode_object(object: Any) -> dict[str, Any]:
     kind = type(object)
     if kind is bytes:
         return {_TYPE: "bytes", _LITERAL: base64.b64encode(object).decode()}
-    text = _as_json(object)
-    own = {_LITERAL: object} if kind.__name__ in _LITERALS and kind is _LITERALS[kind.__name__] else {_JSON: text}
-    return {_OLD_OBJECT: text, _TYPE: full_qualified_name(kind), **own}
-
-
-def _as_json(object: Any) -> str:
     try:
-        return json.dumps(object, allow_nan=False, default=plain_value)
+        text = json.dumps(object, allow_nan=False, default=plain_value)
     except (TypeError, ValueError) as error:
-        raise TracingError(f"A {type(object).__name__} cannot be recorded: {error}.") from error
+        raise TracingError(f"A {kind.__name__} cannot be recorded: {error}.") from error
+    own = {_LITERAL: object} if kind in _LITERALS else {_JSON: text}
+    return {_OLD_OBJECT: text, _TYPE: full_qualified_name(kind), **own}
 
 
 def get_object_value(span: SpanLike) -> Any:

@@ -30,7 +30,10 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (set, frozenset)):
-        return _ordered(value)
+        try:
+            return sorted(value)
+        except TypeError:  # of several types
+            return list(value)
     if isinstance(value, (PurePath, UUID, Decimal)):
         return str(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -56,10 +59,3 @@ def plain_attributes(value: Any) -> Any:
     if isinstance(plain, dict):
         plain = {name: item for name, item in plain.items() if item is not None}
     return plain_attributes(plain)
-
-
-def _ordered(items: "set[Any] | frozenset[Any]") -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:  # of several types
-        return list(items)

@@ -42,7 +42,6 @@ _BINARY = "reward.binary"
 """`kind` of the event that a truth value is."""
 _PREFIX = LightningSpanAttributes.REWARD.value
 _NAME, _VALUE = RewardAttributes.REWARD_NAME.value, RewardAttributes.REWARD_VALUE.value
-_FIRST_NAME, _FIRST_VALUE = f"{_PREFIX}.0.{_NAME}", f"{_PREFIX}.0.{_VALUE}"
 
 # ---------------------------------------------------------------------- writing
 
@@ -64,13 +63,14 @@ def emit_reward(
         attributes: More to note on the span.
         propagate: False makes the span without sending it anywhere.
     """
-    if isinstance(reward, (float, int)):
-        value = _number(reward)
-        noted: dict[str, Any] = {_OLD_VALUE: value, _FIRST_NAME: _PRIMARY, _FIRST_VALUE: value}
-    else:
-        noted = _several(_named(reward, primary_key))
-    if attributes:
-        noted = {**user_attributes(attributes), **noted}
+    is_single = isinstance(reward, (float, int))
+    named = {_PRIMARY: _number(reward)} if is_single else _named(reward, primary_key)
+    noted = user_attributes(attributes)
+    for position, (name, value) in enumerate(named.items()):
+        if position == 0:
+            noted[_OLD_VALUE] = value
+        noted[f"{_PREFIX}.{position}.{_NAME}"] = name
+        noted[f"{_PREFIX}.{position}.{_VALUE}"] = value
     if isinstance(reward, bool):
         noted.setdefault(AGL_EVENT_KIND, _BINARY)
     span = emit(AGL_REWARD, noted, get_tracer, propagate=propagate)
@@ -111,16 +111,6 @@ def _named(reward: object, primary_key: str | int | None) -> dict[str, float]:
     return {primary: items.pop(primary), **items}
 
 
-def _several(rewards: Mapping[str, float]) -> dict[str, Any]:
-    noted: dict[str, Any] = {}
-    for position, (name, value) in enumerate(rewards.items()):
-        if position == 0:
-            noted[_OLD_VALUE] = value
-        noted[f"{_PREFIX}.{position}.{_NAME}"] = name
-        noted[f"{_PREFIX}.{position}.{_VALUE}"] = value
-    return noted
-
-
 # ---------------------------------------------------------------------- reading
 
 
@@ -147,17 +137,31 @@ def reward(function: _FunctionT) -> _FunctionT:
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            if _uses_agentops():
-                return await _agentops_async(function, args, kwargs)
-            return _recorded(await function(*args, **kwargs))
+            kept: list[Any] = []
+
+            async def agentops_reward_operation() -> dict[str, Any]:
+                kept.append(await function(*args, **kwargs))
+                return _agentops_output(kept[0])
+
+            if not _uses_agentops():
+                return _recorded(await function(*args, **kwargs))
+            await _agentops_operation(agentops_reward_operation)()
+            return kept[0]
 
         return async_wrapper  # type: ignore[return-value] # it has the signature of what it wraps
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _uses_agentops():
-            return _agentops_sync(function, args, kwargs)
-        return _recorded(function(*args, **kwargs))
+        kept: list[Any] = []
+
+        def agentops_reward_operation() -> dict[str, Any]:
+            kept.append(function(*args, **kwargs))
+            return _agentops_output(kept[0])
+
+        if not _uses_agentops():
+            return _recorded(function(*args, **kwargs))
+        _agentops_operation(agentops_reward_operation)()
+        return kept[0]
 
     return wrapper  # type: ignore[return-value] # as above
 
@@ -171,10 +175,14 @@ def _recorded(result: Any) -> Any:
 def _uses_agentops() -> bool:
     """Whether the program has imported AgentOps and started it; we do not import it for this."""
     agentops = sys.modules.get("agentops")
-    if agentops is None:
-        return False
-    client = agentops.get_client()
+    client = None if agentops is None else agentops.get_client()
     return bool(client is not None and client.initialized)
+
+
+def _agentops_operation(function: Callable[..., Any]) -> Callable[..., Any]:
+    operation: Callable[..., Any] = importlib.import_module("agentops.sdk.decorators").operation
+    decorated: Callable[..., Any] = operation(function)
+    return decorated
 
 
 def _agentops_output(result: Any) -> dict[str, Any]:
@@ -182,30 +190,3 @@ def _agentops_output(result: Any) -> dict[str, Any]:
         return {"type": "reward", "value": None if result is None else float(result)}
     logger.warning("The reward function returned %r, which is not a number; its reward is recorded as None.", result)
     return {"type": "reward", "value": None}
-
-
-def _agentops_operation() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    operation: Callable[..., Any] = importlib.import_module("agentops.sdk.decorators").operation
-    return operation
-
-
-def _agentops_sync(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    kept: list[Any] = []
-
-    def agentops_reward_operation() -> dict[str, Any]:
-        kept.append(function(*args, **kwargs))
-        return _agentops_output(kept[0])
-
-    _agentops_operation()(agentops_reward_operation)()
-    return kept[0]
-
-
-async def _agentops_async(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    kept: list[Any] = []
-
-    async def agentops_reward_operation() -> dict[str, Any]:
-        kept.append(await function(*args, **kwargs))
-        return _agentops_output(kept[0])
-
-    await _agentops_operation()(agentops_reward_operation)()
-    return kept[0]

@@ -32,7 +32,7 @@ from agentlightning.instrumentation.registry import Instrumentation
 from agentlightning.legacy.http_calls import HttpCall, http_patches
 from agentlightning.tracer.binding import Binding, Recorder, current_binding, is_unobserved, observations, observe
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.writing import core_fields_of, nanoseconds
+from agentlightning.tracer.spans import core_fields_of, nanoseconds
 from agentlightning.types import Span, SpanCoreFields
 from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated

@@ -1,4 +1,4 @@
-"""To whom a span belongs: the rollout that is being observed where the span begins.
+"""The rollout to which a span belongs: the one that is being observed where the span begins.
 
 `observe` opens a *binding* in a context variable; a span that begins inside belongs to it, whichever task, thread or
 provider finishes it, and so do the spans beneath it. Tasks inherit context variables, and so do threads and what is
@@ -7,12 +7,11 @@ the one rollout that is running in the process, and if several are, to none, bec
 worse than one that is missing.
 """
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.once import fork_handlers, once
@@ -28,6 +27,7 @@ __all__ = [
     "Binding",
     "Losses",
     "Recorder",
+    "binding_here",
     "clear_active_tracer",
     "current_binding",
     "get_active_tracer",
@@ -38,8 +38,6 @@ __all__ = [
     "unobserved",
 ]
 
-_T = TypeVar("_T")
-
 
 @dataclass
 class Losses:
@@ -47,11 +45,11 @@ class Losses:
 
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    """How many were lost for what."""
+    """How many were lost, by reason."""
 
-    def add(self, reason: str, count: int = 1) -> None:
-        self.count += count
-        self.reasons[reason] = self.reasons.get(reason, 0) + count
+    def add(self, reason: str) -> None:
+        self.count += 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
 class Recorder:
@@ -84,6 +82,12 @@ class Binding:
     rollout_id: str = ""
     attempt_id: str = ""
 
+    def finish(self, span: "ReadableSpan") -> None:
+        """Record a span that has ended, and ship it."""
+        self.recorder.record(span)
+        if self.shipper is not None:
+            self.shipper.put(self, span)
+
 
 _BINDING: ContextVar["Binding | None"] = ContextVar("agentlightning_binding", default=None)
 _TRACER: ContextVar["Tracer | None"] = ContextVar("agentlightning_tracer", default=None)
@@ -98,48 +102,20 @@ class Observations:
     """What is observed in this process, for threads that inherited no context."""
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()  # protects the step from one tuple to the next; readers take none
-        self._bindings: tuple[Binding, ...] = ()
-        self._tracers: tuple[Tracer, ...] = ()
-        fork_handlers().add(self, Observations._start_afresh)
-
-    def _start_afresh(self) -> None:
-        """The threads that were observed are the parent's; the one that forked still has its context."""
-        self._changing = threading.Lock()
-        self._bindings = ()
-        self._tracers = ()
-
-    @property
-    def count(self) -> int:
-        return len(self._bindings)
+        # Lists, because to append and to remove are each a single step for other threads.
+        self.bindings: list[Binding] = []
+        self.tracers: list[Tracer] = []
+        # The threads that were observed are the parent's; the one that forked still has its context.
+        fork_handlers().add(self, Observations.__init__)
 
     def sole_binding(self) -> Binding | None:
         """The trace that is being recorded, if it is the only one."""
-        bindings = self._bindings
+        bindings = self.bindings.copy()
         return bindings[0] if len(bindings) == 1 else None
 
     def sole_tracer(self) -> "Tracer | None":
-        tracers = set(self._tracers)
+        tracers = set(self.tracers)
         return tracers.pop() if len(tracers) == 1 else None
-
-    def open(self, binding: Binding) -> None:
-        with self._changing:
-            self._bindings = (*self._bindings, binding)
-
-    def close(self, binding: Binding) -> None:
-        with self._changing:
-            self._bindings = tuple(other for other in self._bindings if other is not binding)
-
-    def activate(self, tracer: "Tracer") -> None:
-        with self._changing:
-            self._tracers = (*self._tracers, tracer)
-
-    def deactivate(self, tracer: "Tracer") -> None:
-        with self._changing:
-            tracers = list(self._tracers)
-            if tracer in tracers:
-                tracers.remove(tracer)
-            self._tracers = tuple(tracers)
 
 
 @once
@@ -153,18 +129,23 @@ current_binding = _BINDING.get
 is_unobserved = _IS_UNOBSERVED.get
 
 
+def binding_here() -> Binding | None:
+    """The trace of this context or, in a bare thread, the only one of the process."""
+    return current_binding() or observations().sole_binding()
+
+
 @contextmanager
 def observe(binding: Binding) -> Iterator[Binding]:
     """Record what happens inside; the binding's tracer is the active one meanwhile."""
     set_active_tracer(binding.tracer)
-    token = _BINDING.set(binding)
-    observations().open(binding)
-    try:
-        yield binding
-    finally:
-        observations().close(binding)
-        _restore(_BINDING, token)
-        _leave(binding.tracer)
+    with _set(_BINDING, binding):
+        observations().bindings.append(binding)
+        try:
+            yield binding
+        finally:
+            with suppress(ValueError):  # of a forked child, which has forgotten it
+                observations().bindings.remove(binding)
+            _leave(binding.tracer)
 
 
 @contextmanager
@@ -173,28 +154,26 @@ def unobserved() -> Iterator[None]:
 
     For code that shares the process with rollouts but is not part of one, such as an algorithm that calls a model.
     """
-    binding, tracer, mark = _BINDING.set(None), _TRACER.set(None), _IS_UNOBSERVED.set(True)
+    with _set(_BINDING, None), _set(_TRACER, None), _set(_IS_UNOBSERVED, value=True):
+        yield
+
+
+@contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _restore(_IS_UNOBSERVED, mark)
-        _restore(_TRACER, tracer)
-        _restore(_BINDING, binding)
-
-
-def _restore(variable: ContextVar[_T], token: Token[Any]) -> None:
-    try:
-        variable.reset(token)
-    except ValueError:
-        # Left in another context than it was entered in, as by a fixture that yields: there is nothing to restore here.
-        return
+        # Left in another context than it was entered in, as by a fixture that yields, there is nothing to restore.
+        with suppress(ValueError):
+            variable.reset(token)
 
 
 # ---------------------------------------------------------------------- the active tracer
 
 
 def set_active_tracer(tracer: "Tracer") -> None:
-    """Make a tracer the one that emitters here speak to; ValueError if there is one already."""
+    """Make a tracer the one that emitters here use; ConfigurationError if there is one already."""
     active = _TRACER.get()
     if active is not None:
         raise ConfigurationError(
@@ -202,7 +181,7 @@ def set_active_tracer(tracer: "Tracer") -> None:
             "so leave its trace_context (or call clear_active_tracer) first."
         )
     _TRACER.set(tracer)
-    observations().activate(tracer)
+    observations().tracers.append(tracer)
 
 
 def clear_active_tracer() -> None:
@@ -215,11 +194,12 @@ def clear_active_tracer() -> None:
 def _leave(tracer: "Tracer") -> None:
     if _TRACER.get() is tracer:
         _TRACER.set(None)
-    observations().deactivate(tracer)
+    with suppress(ValueError):
+        observations().tracers.remove(tracer)
 
 
 def get_active_tracer() -> "Tracer | None":
-    """The tracer that listens here: that of this context or, in a bare thread, the only one of the process."""
+    """The tracer of this context or, in a bare thread, the only one of the process."""
     tracer = _TRACER.get()
     if tracer is not None or _IS_UNOBSERVED.get():
         return tracer

@@ -1,7 +1,7 @@
 """RecordingTracer: opens and closes traces, whatever records their spans."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from agentlightning.types.lifecycle import LifecycleState, lifecycle_of
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["AttemptContext", "LastSpans", "RecordingTracer"]
+__all__ = ["LastSpans", "RecordingTracer"]
 
 _LAST: ContextVar[Binding | None] = ContextVar("agentlightning_last_trace", default=None)
 """The trace that was opened last in this context; it stays when the trace is closed."""
@@ -70,20 +70,12 @@ class RecordingTracer(Tracer):
     ) -> AsyncIterator[Recorder]:
         binding = self._bind(name, store, rollout_id, attempt_id)
         try:
-            with observe(binding):
-                self._remember(binding)
+            with self._recording(binding):
                 yield binding.recorder
         finally:
             if binding.shipper is not None:
                 await binding.shipper.flush(binding)
             self._tell_listeners(lambda: _as_spans(binding))
-
-    def attempt_context(self, *, store: LightningStore, rollout_id: str, attempt_id: str) -> "AttemptContext":
-        """As `trace_context`, but what is left of a short trace at its end is the caller's to store.
-
-        For a runner, which writes the attempt's status together with its last spans.
-        """
-        return AttemptContext(self, self._bind(rollout_id, store, rollout_id, attempt_id))
 
     @contextmanager
     def _trace_context_sync(
@@ -96,13 +88,39 @@ class RecordingTracer(Tracer):
     ) -> Iterator[Recorder]:
         binding = self._bind(name, store, rollout_id, attempt_id)
         try:
-            with observe(binding):
-                self._remember(binding)
+            with self._recording(binding):
                 yield binding.recorder
         finally:
             if binding.shipper is not None:
                 binding.shipper.flush_blocking(binding)
             self._tell_listeners(lambda: _as_spans(binding))
+
+    @asynccontextmanager
+    async def attempt_context(
+        self, *, store: LightningStore, rollout_id: str, attempt_id: str
+    ) -> AsyncIterator[LastSpans]:
+        """As `trace_context`, but what is left of a short trace at its end is the caller's to store.
+
+        For a runner, which writes the attempt's status together with its last spans.
+        """
+        binding, last = self._bind(rollout_id, store, rollout_id, attempt_id), LastSpans()
+        try:
+            with self._recording(binding):
+                yield last
+        finally:
+            if binding.shipper is not None:
+                rest = binding.shipper.withdraw(binding)
+                if rest is None:
+                    await binding.shipper.flush(binding)
+                else:
+                    last.spans = rest
+            self._tell_listeners(lambda: _as_spans(binding))
+
+    @contextmanager
+    def _recording(self, binding: Binding) -> Iterator[None]:
+        with observe(binding):
+            self._remember(binding)
+            yield
 
     def get_last_trace(self) -> "list[ReadableSpan]":
         return self._last_binding().recorder.spans()
@@ -125,14 +143,10 @@ class RecordingTracer(Tracer):
             return Binding(self, Recorder(name), None, rollout_id or "", attempt_id or "")
         store = store if store is not None else self.store
         if store is None or rollout_id is None or attempt_id is None:
-            missing = [
-                label
-                for label, value in (("store", store), ("rollout_id", rollout_id), ("attempt_id", attempt_id))
-                if value is None
-            ]
+            given = {"store": store, "rollout_id": rollout_id, "attempt_id": attempt_id}
+            missing = [f"{label} is missing" for label, value in given.items() if value is None]
             raise ConfigurationError(
-                f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} missing."
+                f"A trace needs store, rollout_id and attempt_id, or none of them; {' and '.join(missing)}."
             )
         return Binding(self, Recorder(name), self._shipper_to(store), rollout_id, attempt_id)
 
@@ -140,7 +154,7 @@ class RecordingTracer(Tracer):
         shipper = self._shippers.get(id(store))
         if shipper is None:
             shipper = trace_shippers().acquire(store)
-            if self._shippers.setdefault(id(store), shipper) is not shipper:
+            if self._shippers.setdefault(id(store), shipper) is not shipper:  # another thread was faster
                 trace_shippers().release(shipper)
         return self._shippers[id(store)]
 
@@ -160,37 +174,7 @@ class RecordingTracer(Tracer):
         return {**self.__dict__, "store": None, "_is_ready": False, "_last": None, "_shippers": {}}
 
 
-class AttemptContext(AbstractAsyncContextManager["LastSpans"]):
-    """What `attempt_context` gives; a class, because a generator takes longer than the rest of it."""
-
-    def __init__(self, tracer: RecordingTracer, binding: Binding) -> None:
-        self._tracer = tracer
-        self._binding = binding
-        self._observing = observe(binding)
-        self._last = LastSpans()
-
-    async def __aenter__(self) -> LastSpans:
-        self._observing.__enter__()
-        self._tracer._remember(self._binding)
-        return self._last
-
-    async def __aexit__(self, *exc_info: Any) -> None:
-        binding = self._binding
-        try:
-            self._observing.__exit__(*exc_info)
-        finally:
-            if binding.shipper is not None:
-                rest = binding.shipper.withdraw(binding)
-                if rest is None:
-                    await binding.shipper.flush(binding)
-                else:
-                    self._last.spans = rest
-            self._tracer._tell_listeners(lambda: _as_spans(binding))
-
-
 def _as_spans(binding: Binding) -> list[Span]:
     """The trace as the store would have it, numbered from 1."""
-    return [
-        Span.from_opentelemetry(span, binding.rollout_id, binding.attempt_id, number)
-        for number, span in enumerate(binding.recorder.spans(), start=1)
-    ]
+    ids, spans = (binding.rollout_id, binding.attempt_id), binding.recorder.spans()
+    return [Span.from_opentelemetry(span, *ids, number) for number, span in enumerate(spans, start=1)]

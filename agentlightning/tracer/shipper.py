@@ -20,9 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry import context as otel_context
-
 from agentlightning.errors import NotAllowed, NotFound, StoreError, StoreUnavailable
+from agentlightning.instrumentation.otel_internals import suppress as suppress_instrumentation
 from agentlightning.store.base import LightningStore
 from agentlightning.store.foreign import adapted
 from agentlightning.tracer.binding import unobserved
@@ -185,8 +184,7 @@ class Shipper:
         self._arrived = asyncio.Event()
         self._loop_thread_id = threading.get_ident()
         self._loop = asyncio.get_running_loop()
-        # What the store does to serve us is not observed.
-        otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, value=True))
+        suppress_instrumentation()  # what the store does to serve us is not observed
         with unobserved():
             while True:
                 await self._gather()
@@ -213,7 +211,7 @@ class Shipper:
         for _ in range(IDLE_ROUNDS):
             if self._is_hurried or len(self._queue) >= self.limits.batch_items:
                 break
-            await self._nap(self._linger_seconds())
+            await self._sleep(self._linger_seconds())
             if self._queue or self._has_other_work():
                 break
         if not self._queue and not self._has_other_work():
@@ -229,7 +227,7 @@ class Shipper:
     def _linger_seconds(self) -> float:
         return self.limits.linger_seconds
 
-    async def _nap(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         """Sleep so long, or until woken."""
         assert self._arrived is not None
         alarm = asyncio.get_running_loop().call_later(seconds, self._arrived.set)
@@ -269,10 +267,17 @@ class Shipper:
                 await self._store(items)
             except Exception as error:  # noqa: BLE001 # whatever a store raises must not end the loop
                 tries += 1
-                if _is_refusal(error) or (tries >= MOST_TRIES and not _is_outage(error)):
+                is_unavailable = isinstance(error, StoreUnavailable)
+                is_refusal = isinstance(error, (StoreError, ValueError, TypeError)) and not is_unavailable
+                # Stores of others raise what their networks raise when they cannot be reached.
+                is_outage = is_unavailable or isinstance(error, (OSError, asyncio.TimeoutError))
+                if is_refusal or (tries >= MOST_TRIES and not is_outage):
                     await self._sort_out(items, error)
                     return
-                self._warn_of_outage(error)
+                if not self._has_warned_of_outage:
+                    self._has_warned_of_outage = True
+                    text = "Spans wait because the store cannot take them: %s: %s; trying again."
+                    logger.warning(text, type(error).__name__, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             else:
@@ -314,20 +319,3 @@ class Shipper:
         self.is_stalled = False
         with self._progress:
             self._progress.notify_all()
-
-    def _warn_of_outage(self, error: Exception) -> None:
-        if not self._has_warned_of_outage:
-            self._has_warned_of_outage = True
-            logger.warning(
-                "Spans wait because the store cannot take them: %s: %s; trying again.", type(error).__name__, error
-            )
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether trying the same again would end the same."""
-    return isinstance(error, (StoreError, ValueError, TypeError)) and not isinstance(error, StoreUnavailable)
-
-
-def _is_outage(error: Exception) -> bool:
-    """Whether the store may take later what it did not take now. Stores of others raise what their networks raise."""
-    return isinstance(error, (StoreUnavailable, OSError, asyncio.TimeoutError))

@@ -3,6 +3,10 @@
 A store of this process has a span after 30 ms at most, a remote one after a tenth of a second. `flush` waits until
 everything put before is settled, or gives up the rest of its trace at the deadline; `withdraw` leaves the rest of a
 short trace to the caller. A lost span is counted on its trace, with the reason, and logged.
+
+Most spans end before anybody could look, and the store never sees those twice. A span is shown to the store before its
+end if it is open at two looks in a row, which are at least a linger apart. If that fails, the finished span comes all
+the same.
 """
 
 import asyncio
@@ -10,19 +14,25 @@ import contextvars
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry import trace
+
+from agentlightning.instrumentation.model_calls import RECORDED_AS, without_recorded_content
+from agentlightning.instrumentation.otel_internals import attributes_of, events_of
 from agentlightning.store.base import LightningStore
+from agentlightning.store.behaviour.open_spans import outline_of
 from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.conversion import SpanConverter
-from agentlightning.tracer.pending_spans import OpenSpans, PendingSpan
-from agentlightning.tracer.shipper import Shipper, ShipperLimits
-from agentlightning.types import Span
+from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
+from agentlightning.types import Span, TraceStatus
+from agentlightning.types.tracer import convert_timestamp
 from agentlightning.utils.loop_thread import LoopThread
 from agentlightning.utils.once import once
 
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace import Span as LiveSpan
 
-__all__ = ["TraceShipper", "TraceShippers", "trace_shippers"]
+__all__ = ["OpenSpans", "TraceShipper", "TraceShippers", "trace_shippers"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +55,127 @@ LOCAL_LINGER_SECONDS: Final = 0.03
 """`linger_seconds` before a store of this process, where a batch costs little."""
 BUSY_SPANS: Final = 100
 """After a batch of so many spans, spans come so fast that larger batches save more than they delay."""
+BARE_SPAN_BYTES: Final = 1000
+"""About what a span takes that has no attributes."""
+ITEM_BYTES: Final = 40
+"""About what an attribute, or an item of a list, takes besides its text."""
+MOST_BEGUN: Final = 10_000
+"""Spans that began between two looks; of more, the oldest are not shown."""
+
+
+class PendingSpan(PendingItem):
+    """One finished span and the trace it belongs to."""
+
+    __slots__ = ("binding", "converter", "sequence_id", "span")
+
+    def __init__(self, binding: Binding, span: "ReadableSpan", converter: SpanConverter) -> None:
+        self.weight = _weigh(span)  # without super(): every span of an agent passes here
+        self.is_settled = False
+        self.binding = binding
+        self.span = span
+        self.converter = converter
+        self.sequence_id = 0
+        """0 until it is numbered."""
+
+    @property
+    def owner(self) -> Binding:
+        return self.binding
+
+    @property
+    def ended(self) -> float:
+        return self.span.end_time or 0
+
+    def make_spans(self) -> list[Span]:
+        binding = self.binding
+        span = self.converter.convert(self.span, binding.rollout_id, binding.attempt_id, self.sequence_id)
+        return [without_recorded_content(span) if RECORDED_AS in span.attributes else span]
+
+    def number(self, sequence_id: int) -> None:
+        """Give it its final number; its trace remembers it."""
+        self.sequence_id = sequence_id
+        context = self.span.get_span_context()
+        if context is not None:
+            self.binding.recorder.numbers[context.span_id] = sequence_id
+
+    def store(self, stored: Sequence[Span | None]) -> None:
+        self.is_settled = True
+        if not self.sequence_id and stored and stored[0] is not None:
+            self.number(stored[0].sequence_id)
+
+    def lose(self, reason: str, error: Exception | None = None) -> None:
+        if self.is_settled:
+            return
+        self.is_settled = True
+        losses = self.binding.recorder.losses
+        losses.add(reason)
+        if losses.count == 1:
+            logger.warning(
+                "Span '%s' of rollout '%s', attempt '%s', is lost (%s); further losses of it are counted only.",
+                self.span.name,
+                self.binding.rollout_id,
+                self.binding.attempt_id,
+                reason,
+            )
+
+
+def _weigh(span: "ReadableSpan") -> int:
+    """Bytes, roughly: enough to keep long prompts from filling the memory."""
+    values = tuple(attributes_of(span).values())
+    weight = BARE_SPAN_BYTES * (1 + len(events_of(span))) + ITEM_BYTES * len(values)
+    weight += sum([len(value) for value in values if type(value) is str])
+    for value in values:
+        if type(value) is tuple or type(value) is list:
+            weight += ITEM_BYTES * len(value) + sum([len(item) for item in value if type(item) is str])
+    return weight
+
+
+class OpenSpans:
+    """The spans that have begun lately."""
+
+    def __init__(self) -> None:
+        self.begun: deque[tuple[Binding, LiveSpan]] = deque(maxlen=MOST_BEGUN)
+        """Appended to by the agents' threads."""
+        self._seen: list[tuple[Binding, LiveSpan]] = []
+        self._next_look = 0.0
+
+    @property
+    def has_some(self) -> bool:
+        """Whether there is something to look at."""
+        return bool(self.begun or self._seen)
+
+    async def look(self, store: LightningStore, now: float, linger_seconds: float) -> None:
+        """Show those that were open at the last look and still are; too early a look sees nothing."""
+        if now < self._next_look:
+            return
+        self._next_look = now + linger_seconds
+        still_open = [
+            _outline(binding, span)
+            for binding, span in self._seen
+            if span.end_time is None
+            and span.get_span_context().trace_flags.sampled
+            and not binding.recorder.is_given_up
+        ]
+        self._seen = [self.begun.popleft() for _ in range(len(self.begun))]
+        if still_open:
+            try:
+                await store.add_open_spans(still_open)
+            except Exception as error:  # noqa: BLE001 # the boundary: whatever a store raises, the finished spans come
+                logger.debug("%d open spans were not shown: %s: %s", len(still_open), type(error).__name__, error)
+
+
+def _outline(binding: Binding, span: "LiveSpan") -> Span:
+    context = span.get_span_context()
+    return Span.from_attributes(
+        attributes=outline_of(dict(attributes_of(span))),
+        rollout_id=binding.rollout_id,
+        attempt_id=binding.attempt_id,
+        name=span.name,
+        trace_id=trace.format_trace_id(context.trace_id),
+        span_id=trace.format_span_id(context.span_id),
+        parent_id=None if span.parent is None else trace.format_span_id(span.parent.span_id),
+        start_time=convert_timestamp(span.start_time),
+        status=TraceStatus(status_code="UNSET"),
+    )
 
 
 class TraceShipper(Shipper):
@@ -62,14 +193,13 @@ class TraceShipper(Shipper):
         self._thread: LoopThread | None = None
         self._converter = SpanConverter()
         self._open_spans = OpenSpans()
-        self._begun = self._open_spans.begun  # looked up for every span
         self._is_busy = False  # the last batch was a large one
 
     # ------------------------------------------------------------------ the agent's side
 
     def begin(self, binding: Binding, span: "LiveSpan") -> None:
         """Note that a span has begun; the store is told if it is open for a while."""
-        self._begun.append((binding, span))
+        self._open_spans.begun.append((binding, span))
         if not self._is_awake:
             self._wake()
         elif self._thread is None and not self._is_closed:
@@ -94,6 +224,28 @@ class TraceShipper(Shipper):
             # Not wait_for, which would cancel the marker, and before Python 3.12 could lose a cancellation of ours.
             await asyncio.wait([asyncio.wrap_future(marker)], timeout=timeout)
         return marker is None or marker.done() or self._give_up(binding, timeout)
+
+    def flush_blocking(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
+        """As `flush`, for code without an event loop."""
+        return self._is_settled_within(timeout) or self._give_up(binding, timeout)
+
+    def _is_settled_within(self, seconds: float) -> bool:
+        """Block until what was put before is settled, for so long at most."""
+        marker = self.mark()
+        if marker is not None:
+            with suppress(FutureTimeout):
+                marker.result(seconds)
+        return marker is None or marker.done()
+
+    def mark(self) -> "Future[None] | None":
+        return None if self._thread is None else super().mark()
+
+    def _give_up(self, binding: Binding, timeout: float) -> bool:
+        binding.recorder.is_given_up = True
+        lost = [item for item in self.outstanding() if item.owner is binding]
+        for item in lost:
+            item.lose(f"the store did not take it within {timeout:g} s of the end of its trace")
+        return not lost
 
     def withdraw(self, binding: Binding) -> list[Span] | None:
         """What is left of a trace, for a caller who stores it, in the order the spans ended.
@@ -124,15 +276,10 @@ class TraceShipper(Shipper):
         if self._local is None:
             return
         with self._taking:
-            is_numbered = not self._in_flight and self._number(
-                [item for item in self._queue.copy() if isinstance(item, PendingSpan)]
-            )
-        if is_numbered or threading.get_ident() == self._loop_thread_id:
-            return
-        marker = self.mark()
-        if marker is not None:
-            with suppress(FutureTimeout):
-                marker.result(NUMBER_SECONDS)
+            waiting = [item for item in self._queue.copy() if isinstance(item, PendingSpan)]
+            is_numbered = not self._in_flight and self._number(waiting)
+        if not is_numbered and threading.get_ident() != self._loop_thread_id:
+            self._is_settled_within(NUMBER_SECONDS)
 
     def _number(self, spans: Sequence[PendingSpan]) -> bool:
         """Number those that have no number; False if the store numbers them only when they are stored."""
@@ -144,37 +291,16 @@ class TraceShipper(Shipper):
             pending.number(sequence_id)
         return numbers is not None
 
-    def flush_blocking(self, binding: Binding, timeout: float = FLUSH_SECONDS) -> bool:
-        """As `flush`, for code without an event loop."""
-        marker = self.mark()
-        if marker is not None:
-            with suppress(FutureTimeout):
-                marker.result(timeout)
-        return marker is None or marker.done() or self._give_up(binding, timeout)
-
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Deliver what is left, for so long at most, and end the thread."""
         self._is_closed = True
-        marker = self.mark()
-        if marker is not None:
-            with suppress(FutureTimeout):
-                marker.result(timeout)
+        self._is_settled_within(timeout)
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
         for item in self.outstanding():
             item.lose("the tracer was closed before the store took it")
-
-    def mark(self) -> "Future[None] | None":
-        return None if self._thread is None else super().mark()
-
-    def _give_up(self, binding: Binding, timeout: float) -> bool:
-        binding.recorder.is_given_up = True
-        lost = [item for item in self.outstanding() if item.owner is binding]
-        for item in lost:
-            item.lose(f"the store did not take it within {timeout:g} s of the end of its trace")
-        return not lost
 
     # ------------------------------------------------------------------ the thread's side
 
@@ -184,8 +310,7 @@ class TraceShipper(Shipper):
             if self._thread is None:
                 self._thread = LoopThread("agl-span-shipper")
                 # In an empty context: the loop must not inherit the trace of the agent that happened to come first.
-                running = contextvars.Context().run(self._thread.start_soon, self.run())
-                running.add_done_callback(_log_end)
+                contextvars.Context().run(self._thread.start_soon, self.run()).add_done_callback(_log_end)
 
     def _has_other_work(self) -> bool:
         return self._open_spans.has_some

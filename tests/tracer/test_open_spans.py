@@ -9,7 +9,7 @@ from agentlightning.errors import StoreUnavailable
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.pending_spans import OpenSpans
+from agentlightning.tracer.trace_shipper import OpenSpans
 from agentlightning.types import Span
 
 OTEL = TracerProvider(shutdown_on_exit=False).get_tracer("tests")

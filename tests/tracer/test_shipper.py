@@ -104,12 +104,12 @@ async def test_a_span_that_ended_earlier_gets_the_smaller_number(
     assert await line.stored() == [span.name for span in spans]
 
 
-async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_nap(lines: list[Line]) -> None:
+async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_sleep(lines: list[Line]) -> None:
     naps: list[float] = []
     naps_before_storing: list[int] = []
     store = TroubledStore(lambda spans: naps_before_storing.append(len(naps)))
     line = await open_line(lines, store, ShipperLimits())
-    nap = line.shipper._nap
+    nap = line.shipper._sleep
 
     async def nap_while_a_span_comes(seconds: float) -> None:
         naps.append(seconds)
@@ -118,7 +118,7 @@ async def test_a_span_that_comes_while_the_loop_naps_waits_for_no_second_nap(lin
         else:
             await nap(seconds)
 
-    line.shipper._nap = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
+    line.shipper._sleep = nap_while_a_span_comes  # type: ignore[method-assign] # to look at the naps
     line.shipper.start()
     while not naps_before_storing:
         await asyncio.sleep(0.01)

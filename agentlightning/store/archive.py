@@ -15,11 +15,12 @@ from pydantic import BaseModel
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidTransition
 from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.attempts import known_attempt
-from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES
+from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES, latest_resources_id
+from agentlightning.store.behaviour.runs import metrics_of
 from agentlightning.store.lifecycle import due_time
 from agentlightning.store.local import Call, LocalStore
 from agentlightning.store.selection import Selection
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.store.values import as_json, check_json
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Span, Worker
 from agentlightning.utils.private_files import path_errors, replaced_file
@@ -96,16 +97,16 @@ def _line(kind: str, value: Any) -> bytes:
 
 
 def _records(tx: Transaction) -> Iterator[tuple[str, Any]]:
-    for resources in tx.select_records(ResourcesUpdate, _EVERYTHING).items:
+    for resources in tx.select(ResourcesUpdate, _EVERYTHING).items:
         yield "resources", resources
-    latest = tx.get_setting(LATEST_RESOURCES)
+    latest = latest_resources_id(tx)
     if latest is not None:
         yield "latest_resources", latest
-    for worker in tx.select_records(Worker, _EVERYTHING).items:
+    for worker in tx.select(Worker, _EVERYTHING).items:
         yield "worker", worker
-    for run in tx.select_records(Run, _EVERYTHING).items:
+    for run in tx.select(Run, _EVERYTHING).items:
         yield "run", run
-        for point in tx.get_metrics(run.run_id):
+        for point in metrics_of(tx, run.run_id):
             yield "metrics", point
     yield from _rollout_records(tx)
     for rollout_id in tx.queue_ids():
@@ -114,12 +115,12 @@ def _records(tx: Transaction) -> Iterator[tuple[str, Any]]:
 
 def _rollout_records(tx: Transaction) -> Iterator[tuple[str, Any]]:
     offset = 0
-    while page := tx.select_rollouts(Selection(limit=ROLLOUTS_AT_ONCE, offset=offset)).items:
+    while page := tx.select(Rollout, Selection(limit=ROLLOUTS_AT_ONCE, offset=offset)).items:
         for rollout in page:
             yield "rollout", rollout
             for attempt in tx.get_attempts(rollout.rollout_id):
                 yield "attempt", attempt
-            for span in tx.select_spans(rollout.rollout_id, None, _EVERYTHING).items:
+            for span in tx.select(Span, _EVERYTHING, of=rollout.rollout_id).items:
                 yield "span", span
             yield "sequence", [rollout.rollout_id, tx.get_last_sequence(rollout.rollout_id)]
         offset += len(page)
@@ -143,8 +144,6 @@ def _read_records(tx: Transaction, now: float, path: Path) -> dict[str, int]:
             elif kind == "end":
                 expected = value
             else:
-                if kind == "rollout" and counts[kind] % ROLLOUTS_AT_ONCE == 0:
-                    tx.relieve()
                 counts[kind] += 1
                 _put(tx, kind, value, where=f"'{path}' line {number}")
     if expected != counts:
@@ -178,7 +177,7 @@ def _put(tx: Transaction, kind: str, value: Any, *, where: str) -> None:
         if kind == "span":
             _put_span(tx, Span.model_validate(value))
         elif kind == "rollout":
-            tx.put_rollout(Rollout.model_validate(value))
+            tx.put(Rollout.model_validate(value))
         elif kind == "attempt":
             _put_attempt(tx, Attempt.model_validate(value))
         elif kind == "sequence":
@@ -188,10 +187,10 @@ def _put(tx: Transaction, kind: str, value: Any, *, where: str) -> None:
         elif kind == "metrics":
             _put_metrics(tx, MetricPoint.model_validate(value))
         elif kind == "latest_resources":
-            tx.put_setting(LATEST_RESOURCES, value)
+            tx.put(Setting(LATEST_RESOURCES, value))
         else:
-            tx.put_record(_RECORDS[kind].model_validate(value))
-    except (ValueError, KeyError, TypeError) as error:
+            tx.put(_RECORDS[kind].model_validate(value))
+    except (ValueError, LookupError, TypeError) as error:
         raise IncompatibleStore(f"{where}: not a valid '{kind}' record ({error}); nothing was imported.") from error
 
 
@@ -203,14 +202,14 @@ _RECORDS: dict[str, type[ResourcesUpdate] | type[Worker] | type[Run]] = {
 
 
 def _put_metrics(tx: Transaction, point: MetricPoint) -> None:
-    if tx.get_record(Run, point.run_id) is None:
+    if tx.get(Run, point.run_id) is None:
         raise ValueError(f"there is no run '{point.run_id}' before it")
-    tx.append_metrics(point)
+    tx.put(point)
 
 
 def _put_attempt(tx: Transaction, attempt: Attempt) -> None:
-    tx.put_attempt(attempt)
-    rollout = tx.get_rollout(attempt.rollout_id)
+    tx.put(attempt)
+    rollout = tx.get(Rollout, attempt.rollout_id)
     if rollout is not None:
         tx.schedule(attempt.rollout_id, due_time(rollout, attempt))
 
@@ -219,4 +218,4 @@ def _put_span(tx: Transaction, span: Span) -> None:
     """Keep a span without taking it as a sign of life."""
     attempt = known_attempt(tx, span.rollout_id, span.attempt_id)
     tx.append_spans(attempt, [span], attempt.last_heartbeat_time or attempt.start_time)
-    tx.put_attempt(attempt)
+    tx.put(attempt)

@@ -30,7 +30,7 @@ from agentlightning.store.claims import GRANT_SECONDS, Claim, ResourcesVersion, 
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.selection import Condition, Selection, choose
+from agentlightning.store.selection import PAGING, Selection, choose
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -87,7 +87,6 @@ _RECORDS: Final[Mapping[str, type[BaseModel]]] = {
     "query_spans": Span,
     "query_workers": Worker,
 }
-_PAGING: Final = frozenset(["filter_logic", "sort_by", "sort_order", "limit", "offset"])
 
 
 def adapted(store: LightningStore) -> LightningStore:
@@ -273,11 +272,10 @@ class ForeignStore(LightningStore):
             return found if isinstance(found, PaginatedResult) else choose(found, Selection())
         ids = [name for name in ("rollout_id", "attempt_id") if name in given]
         found = await self.call(op.name, {name: given.pop(name) for name in ids})
-        parameters = op.signature.parameters
-        paging = {name: given.pop(name, parameters[name].default) for name in _PAGING & parameters.keys()}
-        logic = paging.pop("filter_logic", "and")
-        selection = Selection(tuple(_condition(*item) for item in given.items()), logic, **paging)
-        return choose(found, selection.checked(_RECORDS[op.name].model_fields))
+        paging = {p.name: p.default for p in op.signature.parameters.values() if p.name in PAGING}
+        asked = {_OLDER_NAMES.get(name, name): value for name, value in given.items()}
+        selection = Selection.of({**paging, **asked}, _RECORDS[op.name].model_fields)
+        return choose(found, selection)
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
@@ -294,15 +292,6 @@ def _identity(op: Operation, given: Mapping[str, Any]) -> tuple[Any, ...] | None
     if not ids or None in ids:
         return None
     return (op.name, *ids, *(str(given.get(name)) for name in _IDENTIFYING))
-
-
-def _condition(name: str, value: Any) -> Condition:
-    """The filter that an argument of a query stands for."""
-    name = _OLDER_NAMES.get(name, name)
-    for suffix, kind in (("_in", "within"), ("_contains", "contains")):
-        if name.endswith(suffix):
-            return Condition(name.removesuffix(suffix), kind, value)
-    return Condition(name, "exact", value)
 
 
 # ---------------------------------------------------------------------- operations made of others

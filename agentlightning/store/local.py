@@ -27,7 +27,7 @@ from agentlightning.store.detach import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.types import NOTICE_KINDS, AttemptedRollout, Notice, NoticeKind, Rollout
 from agentlightning.utils.metrics import MetricsBackend
 
@@ -369,7 +369,7 @@ _LOOK = Call("look", lambda tx, now: None)
 
 
 def _put_checked_time(tx: Transaction, now: float) -> None:
-    tx.put_setting("checked_time", str(now))
+    tx.put(Setting("checked_time", str(now)))
 
 
 SCHEDULE = Call("watchdog", mark_overdue, watchdog=False)

@@ -151,8 +151,7 @@ class InMemoryLightningStore(LocalStore):
                 f"eviction_memory_threshold ({self._eviction_threshold_bytes} bytes)."
             )
         self._lock = threading.Lock()  # protects `_tx`; held for one transaction, never across an await
-        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes)
-        self._tx.span_size_estimator = span_size_estimator
+        self._tx = MemoryTransaction(max_span_bytes=max_span_bytes, span_size_estimator=span_size_estimator)
         self._is_closed = False
         self._has_warned = False
 
@@ -189,9 +188,10 @@ class InMemoryLightningStore(LocalStore):
         try:
             result = execute(call, tx, now)
         except BaseException:
-            tx.rollback()
+            tx.take_back()
             raise
-        notices = tx.commit()
+        tx.keep()
+        notices = tx.take_notices()
         if notices:
             board.publish(notices)
         if tx.span_bytes > self._eviction_threshold_bytes:

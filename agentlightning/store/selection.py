@@ -1,19 +1,21 @@
 """Selections: filter, sort and page, as one value that every back end understands.
 
-`Selection` is what a query asks for; `choose` answers it over Python objects. A back end with an index of its own
-translates the same value instead and must give the same answer.
+`Selection.of` reads the arguments of a query; `choose` answers a selection over Python objects. A back end with an
+index of its own translates the same value instead and must give the same answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentlightning.errors import InvalidQuery
 from agentlightning.types import FilterLogic, PaginatedResult, SortOrder
 
-__all__ = ["Condition", "Selection", "choose", "conditions", "page_of"]
+__all__ = ["Condition", "Selection", "choose", "page_of"]
 
 LARGEST_NUMBER = 2**63 - 1
+PAGING = frozenset(["filter_logic", "sort_by", "sort_order", "limit", "offset"])
+"""Arguments of a query that are no filters."""
 
 RecordT = TypeVar("RecordT")
 
@@ -25,6 +27,19 @@ class Condition:
     field: str
     kind: str
     value: Any
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> "Condition":
+        """What an argument of a query stands for: `status_in` and `name_contains` say how to compare."""
+        if name.endswith("_in"):
+            if isinstance(value, str):
+                raise InvalidQuery(f"Expected a list of values to filter by, not the text '{value}'.")
+            return cls(name.removesuffix("_in"), "within", frozenset(value))
+        if name.endswith("_contains"):
+            if not isinstance(value, str):
+                raise InvalidQuery(f"Expected a text to look for, not {value!r}.")
+            return cls(name.removesuffix("_contains"), "contains", value)
+        return cls(name, "exact", value)
 
     def holds(self, record: object) -> bool:
         actual = getattr(record, self.field)
@@ -40,87 +55,54 @@ class Selection:
     """Which records, in which order, which page of them."""
 
     conditions: tuple[Condition, ...] = ()
-    logic: FilterLogic = "and"
-    must: tuple[Condition, ...] = ()
-    """Conditions that apply whatever `logic` says."""
+    filter_logic: FilterLogic = "and"
     sort_by: str | None = None
     sort_order: SortOrder = "asc"
     limit: int = -1
     offset: int = 0
 
-    def checked(self, fields: Iterable[str]) -> "Selection":
-        """Itself, if every field it names exists and the page makes sense."""
-        known = set(fields)
-        named = [condition.field for condition in (*self.conditions, *self.must)]
-        for name in [*named, *([] if self.sort_by is None else [self.sort_by])]:
-            if name not in known:
-                raise InvalidQuery(f"There is no field '{name}' to filter or sort by; use one of {sorted(known)}.")
-        if self.logic not in ("and", "or"):
-            raise InvalidQuery(f"filter_logic is '{self.logic}'; use 'and' or 'or'.")
-        if self.sort_order not in ("asc", "desc"):
-            raise InvalidQuery(f"sort_order is '{self.sort_order}'; use 'asc' or 'desc'.")
-        if not -1 <= self.limit <= LARGEST_NUMBER or not 0 <= self.offset <= LARGEST_NUMBER:
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], fields: Collection[str]) -> "Selection":
+        """What a query asks for, if every field it names exists and the page makes sense; None does not filter."""
+        paging = {name: value for name, value in arguments.items() if name in PAGING}
+        filters = [(name, value) for name, value in arguments.items() if name not in PAGING and value is not None]
+        selection = cls(tuple([Condition.of(name, value) for name, value in filters]), **paging)
+        named = [condition.field for condition in selection.conditions]
+        for name in [*named, *([] if selection.sort_by is None else [selection.sort_by])]:
+            if name not in fields:
+                raise InvalidQuery(f"There is no field '{name}' to filter or sort by; use one of {sorted(fields)}.")
+        if selection.filter_logic not in ("and", "or"):
+            raise InvalidQuery(f"filter_logic is '{selection.filter_logic}'; use 'and' or 'or'.")
+        if selection.sort_order not in ("asc", "desc"):
+            raise InvalidQuery(f"sort_order is '{selection.sort_order}'; use 'asc' or 'desc'.")
+        if not -1 <= selection.limit <= LARGEST_NUMBER or not 0 <= selection.offset <= LARGEST_NUMBER:
             raise InvalidQuery(
-                f"limit {self.limit} and offset {self.offset}: use a limit from -1 (all), an offset from 0, "
+                f"limit {selection.limit} and offset {selection.offset}: use a limit from -1 (all), an offset from 0, "
                 "and numbers of at most 63 bits."
             )
-        return self
+        return selection
 
-
-def conditions(filters: Mapping[str, Mapping[str, Any]]) -> tuple[Condition, ...]:
-    """Conditions from `{"status": {"within": [...]}}`; a demand of None does not filter."""
-    return tuple(
-        Condition(field, kind, _comparable(kind, value))
-        for field, demands in filters.items()
-        for kind, value in demands.items()
-        if value is not None
-    )
-
-
-def _comparable(kind: str, value: Any) -> Any:
-    if kind == "contains" and not isinstance(value, str):
-        raise InvalidQuery(f"Expected a text to look for, not {value!r}.")
-    if kind != "within":
-        return value
-    if isinstance(value, str):
-        raise InvalidQuery(f"Expected a list of values to filter by, not the text '{value}'.")
-    return frozenset(value)
+    def page(self, items: list[RecordT], total: int) -> PaginatedResult[RecordT]:
+        """The page with these items, of so many on all pages."""
+        return PaginatedResult.model_construct(items=items, limit=self.limit, offset=self.offset, total=total)
 
 
 def choose(records: Iterable[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
     """The records a selection asks for; without a sort key they keep their order."""
-    matches = _matcher(selection)
-    chosen = list(records) if matches is None else [record for record in records if matches(record)]
-    if selection.sort_by is not None:
-        name = selection.sort_by
-        chosen.sort(key=lambda record: _sort_key(getattr(record, name)), reverse=selection.sort_order == "desc")
+    chosen = list(records)
+    conditions, name = selection.conditions, selection.sort_by
+    if conditions:
+        combine = any if selection.filter_logic == "or" else all
+        chosen = [record for record in chosen if combine([condition.holds(record) for condition in conditions])]
+    if name is not None:  # missing values first
+        values = ((value is not None, value) for value in (getattr(record, name) for record in chosen))
+        by_value = zip(values, chosen, strict=True)
+        is_descending = selection.sort_order == "desc"
+        chosen = [record for _, record in sorted(by_value, key=lambda pair: pair[0], reverse=is_descending)]
     return page_of(chosen, selection)
 
 
 def page_of(chosen: Sequence[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
     """Cut the page out of everything that was chosen."""
     end = None if selection.limit < 0 else selection.offset + selection.limit
-    return PaginatedResult.model_construct(
-        items=list(chosen[selection.offset : end]),
-        limit=selection.limit,
-        offset=selection.offset,
-        total=len(chosen),
-    )
-
-
-def _matcher(selection: Selection) -> Callable[[object], bool] | None:
-    if not selection.conditions and not selection.must:
-        return None
-    combine = any if selection.logic == "or" and selection.conditions else all
-
-    def matches(record: object) -> bool:
-        return all(condition.holds(record) for condition in selection.must) and combine(
-            condition.holds(record) for condition in selection.conditions
-        )
-
-    return matches
-
-
-def _sort_key(value: Any) -> tuple[bool, Any]:
-    """Missing values first."""
-    return (value is not None, value)
+    return selection.page(list(chosen[selection.offset : end]), len(chosen))

@@ -1,128 +1,578 @@
-"""What the back ends that speak SQL have in common: selections, and the reads that are the same in every dialect.
+"""What the back ends that speak SQL have in common: how records lie in their tables, and a working set on a database.
 
-A selection must answer as `agentlightning.store.selection.choose` does over objects.
+The set loads what it meets and holds changed rows back until they are flushed, so that the ten spans of a rollout read
+it once and, arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when
+it is flushed. A dialect gives the statements that write, numbers for new rollouts, and whether an attempt has a span.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+import functools
+import itertools
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, ClassVar, cast
 
 import orjson
 
+from agentlightning.store.claims import Grant
+from agentlightning.store.lifecycle import is_finished
 from agentlightning.store.notices import NoticeFields
-from agentlightning.store.rows import RECORD_TABLES, Row
 from agentlightning.store.selection import Condition, Selection, choose
-from agentlightning.store.transaction import RecordT
-from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Span
+from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, Setting
+from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
+from agentlightning.store.working_set import RECORD_KEYS, Entry, WorkingSet
+from agentlightning.types import (
+    Attempt,
+    MetricPoint,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Run,
+    Span,
+    Worker,
+)
 
 __all__ = [
+    "ATTEMPT_COLUMNS",
+    "MOST_ENTRIES",
+    "RECORD_TABLES",
+    "ROLLOUT_COLUMNS",
     "SELECT_NOTICES",
-    "Clauses",
-    "SqlSession",
-    "clauses_of",
+    "Row",
+    "SqlEntry",
+    "SqlTransaction",
+    "migrations",
     "notices_of",
-    "select_metrics",
-    "select_open_spans",
-    "select_page",
-    "select_records",
-    "select_spans",
 ]
 
+Row = tuple[Any, ...]
+
+MOST_ENTRIES = 2048
+"""How many rollouts, and records of a kind, a transaction remembers; with more it begins anew."""
+ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output"
+ATTEMPT_COLUMNS = (
+    "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata, "
+    "heartbeat_span"
+)
 SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
-_ALL = 2**63 - 1
+_READ_ROLLOUTS = f"""
+SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
+       a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
+       coalesce((SELECT arrival_time FROM spans
+                 WHERE spans.rollout = a.rollout AND spans.attempt = a.sequence_id AND spans.number > a.heartbeat_span
+                 ORDER BY spans.number DESC LIMIT 1), a.last_heartbeat_time),
+       a.metadata
+FROM rollouts r
+JOIN inputs i ON i.rollout = r.number
+LEFT JOIN queue q ON q.rollout = r.number
+LEFT JOIN attempts a ON a.rollout = r.number
+WHERE r.{{}} ORDER BY r.number, a.sequence_id
+"""
+_ROLLOUT_WIDTH = 4 + len(ROLLOUT_COLUMNS.split(", "))
+"""Columns of `_READ_ROLLOUTS` before those of the attempt."""
+_LAST_SEQUENCE = """
+SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
+                       UNION ALL SELECT max(sequence_id) FROM spans WHERE rollout = ?) AS numbers
+"""
 _OF_ROLLOUT = "rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
+_QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
+_ALL = 2**63 - 1
 
 
-class SqlSession(Protocol):
-    """A transaction in progress, in a dialect."""
-
-    orders: ClassVar[Mapping[str, str]]
-    """How to sort `asc` and `desc`, with what is missing before everything else."""
-
-    def select(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]: ...
-
-    def term(self, condition: Condition, parameters: list[Any]) -> str:
-        """A condition, whose parameters are appended; its field is known to exist, so it is safe to write out."""
-        ...
-
-
-class Clauses(NamedTuple):
-    """The end of a SELECT, and its parameters."""
-
-    where: str
-    parameters: list[Any]
-    order: str
-    page: str
-    page_parameters: list[int]
-
-
-def clauses_of(session: SqlSession, selection: Selection) -> Clauses:
-    """WHERE, ORDER BY and LIMIT of a selection; records that sort alike come in the order of their numbers."""
-    parameters: list[Any] = []
-    joint = " OR " if selection.logic == "or" else " AND "
-    groups = [" AND ".join([session.term(condition, parameters) for condition in selection.must])]
-    groups.append(joint.join([session.term(condition, parameters) for condition in selection.conditions]))
-    terms = [f"({group})" for group in groups if group]
-    where = f" WHERE {' AND '.join(terms)}" if terms else ""
-    order = " ORDER BY number"
-    if selection.sort_by is not None:
-        order = f" ORDER BY {selection.sort_by} {session.orders[selection.sort_order]}, number"
-    limit = selection.limit if selection.limit >= 0 else _ALL
-    return Clauses(where, parameters, order, " LIMIT ? OFFSET ?", [limit, selection.offset])
-
-
-def select_page(session: SqlSession, columns: str, table: str, selection: Selection) -> tuple[list[Row], int]:
-    """The rows of a page, and how many there are on all pages."""
-    clauses = clauses_of(session, selection)
-    return _page(session, columns, f"{table}{clauses.where}", clauses, clauses.parameters, selection)
-
-
-def _page(
-    session: SqlSession, columns: str, source: str, clauses: Clauses, parameters: list[Any], selection: Selection
-) -> tuple[list[Row], int]:
-    page = f"SELECT {columns} FROM {source}{clauses.order}{clauses.page}"
-    rows = session.select(page, [*parameters, *clauses.page_parameters])
-    total = len(rows) + selection.offset
-    if selection.limit >= 0 or (selection.offset and not rows):
-        total = session.select(f"SELECT count(*) FROM {source}", parameters)[0][0]
-    return rows, total
-
-
-def select_records(session: SqlSession, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-    table = RECORD_TABLES[kind]
-    rows, total = select_page(session, table.column_list, table.name, selection)
-    items = [table.record_of(row) for row in rows]
-    return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
-
-
-def select_spans(
-    session: SqlSession, rollout_id: str, attempt: Attempt | None, selection: Selection
-) -> PaginatedResult[Span]:
-    """Spans of a rollout, or of one attempt; what is not a column is looked for in their bodies."""
-    source, parameters = f"spans WHERE {_OF_ROLLOUT}", [rollout_id, *([] if attempt is None else [attempt.sequence_id])]
-    if attempt is not None:
-        source += " AND attempt = ?"
-    if selection.conditions or selection.sort_by not in (None, "sequence_id"):
-        rows = session.select(f"SELECT body FROM {source} ORDER BY number", parameters)
-        return choose([Span.model_validate_json(body) for (body,) in rows], selection)
-    rows, total = _page(session, "body", source, clauses_of(session, selection), parameters, selection)
-    items = [Span.model_validate_json(body) for (body,) in rows]
-    return PaginatedResult.model_construct(items=items, limit=selection.limit, offset=selection.offset, total=total)
-
-
-def select_open_spans(session: SqlSession, rollout_id: str) -> list[Span]:
-    rows = session.select(f"SELECT body FROM open_spans WHERE {_OF_ROLLOUT}", (rollout_id,))
-    return [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
-
-
-def select_metrics(session: SqlSession, run_id: str, step: int | None = None) -> list[MetricPoint]:
-    """The points of a run, or of one step of it."""
-    of_step, parameters = ("", [run_id]) if step is None else (" AND step = ?", [run_id, step])
-    sql = f"SELECT step, time, body FROM metrics WHERE run_id = ?{of_step} ORDER BY step, number"
-    rows = session.select(sql, parameters)
-    return [MetricPoint(run_id=run_id, step=step, time=time, values=orjson.loads(body)) for step, time, body in rows]
+def migrations() -> list[str]:
+    """The scripts that make the tables, in the order of their numbers, in SQLite's dialect."""
+    folder = resources.files("agentlightning.store") / "migrations"
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return [file.read_text(encoding="utf-8") for file in files]
 
 
 def notices_of(rows: Iterable[Row], after: int) -> list[NoticeFields]:
     """The notices behind a cursor, from the rows of `SELECT_NOTICES`."""
     notices = [tuple(fields) for (body,) in rows for fields in orjson.loads(body)]
     return [fields for fields in notices if fields[1] > after]
+
+
+# ---------------------------------------------------------------------- rows
+
+
+@dataclass(slots=True, eq=False)
+class SqlEntry(Entry):
+    """A rollout as a transaction knows it."""
+
+    json: Row = ()
+    """Configuration, metadata and output, as they lie in the row."""
+
+    @property
+    def new_row(self) -> Row:
+        rollout = self.rollout
+        described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
+        return (self.number, *described, rollout.start_time, rollout.end_time, *self.json, self.due)
+
+    @property
+    def changed_row(self) -> Row:
+        rollout = self.rollout
+        described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
+        return (*described, *self.json, self.due, self.number)
+
+
+def _entry_of(row: Row) -> SqlEntry:
+    number, position, due, body, *columns = row[:_ROLLOUT_WIDTH]
+    rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output = columns
+    rollout = Rollout(
+        rollout_id=rollout_id,
+        input=orjson.loads(body),
+        start_time=start_time,
+        end_time=end_time,
+        mode=mode,
+        resources_id=resources_id,
+        status=status,
+        config=_config_of(config),
+        metadata=orjson.loads(metadata),
+        output=None if output is None else orjson.loads(output),
+    )
+    return SqlEntry(rollout, number, position=position, due=due, json=(config, metadata, output))
+
+
+@functools.lru_cache(256)
+def _config_of(body: bytes) -> RolloutConfig:
+    """Most rollouts share their configuration, which is never changed in place."""
+    return RolloutConfig.model_validate_json(body)
+
+
+def _attempt_of(row: Row, rollout_id: str) -> Attempt:
+    sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata = row
+    return Attempt(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence_id,
+        start_time=start_time,
+        end_time=end_time,
+        status=status,
+        worker_id=worker_id,
+        last_heartbeat_time=last_heartbeat_time,
+        metadata=orjson.loads(metadata),
+    )
+
+
+def _attempt_row(attempt: Attempt, rollout_number: int) -> Row:
+    """Without the number of the newest span, which its heartbeat covers."""
+    described = (attempt.attempt_id, attempt.status, attempt.start_time, attempt.end_time, attempt.worker_id)
+    metadata = as_json(attempt.metadata, "metadata")
+    return (rollout_number, attempt.sequence_id, *described, attempt.last_heartbeat_time, metadata)
+
+
+@dataclass(frozen=True)
+class RecordTable:
+    """A table of records under one key: plain columns first, JSON columns behind them."""
+
+    name: str
+    columns: tuple[str, ...]
+    """The key first."""
+    json_columns: tuple[str, ...]
+    model: Callable[..., Any]
+
+    @functools.cached_property
+    def column_list(self) -> str:
+        return ", ".join((*self.columns, *self.json_columns))
+
+    @functools.cached_property
+    def upsert(self) -> str:
+        names = (*self.columns, *self.json_columns)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+        marks = ", ".join("?" * len(names))
+        insert = f"INSERT INTO {self.name} ({self.column_list}) VALUES ({marks})"
+        return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {changes}"
+
+    def row_of(self, record: Any) -> Row:
+        plain = [getattr(record, name) for name in self.columns]
+        return (*plain, *(_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns))
+
+    def record_of(self, row: Row) -> Any:
+        plain = dict(zip(self.columns, row, strict=False))
+        bodies = zip(self.json_columns, row[len(self.columns) :], strict=True)
+        return self.model(**plain, **{name: orjson.loads(body) for name, body in bodies})
+
+
+def _json_of(value: Any, where: str) -> bytes:
+    if isinstance(value, dict):
+        value = {name: item.model_dump() if hasattr(item, "model_dump") else item for name, item in value.items()}
+    return as_json(value, where)
+
+
+def _record_table(name: str, model: type[Any], *json_columns: str) -> RecordTable:
+    key = RECORD_KEYS[model]
+    columns = [field for field in model.model_fields if field != key and field not in json_columns]
+    return RecordTable(name, (key, *columns), json_columns, model)
+
+
+RECORD_TABLES: dict[type, RecordTable] = {
+    ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources"),
+    Worker: _record_table("workers", Worker, "heartbeat_stats"),
+    Run: _record_table("runs", Run, "config", "metadata", "summary"),
+    Grant: _record_table("grants", Grant, "given"),
+    Setting: RecordTable("settings", ("name", "value"), (), Setting),
+}
+
+
+# ---------------------------------------------------------------------- transactions
+
+
+class SqlTransaction(WorkingSet[SqlEntry]):
+    """A working set on a database."""
+
+    orders: ClassVar[Mapping[str, str]]
+    """How to sort `asc` and `desc`, with what is missing before everything else."""
+    span_counts: ClassVar[str]
+    """The number of all spans and their bytes, as two columns."""
+
+    def __init__(self, *, max_span_bytes: int) -> None:
+        self._max_span_bytes = max_span_bytes
+        self.is_spoiled = False
+        """Whether rows of the operation in progress are in the database, so that undoing it here is not enough."""
+        self.earliest_due: float | None = None
+        """No rollout is due before this moment, as far as was seen here; None if none is scheduled."""
+        self._places = itertools.count()
+        super().__init__()
+
+    def _remember_nothing(self) -> None:
+        super()._remember_nothing()
+        self._absent: set[str] = set()  # ids of rollouts that were looked for in vain
+        self._finished: list[str] = []
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        self._held: defaultdict[str, dict[Any, Any]] = defaultdict(dict)  # rows by table, and there by their keys
+        self._spans: list[Row] = []
+        self._is_holding = False
+
+    # ------------------------------------------------------------------ what a dialect gives
+
+    @abstractmethod
+    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Rows as they are in the database; for what is known not to be held back."""
+
+    @abstractmethod
+    def _write_held(self) -> None:
+        """Write all rows held back."""
+
+    @abstractmethod
+    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None: ...
+
+    @abstractmethod
+    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+        """That a column has one of these values, which are appended to the parameters."""
+
+    @abstractmethod
+    def _id(self, text: str) -> str:
+        """The id itself; one that no row has, where a column of texts cannot hold it."""
+
+    @abstractmethod
+    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+        """A condition, whose parameters are appended; its field is known to exist, so it is safe to write out."""
+
+    @abstractmethod
+    def _take_number(self) -> int:
+        """The number of a new rollout."""
+
+    # ------------------------------------------------------------------ rows held back
+
+    def _hold(self, table: str, key: Any, row: Any) -> None:
+        self._set(self._held[table], key, row)
+        self._is_holding = True
+
+    def flush(self) -> None:
+        """Write all rows held back; the transaction stays open."""
+        if self._is_holding:
+            if self._undo:
+                self.is_spoiled = True
+                self._undo.clear()
+            self._write_held()
+            self._hold_nothing()
+
+    def keep(self) -> None:
+        super().keep()
+        self.is_spoiled = False
+
+    def forget(self) -> None:
+        """Drop everything remembered: another connection has written, or a batch was rolled back."""
+        self._undo.clear()
+        self.is_spoiled = False
+        self.notices = []
+        self._kept_notices = 0
+        self._remember_nothing()
+
+    def trim(self) -> None:
+        """Forget rollouts that are over, and all if there are too many; only when nothing is held back."""
+        for rollout_id in self._finished:
+            self.entries.pop(rollout_id, None)
+            self._sequences.pop(rollout_id, None)
+        self._finished = []
+        for remembered in (self._sequences, *self._records.values()):
+            if len(remembered) > MOST_ENTRIES:
+                remembered.clear()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if len(self.entries) + len(self._absent) > MOST_ENTRIES:
+            self.flush()
+            self.entries.clear()
+            self._absent.clear()
+
+    def select_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Rows as the transaction sees them, its own writes included."""
+        self.flush()
+        return self.select_stored(sql, parameters)
+
+    # ------------------------------------------------------------------ rollouts
+
+    def find(self, rollout_id: str) -> SqlEntry | None:
+        entry = self.entries.get(rollout_id)
+        if entry is None and rollout_id not in self._absent:
+            self.load([rollout_id])
+            entry = self.entries.get(rollout_id)
+        return entry
+
+    def load(self, rollout_ids: Collection[str]) -> None:
+        """Read rollouts, whether they exist or not; rows that are held back are all of remembered ones."""
+        found = self._read_entries("rollout_id", rollout_ids)
+        self._absent.update(set(rollout_ids).difference([entry.rollout.rollout_id for entry in found]))
+
+    def _read_entries(self, key: str, values: Collection[Any]) -> list[SqlEntry]:
+        """Read rollouts with their attempts, in the order of their numbers."""
+        self._make_room()
+        parameters: list[Any] = []
+        sql = _READ_ROLLOUTS.format(self._within(key, values, parameters))
+        found: dict[int, SqlEntry] = {}
+        for row in self.select_stored(sql, parameters):
+            entry = found.get(row[0])
+            if entry is None:
+                entry = found[row[0]] = _entry_of(row)
+                self.entries[entry.rollout.rollout_id] = entry
+            if row[_ROLLOUT_WIDTH] is not None:
+                entry.attempts.append(_attempt_of(row[_ROLLOUT_WIDTH:], entry.rollout.rollout_id))
+        return list(found.values())
+
+    def _put_rollout(self, rollout: Rollout) -> SqlEntry:
+        """What is remembered is what a reader of the database would get."""
+        entry = self.find(rollout.rollout_id)
+        if is_finished(rollout):
+            self._finished.append(rollout.rollout_id)
+        if entry is None:
+            self._make_room()
+            json = _rollout_json(rollout)
+            entry = SqlEntry(_as_read(rollout, json), self._take_number(), json=json)
+            self._absent.discard(rollout.rollout_id)
+            self._set(self.entries, rollout.rollout_id, entry)
+            self._hold("new rollouts", entry.number, entry)
+            self._put_input(entry, rollout.input)
+            return entry
+        before = entry.rollout
+        self._undo.append((_restore_rollout, (entry, before, entry.json)))
+        self._hold_changed(entry)
+        entry.rollout = rollout
+        if (
+            rollout.config is not before.config
+            or rollout.metadata is not before.metadata
+            or rollout.output is not before.output
+        ):
+            entry.json = _rollout_json(rollout)
+            entry.rollout = _as_read(rollout, entry.json)
+        if rollout.input is not before.input:
+            self._put_input(entry, rollout.input)
+        return entry
+
+    def _put_input(self, entry: SqlEntry, value: Any) -> None:
+        body = as_json(value, "input")
+        self._hold("inputs", entry.number, (entry.number, body))
+        entry.rollout = replaced(entry.rollout, input=orjson.loads(body))
+
+    def _hold_changed(self, entry: SqlEntry) -> None:
+        if entry.number not in self._held["new rollouts"]:  # else its row will be as it then is
+            self._hold("changed rollouts", entry.number, entry)
+
+    def schedule(self, rollout_id: str, due: float | None) -> None:
+        entry = self.known(rollout_id)
+        if entry.due != due:
+            self._hold_changed(entry)
+            self._change(entry, "due", due)
+        if due is not None and (self.earliest_due is None or due < self.earliest_due):
+            self.earliest_due = due
+
+    def overdue(self, now: float) -> Sequence[str]:
+        rows = self.select_rows("SELECT number FROM rollouts WHERE due < ?", (now,))
+        entries = self._read_entries("number", [number for (number,) in rows]) if rows else []
+        overdue = [(entry.due, entry.rollout.rollout_id) for entry in entries if entry.due is not None]
+        return [rollout_id for due, rollout_id in sorted(overdue) if due < now]
+
+    def queue_ids(self) -> Sequence[str]:
+        return [rollout_id for (rollout_id,) in self.select_rows(_QUEUED)]
+
+    # ------------------------------------------------------------------ attempts, spans, sequence ids
+
+    def _put_attempt(self, entry: SqlEntry, attempt: Attempt) -> None:
+        row = _attempt_row(attempt, entry.number)
+        self._hold("attempts", (entry.number, attempt.sequence_id), row)
+        if attempt.metadata is not None:
+            attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
+        super()._put_attempt(entry, attempt)
+
+    def remove_latest_attempt(self, rollout_id: str) -> None:
+        """Seldom used, so it goes straight to the database."""
+        entry = self.known(rollout_id)
+        self.flush()
+        self._delete_attempt(entry.number, len(entry.attempts))
+        super().remove_latest_attempt(rollout_id)
+        self.is_spoiled = True
+
+    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
+        """A span is one row: that it is also the attempt's heartbeat is seen when the attempt is read."""
+        entry, sequence = self.known(attempt.rollout_id), attempt.sequence_id
+        self._undo.append((self._drop_spans, (len(self._spans), entry.span_ids.get(sequence))))
+        self._is_holding = True
+        for span in spans:
+            body = span_as_json(span)
+            check_json_size(span, len(body), self._max_span_bytes)
+            self._spans.append((entry.number, sequence, span.span_id, span.sequence_id, now, body))
+        if sequence in entry.span_ids:
+            entry.span_ids[sequence].update([span.span_id for span in spans])
+        highest = max([span.sequence_id for span in spans])
+        if highest > self._sequences.get(attempt.rollout_id, highest):
+            self._set(self._sequences, attempt.rollout_id, highest)
+        alive = replaced(attempt, last_heartbeat_time=now)
+        if (entry.number, sequence) in self._held["attempts"]:  # its row covers these spans too
+            self._hold("attempts", (entry.number, sequence), _attempt_row(alive, entry.number))
+        super()._put_attempt(entry, alive)
+        return alive
+
+    def _drop_spans(self, count: int, known: set[str] | None) -> None:
+        if known is not None:
+            known.difference_update([row[2] for row in self._spans[count:]])
+        del self._spans[count:]
+
+    def get_last_sequence(self, rollout_id: str) -> int:
+        if rollout_id not in self._sequences:
+            entry = self.find(rollout_id)
+            number = entry.number if entry else 0
+            stored = self.select_stored(_LAST_SEQUENCE, (rollout_id, number))[0][0] or 0
+            held = max([row[3] for row in self._spans if row[0] == number], default=0)
+            self._sequences[rollout_id] = max(stored, held)
+        return self._sequences[rollout_id]
+
+    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
+        super().put_last_sequence(rollout_id, sequence_id)
+        self._hold("sequences", rollout_id, (rollout_id, sequence_id))
+
+    # ------------------------------------------------------------------ other records
+
+    def _get_record(self, kind: type[KeyedT], key: str) -> KeyedT | None:
+        if kind is OpenSpans:
+            rows = self.select_rows(f"SELECT body FROM open_spans WHERE {_OF_ROLLOUT}", (self._id(key),))
+            spans = [Span.model_validate(fields) for (body,) in rows for fields in orjson.loads(body)]
+            return cast("KeyedT", OpenSpans(key, spans))
+        if key not in self._records[kind]:
+            self.load_records(kind, [key])
+        return super()._get_record(kind, key)
+
+    def load_records(self, kind: type, keys: Collection[str]) -> None:
+        """Read records, whether they exist or not."""
+        table, parameters = RECORD_TABLES[kind], list[Any]()
+        sql = f"SELECT {table.column_list} FROM {table.name} WHERE {self._within(table.columns[0], keys, parameters)}"
+        self._keep_records(kind, keys, self.select_stored(sql, parameters))
+
+    def _keep_records(self, kind: type, keys: Collection[str], rows: Sequence[Row]) -> None:
+        self._records[kind].update(dict.fromkeys(keys))
+        self._records[kind].update((row[0], RECORD_TABLES[kind].record_of(row)) for row in rows)
+
+    def _put_record(self, record: Any) -> None:
+        if isinstance(record, OpenSpans):
+            number = self.known(record.rollout_id).number
+            body = orjson.dumps([orjson.Fragment(span_as_json(span)) for span in record.spans])
+            self._hold("open_spans", number, (number, body))
+            return
+        table = RECORD_TABLES[type(record)]
+        row = table.row_of(record)
+        self._hold(table.name, row[0], row)
+        super()._put_record(table.record_of(row))
+
+    def _put_metrics(self, point: MetricPoint) -> None:
+        row = (point.run_id, point.step, point.time, as_json(point.values, "values"))
+        self._hold("metrics", next(self._places), row)
+
+    # ------------------------------------------------------------------ selections
+
+    def select(
+        self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
+    ) -> PaginatedResult[SelectedT]:
+        if kind is Rollout:
+            rows, total = self._select_page("number", "rollouts", selection)
+            numbers = [number for (number,) in rows]
+            by_number = {entry.number: entry for entry in self._read_entries("number", numbers)} if numbers else {}
+            rollouts = [by_number[number].rollout for number in numbers]
+            return selection.page(cast("list[SelectedT]", rollouts), total)
+        if kind is Span:
+            return cast("PaginatedResult[SelectedT]", self._select_spans(selection, of))
+        if kind is MetricPoint:
+            columns = "run_id, step, time, body"
+            rows, total = self._select_page(columns, "metrics", selection, "run_id = ?", self._id(str(of)))
+            metrics = [MetricPoint(run_id=r, step=s, time=t, values=orjson.loads(body)) for r, s, t, body in rows]
+            return selection.page(cast("list[SelectedT]", metrics), total)
+        table = RECORD_TABLES[kind]
+        rows, total = self._select_page(table.column_list, table.name, selection)
+        return selection.page([table.record_of(row) for row in rows], total)
+
+    def _select_spans(self, selection: Selection, of: str | Attempt | None) -> PaginatedResult[Span]:
+        """Spans of a rollout, or of one attempt; what is not a column is looked for in their bodies."""
+        must, parameters = _OF_ROLLOUT, list[Any]([self._id(of.rollout_id if isinstance(of, Attempt) else str(of))])
+        if isinstance(of, Attempt):
+            must, parameters = f"{must} AND attempt = ?", [*parameters, of.sequence_id]
+        if selection.conditions or selection.sort_by not in (None, "sequence_id"):
+            rows, _ = self._select_page("body", "spans", Selection(), must, *parameters)
+            return choose([Span.model_validate_json(body) for (body,) in rows], selection)
+        rows, total = self._select_page("body", "spans", selection, must, *parameters)
+        return selection.page([Span.model_validate_json(body) for (body,) in rows], total)
+
+    def _select_page(
+        self, columns: str, table: str, selection: Selection, must: str = "", *must_parameters: Any
+    ) -> tuple[list[Row], int]:
+        """The rows of a page, and how many there are on all pages; those that sort alike come in their order."""
+        parameters: list[Any] = [*must_parameters]
+        terms = [must] if must else []
+        joint = " OR " if selection.filter_logic == "or" else " AND "
+        if selection.conditions:
+            terms.append(f"({joint.join([self._term(condition, parameters) for condition in selection.conditions])})")
+        source = f"{table} WHERE {' AND '.join(terms)}" if terms else table
+        first = "" if selection.sort_by is None else f"{selection.sort_by} {self.orders[selection.sort_order]}, "
+        page = (selection.limit if selection.limit >= 0 else _ALL, selection.offset)
+        sql = f"SELECT {columns} FROM {source} ORDER BY {first}number LIMIT ? OFFSET ?"
+        rows = self.select_rows(sql, [*parameters, *page])
+        total = len(rows) + selection.offset
+        if selection.limit >= 0 or (selection.offset and not rows):
+            total = self.select_rows(f"SELECT count(*) FROM {source}", parameters)[0][0]
+        return rows, total
+
+    def counts(self) -> dict[str, int]:
+        tables = ("rollouts", "attempts", "resources", "workers", "runs", "queue")
+        counted = ", ".join(f"(SELECT count(*) FROM {table})" for table in tables)
+        *found, queued, spans, span_bytes = self.select_rows(f"SELECT {counted}, {self.span_counts}")[0]
+        totals = {f"total_{table}": count for table, count in zip(tables, found, strict=False)}
+        return {**totals, "total_spans": spans, "queue_length": queued, "total_span_bytes": span_bytes}
+
+
+def _rollout_json(rollout: Rollout) -> Row:
+    output = None if rollout.output is None else as_json(rollout.output, "output")
+    return as_json(rollout.config.model_dump(), "config"), as_json(rollout.metadata, "metadata"), output
+
+
+def _as_read(rollout: Rollout, json: Row) -> Rollout:
+    """The rollout as a reader of its row gets it."""
+    _, metadata, output = json
+    if output is None:
+        return replaced(rollout, metadata=orjson.loads(metadata))
+    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
+
+
+def _restore_rollout(entry: SqlEntry, rollout: Rollout, json: Row) -> None:
+    entry.rollout, entry.json = rollout, json

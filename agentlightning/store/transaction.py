@@ -12,6 +12,7 @@ decides where and how transactions run. The rules between the two, which `docs/d
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from agentlightning.store.claims import Grant
@@ -29,10 +30,28 @@ from agentlightning.types import (
     Worker,
 )
 
-__all__ = ["Record", "RecordT", "Transaction"]
+__all__ = ["OpenSpans", "Record", "Setting", "Transaction"]
 
-Record = ResourcesUpdate | Worker | Run | Grant
-RecordT = TypeVar("RecordT", ResourcesUpdate, Worker, Run, Grant)
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value of the whole store."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpans:
+    """The spans of a rollout that had begun and not ended when they were put; some may have ended since."""
+
+    rollout_id: str
+    spans: Sequence[Span]
+
+
+Record = Rollout | Attempt | OpenSpans | ResourcesUpdate | Worker | Run | MetricPoint | Grant | Setting
+KeyedT = TypeVar("KeyedT", bound=Rollout | OpenSpans | ResourcesUpdate | Worker | Run | Grant | Setting)
+SelectedT = TypeVar("SelectedT", bound=Rollout | Span | ResourcesUpdate | Worker | Run | MetricPoint)
 
 
 class Transaction(ABC):
@@ -43,33 +62,35 @@ class Transaction(ABC):
     notices: list[NoticeFields]
     """Not committed yet."""
 
-    # rollouts
+    # records of every kind
 
     @abstractmethod
-    def get_rollout(self, rollout_id: str) -> Rollout | None: ...
+    def get(self, kind: type[KeyedT], key: str) -> KeyedT | None:
+        """The record of that id; grants may be gone after ten minutes, open spans when their attempt is over."""
 
     @abstractmethod
-    def put_rollout(self, rollout: Rollout) -> None:
-        """Insert or replace."""
+    def put(self, record: Record) -> None:
+        """Insert or replace. An attempt replaces that of its number, or is appended if its number is the next one; a
+        metric point is always appended; a rollout whose status is none of the queue leaves the queue."""
 
     @abstractmethod
-    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
-        """Rollouts in the order of their insertion unless sorted."""
+    def select(
+        self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
+    ) -> PaginatedResult[SelectedT]:
+        """Records in the order of their insertion unless sorted.
 
-    # attempts
+        Args:
+            of: For spans the id of their rollout, or their attempt; for metric points the id of their run.
+        """
+
+    # attempts and spans
 
     @abstractmethod
     def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
         """All attempts of a rollout, the first one first; empty if there is no such rollout."""
 
     @abstractmethod
-    def put_attempt(self, attempt: Attempt) -> None:
-        """Replace the attempt of that number, or append it if the number is the next one."""
-
-    @abstractmethod
     def remove_latest_attempt(self, rollout_id: str) -> None: ...
-
-    # spans
 
     @abstractmethod
     def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
@@ -78,21 +99,6 @@ class Transaction(ABC):
 
     @abstractmethod
     def has_span(self, attempt: Attempt, span_id: str) -> bool: ...
-
-    @abstractmethod
-    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        """Spans of a rollout, or of one attempt, in the order of their insertion unless sorted."""
-
-    @abstractmethod
-    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        """Replace what is kept of the open spans of a rollout, which may be dropped once its latest attempt is over."""
-
-    @abstractmethod
-    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
-        """What was put last; some of it may have ended since."""
-
-    def are_spans_evicted(self, rollout_id: str) -> bool:
-        return False
 
     @abstractmethod
     def get_last_sequence(self, rollout_id: str) -> int:
@@ -113,10 +119,6 @@ class Transaction(ABC):
         """Take up to `limit` rollouts from the head of the queue; none, if it is empty."""
 
     @abstractmethod
-    def unqueue(self, rollout_id: str) -> None:
-        """Take a rollout out of the queue, if it is there."""
-
-    @abstractmethod
     def queue_ids(self) -> Sequence[str]:
         """The whole queue, its head first."""
 
@@ -130,34 +132,7 @@ class Transaction(ABC):
     def overdue(self, now: float) -> Sequence[str]:
         """Rollouts whose moment lies before `now`, the earliest first."""
 
-    # resources, workers, runs, grants: records under one key; old grants may be dropped
-
-    @abstractmethod
-    def get_record(self, kind: type[RecordT], key: str) -> RecordT | None: ...
-
-    @abstractmethod
-    def put_record(self, record: Record) -> None: ...
-
-    @abstractmethod
-    def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        """Records in the order of their insertion unless sorted."""
-
-    @abstractmethod
-    def get_setting(self, name: str) -> str | None: ...
-
-    @abstractmethod
-    def put_setting(self, name: str, value: str) -> None: ...
-
-    # metrics
-
-    @abstractmethod
-    def append_metrics(self, point: MetricPoint) -> None: ...
-
-    @abstractmethod
-    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
-        """All points of a run, or of one step of it, by step and then by insertion."""
-
-    # notices
+    # the store as a whole
 
     def note(
         self,
@@ -171,9 +146,6 @@ class Transaction(ABC):
         """Have subscribers told of a change once this transaction is committed (see `Notice`)."""
         cursor = self.cursor + len(self.notices) + 1
         self.notices.append((kind, cursor, rollout_id, attempt_id, status, name, number))
-
-    def relieve(self) -> None:  # noqa: B027 # most back ends need not do anything
-        """A long operation has written much; a back end that holds writes back may let go of them now."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:

@@ -139,7 +139,7 @@ async def test_a_failed_operation_leaves_no_weight_behind() -> None:
 
     def fail(tx: Transaction, now: float) -> None:
         for rollout_id in (rollout.rollout_id, "new"):
-            tx.put_rollout(Rollout(rollout_id=rollout_id, input="x" * 100_000, start_time=now))
+            tx.put(Rollout(rollout_id=rollout_id, input="x" * 100_000, start_time=now))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -24,6 +24,7 @@ from agentlightning.store.durable import Job
 from agentlightning.store.local import Call
 from agentlightning.store.sqlite import database
 from agentlightning.store.sqlite import writer as writer_module
+from agentlightning.store.transaction import Setting
 from agentlightning.types import PromptTemplate, RolloutConfig
 
 
@@ -360,7 +361,7 @@ async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Pat
         writer = store._work().writer
 
         def interrupt(tx: Any, now: float) -> None:
-            tx.put_setting("half", "written")
+            tx.put(Setting("half", "written"))
             raise KeyboardInterrupt
 
         with writer._turn:
@@ -373,7 +374,7 @@ async def test_batch_cut_off_by_an_interrupt_leaves_nothing_behind(tmp_path: Pat
 
         await store.enqueue_rollout("after")
         assert [r.input for r in await store.query_rollouts()] == ["before", "after"]
-        assert await store._read(Call("test", lambda tx, now: tx.get_setting("half"))) is None
+        assert await store._read(Call("test", lambda tx, now: tx.get(Setting, "half"))) is None
 
 
 async def test_values_look_the_same_to_the_writer_and_to_readers(tmp_path: Path) -> None:
@@ -398,7 +399,7 @@ async def test_operation_that_fails_after_its_rows_were_written_spoils_nothing(t
     async with SqliteLightningStore(tmp_path / "s.db") as store:
 
         def write_then_fail(tx: Any, now: float) -> None:
-            tx.put_setting("half", "written")
+            tx.put(Setting("half", "written"))
             tx.counts()
             raise ValueError("changed my mind")
 
@@ -409,7 +410,7 @@ async def test_operation_that_fails_after_its_rows_were_written_spoils_nothing(t
 
         assert isinstance(results[1], ValueError)
         assert [r.input for r in await store.query_rollouts()] == ["a", "b"]
-        settings = await store._read(Call("test", lambda tx, now: tx.get_setting("half")))
+        settings = await store._read(Call("test", lambda tx, now: tx.get(Setting, "half")))
         assert settings is None
 
 
@@ -541,7 +542,7 @@ async def test_checkpoints_are_made_as_the_log_grows(
 async def test_rollouts_beyond_the_cache_are_found_again(
     tmp_path: Path, make_span: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.store.sqlite.rollout_tables.CACHED_ROLLOUTS", 5)
+    monkeypatch.setattr("agentlightning.store.sql.MOST_ENTRIES", 5)
     async with SqliteLightningStore(tmp_path / "s.db") as store:
         for n in range(600):
             await store.enqueue_rollout(n)

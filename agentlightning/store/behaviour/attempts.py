@@ -26,7 +26,7 @@ from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import attempted, detached_value, replaced
-from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout, SortOrder
+from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout
 
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
 """Fields a query may sort by."""
@@ -40,18 +40,9 @@ def start_attempt(
     return begin_attempt(tx, now, rollout, worker_id, attempt_id) if begun is None else attempted(rollout, begun)
 
 
-def query_attempts(
-    tx: Transaction,
-    now: float,
-    rollout_id: str,
-    *,
-    sort_by: str | None = "sequence_id",
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
-) -> PaginatedResult[Attempt]:
-    selection = Selection(sort_by=sort_by, sort_order=sort_order, limit=limit, offset=offset)
-    return choose(tx.get_attempts(rollout_id), selection.checked(ATTEMPT_FIELDS))
+def query_attempts(tx: Transaction, now: float, rollout_id: str, **asked: Any) -> PaginatedResult[Attempt]:
+    selection = Selection.of({"sort_by": "sequence_id", **asked}, ATTEMPT_FIELDS)
+    return choose(tx.get_attempts(rollout_id), selection)
 
 
 def get_latest_attempt(tx: Transaction, now: float, rollout_id: str) -> Attempt | None:
@@ -108,7 +99,7 @@ def change_attempt(tx: Transaction, now: float, rollout: Rollout, attempt: Attem
         return attempt  # its worker was given up, and another has run the rollout since then: it speaks too late
     before = due_time(rollout, attempt)
     changed = replaced(attempt, **changes)
-    tx.put_attempt(changed)
+    tx.put(changed)
     if is_latest:
         if "status" in changes and rollout.status != "cancelled":
             # Only an attempt that failed makes the earlier ones matter, which a store may have to read.

@@ -14,7 +14,7 @@ from agentlightning.store.lifecycle import is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import attempted
-from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus, Span
+from agentlightning.types import AttemptedRollout, AttemptStatus, Rollout, RolloutStatus, Span
 
 
 def dequeue_rollout(
@@ -89,7 +89,7 @@ def _take(
     claimed: list[AttemptedRollout] = []
     while len(claimed) < limit and (popped := tx.pop(limit - len(claimed))):
         for rollout_id in popped:
-            rollout = tx.get_rollout(rollout_id)
+            rollout = tx.get(Rollout, rollout_id)
             if rollout is not None and is_queuing(rollout):
                 claimed.append(begin_attempt(tx, now, rollout, worker_id))
     if worker_id is not None and not claimed:
@@ -103,7 +103,7 @@ def _still_open(tx: Transaction, grant: Grant) -> list[AttemptedRollout]:
     """What of a claim was neither ended nor returned nor cancelled since."""
     still_open = []
     for rollout_id, attempt_id in grant.given:
-        rollout, attempt = tx.get_rollout(rollout_id), latest_attempt(tx, rollout_id)
+        rollout, attempt = tx.get(Rollout, rollout_id), latest_attempt(tx, rollout_id)
         if rollout is not None and attempt is not None and attempt.attempt_id == attempt_id and is_running(rollout):
             still_open.append(attempted(rollout, attempt))
     return still_open
@@ -127,7 +127,7 @@ def return_claims(tx: Transaction, now: float, rollout_attempt_ids: Sequence[tup
 
 
 def _return_claim(tx: Transaction, now: float, rollout_id: str, attempt_id: str) -> bool:
-    rollout = tx.get_rollout(rollout_id)
+    rollout = tx.get(Rollout, rollout_id)
     latest = latest_attempt(tx, rollout_id)
     if rollout is None or latest is None or latest.attempt_id != attempt_id:
         return False

@@ -20,7 +20,7 @@ def find_grant(tx: Transaction, kind: GrantKind, grant_id: str, worker_id: str |
         raise InvalidValue(
             f"The id '{grant_id[:20]}…' has {len(grant_id)} characters; give one of 1 to {MOST_ID_CHARACTERS}."
         )
-    grant = tx.get_record(Grant, grant_id)
+    grant = tx.get(Grant, grant_id)
     if grant is not None and (grant.kind, grant.worker_id) != (kind, worker_id):
         raise RequestConflict(f"The id '{grant_id}' was used for something else; give every call an id of its own.")
     return grant
@@ -30,4 +30,4 @@ def put_grant(
     tx: Transaction, now: float, kind: GrantKind, grant_id: str, worker_id: str | None, given: Sequence[Any]
 ) -> None:
     """Note what was given out under an id."""
-    tx.put_record(Grant(grant_id=grant_id, kind=kind, worker_id=worker_id, time=now, given=list(given)))
+    tx.put(Grant(grant_id=grant_id, kind=kind, worker_id=worker_id, time=now, given=list(given)))

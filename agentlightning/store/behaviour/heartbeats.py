@@ -14,10 +14,10 @@ from agentlightning.store.behaviour.workers import put_worker
 from agentlightning.store.claims import RUNNING_ATTEMPTS
 from agentlightning.store.lifecycle import WORKING_STATUSES, is_silent, loss_of
 from agentlightning.store.operations import UNSET, Unset
-from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import detached_value, replaced
-from agentlightning.types import Worker
+from agentlightning.types import Rollout, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ HEARD_OF = ("idle", "busy")
 def update_worker(
     tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
 ) -> Worker:
-    before = tx.get_record(Worker, worker_id)
+    before = tx.get(Worker, worker_id)
     changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached_value(heartbeat_stats)}
     worker = replaced(before or Worker(worker_id=worker_id), last_heartbeat_time=now, **changes)
     put_worker(tx, before, worker)
@@ -47,7 +47,7 @@ def _named_attempts(named: Any) -> Iterator[tuple[str, str]]:
 
 def _keep_alive(tx: Transaction, now: float, worker_id: str, rollout_id: str, attempt_id: str) -> None:
     """A sign of life of the latest attempt of a rollout, if it is this worker's and still at work."""
-    rollout, attempt = tx.get_rollout(rollout_id), latest_attempt(tx, rollout_id)
+    rollout, attempt = tx.get(Rollout, rollout_id), latest_attempt(tx, rollout_id)
     if rollout is None or attempt is None or attempt.attempt_id != attempt_id or attempt.worker_id != worker_id:
         return
     if attempt.status in WORKING_STATUSES and rollout.status in WORKING_STATUSES:
@@ -72,7 +72,7 @@ def needs_sweep(tx: Transaction, now: float, patience_seconds: float, counted_si
 
 def silent_workers(tx: Transaction, now: float, patience_seconds: float, counted_since: float) -> list[Worker]:
     """Workers that have just been found to be gone."""
-    known = tx.select_records(Worker, Selection(conditions=conditions({"status": {"within": HEARD_OF}})))
+    known = tx.select(Worker, Selection((Condition.of("status_in", HEARD_OF),)))
     limits = {"patience_seconds": patience_seconds, "counted_since": counted_since}
     return [worker for worker in known.items if is_silent(worker, now, **limits)]
 
@@ -91,9 +91,9 @@ def _silence(worker: Worker, now: float) -> float:
 
 def _give_back(tx: Transaction, now: float, reasons_by_worker: Mapping[str, str]) -> list[str]:
     """End the open attempts of workers that are gone; returns the ids of their rollouts."""
-    is_open = conditions({"status": {"within": tuple(WORKING_STATUSES)}})
+    is_open = Condition.of("status_in", WORKING_STATUSES)
     lost: list[str] = []
-    for rollout in tx.select_rollouts(Selection(conditions=is_open)).items:
+    for rollout in tx.select(Rollout, Selection((is_open,))).items:
         attempt = latest_attempt(tx, rollout.rollout_id)
         reason = reasons_by_worker.get(attempt.worker_id or "") if attempt is not None else None
         if attempt is not None and attempt.status in WORKING_STATUSES and reason is not None:
@@ -102,7 +102,7 @@ def _give_back(tx: Transaction, now: float, reasons_by_worker: Mapping[str, str]
             lost.append(rollout.rollout_id)
     for worker_id, reason in reasons_by_worker.items():
         logger.info("Lost: %s.", reason)
-        before = tx.get_record(Worker, worker_id)
+        before = tx.get(Worker, worker_id)
         if before is not None:
             gone = replaced(before, status="unknown", current_rollout_id=None, current_attempt_id=None)
             put_worker(tx, before, gone)

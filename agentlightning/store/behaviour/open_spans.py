@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from agentlightning.errors import InvalidValue
 from agentlightning.store.lifecycle import WORKING_STATUSES
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.transaction import OpenSpans, Transaction
 from agentlightning.types import AttributeValue, Span, TraceStatus
 
 MOST_OPEN_SPANS: Final = 200
@@ -34,17 +34,16 @@ def add_open_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
         fresh = {span.span_id: _outline(span) for span in begun if span.span_id not in kept and _may_be_open(tx, span)}
         added = list(fresh.values())[: max(MOST_OPEN_SPANS - len(kept), 0)]
         if added:
-            tx.put_open_spans(rollout_id, [*kept.values(), *added])
+            tx.put(OpenSpans(rollout_id, [*kept.values(), *added]))
         for span in added:
             tx.note("span", rollout_id, span.attempt_id, "open", span.name)
 
 
 def query_open_spans(tx: Transaction, now: float, rollout_id: str) -> list[Span]:
     """In the order they began."""
-    return sorted(
-        (span for span in tx.get_open_spans(rollout_id) if _may_be_open(tx, span)),
-        key=lambda span: span.start_time or 0.0,
-    )
+    kept = tx.get(OpenSpans, rollout_id)
+    open_spans = [] if kept is None else [span for span in kept.spans if _may_be_open(tx, span)]
+    return sorted(open_spans, key=lambda span: span.start_time or 0.0)
 
 
 def _may_be_open(tx: Transaction, span: Span) -> bool:

@@ -1,14 +1,15 @@
 """What the store does with resources."""
 
 import logging
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import InvalidValue, RequestConflict
-from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES
-from agentlightning.store.selection import Selection, conditions
-from agentlightning.store.transaction import Transaction
-from agentlightning.types import NamedResources, PaginatedResult, ResourcesUpdate, SortOrder
+from agentlightning.store.behaviour.rollouts import LATEST_RESOURCES, latest_resources_id
+from agentlightning.store.selection import Selection
+from agentlightning.store.transaction import Setting, Transaction
+from agentlightning.types import NamedResources, PaginatedResult, ResourcesUpdate
 from agentlightning.utils.id import resources_id as new_resources_id
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 def add_resources(
     tx: Transaction, now: float, resources: NamedResources, *, resources_id: str | None = None
 ) -> ResourcesUpdate:
-    existing = None if resources_id is None else tx.get_record(ResourcesUpdate, resources_id)
+    existing = None if resources_id is None else tx.get(ResourcesUpdate, resources_id)
     return existing or _publish(tx, now, resources_id or new_resources_id(), resources, None)
 
 
@@ -35,7 +36,7 @@ def update_resources(
     merge: bool = False,
     version: int | None = None,
 ) -> ResourcesUpdate:
-    previous = tx.get_record(ResourcesUpdate, resources_id)
+    previous = tx.get(ResourcesUpdate, resources_id)
     if merge and previous is not None:
         resources = {**previous.resources, **resources}
     latest = previous.version if previous is not None else 0
@@ -59,8 +60,8 @@ def _publish(
         update_time=now,
         version=previous.version + 1 if previous else 1,
     )
-    tx.put_record(update)
-    tx.put_setting(LATEST_RESOURCES, resources_id)
+    tx.put(update)
+    tx.put(Setting(LATEST_RESOURCES, resources_id))
     tx.note("resources", name=resources_id, number=update.version)
     logger.debug("Resources %s, version %d, are published: %s.", resources_id, update.version, list(update.resources))
     return update
@@ -78,30 +79,13 @@ def _own_copy(resources: NamedResources) -> NamedResources:
 
 
 def get_resources_by_id(tx: Transaction, now: float, resources_id: str) -> ResourcesUpdate | None:
-    return tx.get_record(ResourcesUpdate, resources_id)
+    return tx.get(ResourcesUpdate, resources_id)
 
 
 def get_latest_resources(tx: Transaction, now: float) -> ResourcesUpdate | None:
-    latest = tx.get_setting(LATEST_RESOURCES)
-    return None if latest is None else tx.get_record(ResourcesUpdate, latest)
+    latest = latest_resources_id(tx)
+    return None if latest is None else tx.get(ResourcesUpdate, latest)
 
 
-def query_resources(
-    tx: Transaction,
-    now: float,
-    *,
-    resources_id: str | None = None,
-    resources_id_contains: str | None = None,
-    sort_by: str | None = None,
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
-) -> PaginatedResult[ResourcesUpdate]:
-    selection = Selection(
-        conditions=conditions({"resources_id": {"exact": resources_id, "contains": resources_id_contains}}),
-        sort_by=sort_by,
-        sort_order=sort_order,
-        limit=limit,
-        offset=offset,
-    ).checked(RESOURCES_FIELDS)
-    return tx.select_records(ResourcesUpdate, selection)
+def query_resources(tx: Transaction, now: float, **asked: Any) -> PaginatedResult[ResourcesUpdate]:
+    return tx.select(ResourcesUpdate, Selection.of(asked, RESOURCES_FIELDS))

@@ -16,20 +16,18 @@ from agentlightning.store.lifecycle import (
     is_queuing,
 )
 from agentlightning.store.operations import UNSET, Unset
-from agentlightning.store.selection import Selection, conditions
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.selection import Selection
+from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.store.values import attempted, detached_value, replaced
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
-    FilterLogic,
     PaginatedResult,
     Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
-    SortOrder,
     Task,
     TaskInput,
 )
@@ -44,12 +42,15 @@ LATEST_RESOURCES = "latest_resources_id"
 ROLLOUT_FIELDS = frozenset(Rollout.model_fields) - {"input", "config", "metadata", "output"}
 """Fields a query may filter and sort by."""
 
-MODES = ("train", "val", "test", None)
+
+def latest_resources_id(tx: Transaction) -> str | None:
+    latest = tx.get(Setting, LATEST_RESOURCES)
+    return None if latest is None else latest.value
 
 
 def known_rollout(tx: Transaction, rollout_id: str) -> Rollout:
     """The rollout of that id, which must exist."""
-    rollout = tx.get_rollout(rollout_id)
+    rollout = tx.get(Rollout, rollout_id)
     if rollout is None:
         raise NotFound(f"Rollout {rollout_id} not found.")
     return rollout
@@ -70,11 +71,9 @@ def change_status(tx: Transaction, now: float, rollout: Rollout, status: Rollout
     if status == rollout.status:
         return rollout
     changed = replaced(rollout, status=status, end_time=now if status in FINAL_ROLLOUT_STATUSES else None)
-    tx.put_rollout(changed)
+    tx.put(changed)
     if is_queuing(changed):
         tx.push(rollout.rollout_id)
-    elif is_queuing(rollout):
-        tx.unqueue(rollout.rollout_id)
     tx.note("rollout", rollout_id=rollout.rollout_id, status=status)
     return changed
 
@@ -105,7 +104,7 @@ def begin_attempt(
         worker_id=worker_id,
     )
     rollout = change_status(tx, now, rollout, "preparing")
-    tx.put_attempt(attempt)
+    tx.put(attempt)
     reschedule(tx, before, rollout, attempt)
     if worker_id is not None:
         show_worker_busy(tx, now, worker_id, attempt)
@@ -126,19 +125,19 @@ def _new_rollout(
     if type(input) is Task:
         fields = input.as_rollout_fields(mode, resources_id, metadata)
         return _new_rollout(tx, now, status, rollout_id, config=config, **fields)
-    if mode not in MODES:
+    if mode not in (*get_args(RolloutMode), None):
         raise InvalidValue(f"mode is {mode!r}; use 'train', 'val', 'test' or None.")
     rollout = Rollout(
         rollout_id=rollout_id,
         input=detached_value(input),
         start_time=now,
         mode=mode,
-        resources_id=resources_id or tx.get_setting(LATEST_RESOURCES),
+        resources_id=resources_id or latest_resources_id(tx),
         status=status,
         config=config.model_copy(deep=True) if config is not None else RolloutConfig(),
         metadata=dict(metadata) if metadata is not None else {},
     )
-    tx.put_rollout(rollout)
+    tx.put(rollout)
     tx.note("rollout", rollout_id, status=status)
     return rollout
 
@@ -156,7 +155,7 @@ def start_rollout(
     rollout_id: str | None = None,
     attempt_id: str | None = None,
 ) -> AttemptedRollout:
-    existing = None if rollout_id is None else tx.get_rollout(rollout_id)
+    existing = None if rollout_id is None else tx.get(Rollout, rollout_id)
     if existing is not None:
         attempt = next((each for each in tx.get_attempts(existing.rollout_id) if each.attempt_id == attempt_id), None)
         if attempt is None:
@@ -182,7 +181,7 @@ def enqueue_rollout(
     if rollout_id is None:
         rollout_id = new_rollout_id()
     else:
-        existing = tx.get_rollout(rollout_id)
+        existing = tx.get(Rollout, rollout_id)
         if existing is not None:
             return existing
     rollout = _new_rollout(tx, now, "queuing", rollout_id, input, mode, resources_id, config, metadata)
@@ -199,7 +198,7 @@ def enqueue_many_rollouts(tx: Transaction, now: float, rollouts: Sequence[Enqueu
 
 
 def get_rollout_by_id(tx: Transaction, now: float, rollout_id: str) -> AttemptedRollout | Rollout | None:
-    rollout = tx.get_rollout(rollout_id)
+    rollout = tx.get(Rollout, rollout_id)
     return None if rollout is None else with_latest_attempt(tx, rollout)
 
 
@@ -208,51 +207,20 @@ def query_rollouts(
     now: float,
     status: Sequence[RolloutStatus] | None = None,
     rollout_ids: Sequence[str] | None = None,
-    *,
-    status_in: Sequence[RolloutStatus] | None = None,
-    rollout_id_in: Sequence[str] | None = None,
-    rollout_id_contains: str | None = None,
-    mode_in: Sequence[RolloutMode] | None = None,
-    filter_logic: FilterLogic = "and",
-    sort_by: str | None = None,
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
+    **asked: Any,
 ) -> PaginatedResult[AttemptedRollout | Rollout]:
-    selection = Selection(
-        conditions=conditions(
-            {
-                "status": {"within": _either("status_in", status_in, "status", status)},
-                "rollout_id": {
-                    "within": _either("rollout_id_in", rollout_id_in, "rollout_ids", rollout_ids),
-                    "contains": rollout_id_contains,
-                },
-                "mode": {"within": _checked_modes(mode_in)},
-            }
-        ),
-        logic=filter_logic,
-        sort_by=sort_by,
-        sort_order=sort_order,
-        limit=limit,
-        offset=offset,
-    ).checked(ROLLOUT_FIELDS)
-    page = tx.select_rollouts(selection)
-    items = [with_latest_attempt(tx, rollout) for rollout in page.items]
-    return PaginatedResult.model_construct(items=items, limit=limit, offset=offset, total=page.total)
-
-
-def _checked_modes(modes: Sequence[RolloutMode] | None) -> Sequence[RolloutMode] | None:
-    """The modes, all of them known. None is not among them: memory and SQL would compare a missing mode differently."""
-    for mode in modes or ():
+    for name, old_name, old_value in (("status_in", "status", status), ("rollout_id_in", "rollout_ids", rollout_ids)):
+        value = asked.get(name)
+        if value is not None and old_value is not None and list(value) != list(old_value):
+            raise InvalidQuery(f"'{name}' and its older name '{old_name}' are both given and differ; give one of them.")
+        asked[name] = old_value if value is None else value
+    # None is not among the modes: memory and SQL would compare a missing mode differently.
+    for mode in asked.get("mode_in") or ():
         if mode not in get_args(RolloutMode):
             raise InvalidQuery(f"mode_in holds {mode!r}; give a list of modes out of {list(get_args(RolloutMode))}.")
-    return modes
-
-
-def _either(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    if value is not None and old_value is not None and list(value) != list(old_value):
-        raise InvalidQuery(f"'{name}' and its older name '{old_name}' are both given and differ; give one of them.")
-    return value if value is not None else old_value
+    selection = Selection.of(asked, ROLLOUT_FIELDS)
+    page = tx.select(Rollout, selection)
+    return selection.page([with_latest_attempt(tx, rollout) for rollout in page.items], page.total)
 
 
 Settled = dict[str, AttemptedRollout | Rollout | None]
@@ -262,7 +230,7 @@ def finished_rollouts(tx: Transaction, now: float, rollout_ids: Sequence[str]) -
     """For each id that needs no more waiting: its finished rollout, or None where the id names nothing."""
     settled: Settled = {}
     for rollout_id in rollout_ids:
-        rollout = tx.get_rollout(rollout_id)
+        rollout = tx.get(Rollout, rollout_id)
         if rollout is None:
             settled[rollout_id] = None
         elif is_finished(rollout):
@@ -298,7 +266,7 @@ def update_rollout(
         raise InvalidValue(f"'{status}' is not a rollout status; use one of {list(ROLLOUT_STATUSES)}.")
     if changes:
         rollout = _revalidated(rollout, changes)
-        tx.put_rollout(rollout)
+        tx.put(rollout)
     if not isinstance(status, Unset):
         rollout = change_status(tx, now, rollout, status)
     reschedule(tx, before, rollout, attempt)

@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 from agentlightning.errors import InvalidValue, NotFound
 from agentlightning.store.lifecycle import RUN_REPORTS, run_as_seen
-from agentlightning.store.selection import Selection, choose, conditions, page_of
+from agentlightning.store.selection import Condition, Selection, choose, page_of
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import check_json, detached_value, replaced
-from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus, SortOrder
+from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus
 from agentlightning.utils.id import run_id as new_run_id
 from agentlightning.utils.secret_names import masked
 
@@ -26,7 +26,7 @@ def start_run(
     run_id: str | None = None,
 ) -> Run:
     if run_id is not None:
-        existing = tx.get_record(Run, run_id)
+        existing = tx.get(Run, run_id)
         if existing is not None:
             return _reported(tx, now, existing)
     run = Run(
@@ -44,18 +44,18 @@ def _reported(tx: Transaction, now: float, run: Run) -> Run:
     reports = run.metadata.get(RUN_REPORTS)
     if run.status == "running" and isinstance(reports, dict):
         run = replaced(run, metadata={**run.metadata, RUN_REPORTS: {**reports, "last_time": now}})
-        tx.put_record(run)
+        tx.put(run)
     return run
 
 
 def _put(tx: Transaction, run: Run) -> Run:
-    tx.put_record(run)
+    tx.put(run)
     tx.note("run", status=run.status, name=run.run_id)
     return run
 
 
 def _known_run(tx: Transaction, run_id: str) -> Run:
-    run = tx.get_record(Run, run_id)
+    run = tx.get(Run, run_id)
     if run is None:
         raise NotFound(f"Run {run_id} not found.")
     return run
@@ -79,38 +79,21 @@ def finish_run(
 
 
 def get_run_by_id(tx: Transaction, now: float, run_id: str) -> Run | None:
-    run = tx.get_record(Run, run_id)
+    run = tx.get(Run, run_id)
     return None if run is None else run_as_seen(run, now)
 
 
 def query_runs(
-    tx: Transaction,
-    now: float,
-    *,
-    status_in: Sequence[RunStatus] | None = None,
-    name: str | None = None,
-    sort_by: str | None = None,
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
+    tx: Transaction, now: float, *, status_in: Sequence[RunStatus] | None = None, **asked: Any
 ) -> PaginatedResult[Run]:
+    wanted = Selection.of({"status_in": status_in, **asked}, RUN_FIELDS)
     # A lost run is kept as running, so both are read whenever one of them is wanted, and told apart afterwards.
-    kept = (
-        status_in if status_in is None or not {"running", "lost"} & set(status_in) else [*status_in, "running", "lost"]
-    )
-    wanted = Selection(
-        conditions=conditions({"status": {"within": status_in}, "name": {"exact": name}}),
-        sort_by=sort_by,
-        sort_order=sort_order,
-        limit=limit,
-        offset=offset,
-    ).checked(RUN_FIELDS)
-    if kept is status_in and sort_by not in ("status", "end_time"):
-        page = tx.select_records(Run, wanted)
-        return page.model_copy(update={"items": [run_as_seen(run, now) for run in page.items]})
-    of_name = conditions({"status": {"within": kept}, "name": {"exact": name}})
-    found = tx.select_records(Run, Selection(conditions=of_name))
-    return choose([run_as_seen(run, now) for run in found.items], wanted)
+    is_ambiguous = status_in is not None and not {"running", "lost"}.isdisjoint(status_in)
+    if not is_ambiguous and wanted.sort_by not in ("status", "end_time"):
+        page = tx.select(Run, wanted)
+        return wanted.page([run_as_seen(run, now) for run in page.items], page.total)
+    others = tuple([condition for condition in wanted.conditions if condition.field != "status"])
+    return choose([run_as_seen(run, now) for run in tx.select(Run, Selection(others)).items], wanted)
 
 
 def add_metrics(
@@ -124,10 +107,16 @@ def add_metrics(
     if time is not None:
         check_json(float(time), f"The time of metrics at step {step}")
     point = MetricPoint(run_id=run_id, step=step, time=now if time is None else time, values=dict(values))
-    if time is None or point not in tx.get_metrics(run_id, step):
-        tx.append_metrics(point)
+    at_step = Selection((Condition("step", "exact", step),))
+    if time is None or point not in tx.select(MetricPoint, at_step, of=run_id).items:
+        tx.put(point)
         tx.note("metrics", name=run_id, number=step)
     return point
+
+
+def metrics_of(tx: Transaction, run_id: str) -> Sequence[MetricPoint]:
+    """All points of a run, by step and then by insertion."""
+    return tx.select(MetricPoint, Selection(sort_by="step"), of=run_id).items
 
 
 def query_metrics(
@@ -139,9 +128,9 @@ def query_metrics(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[MetricPoint]:
-    points = tx.get_metrics(run_id)
+    points = metrics_of(tx, run_id)
     if names is not None:
         wanted = frozenset(names)
         kept = (replaced(p, values={n: v for n, v in p.values.items() if n in wanted}) for p in points)
         points = [point for point in kept if point.values]
-    return page_of(points, Selection(limit=limit, offset=offset).checked(()))
+    return page_of(points, Selection.of({"limit": limit, "offset": offset}, ()))

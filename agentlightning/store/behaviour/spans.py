@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.errors import InvalidValue, SpansEvicted
+from agentlightning.errors import InvalidValue
 from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
 from agentlightning.store.behaviour.grants import find_grant, put_grant
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
@@ -15,10 +15,10 @@ from agentlightning.store.lifecycle import (
     rollout_status_after_span,
 )
 from agentlightning.store.operations import UNSET, Unset
-from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import detached_value, replaced
-from agentlightning.types import Attempt, AttemptStatus, FilterLogic, PaginatedResult, Rollout, SortOrder, Span
+from agentlightning.types import Attempt, AttemptStatus, PaginatedResult, Rollout, Span
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -104,7 +104,7 @@ def finish_attempt(
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
     if not isinstance(output, Unset) and attempt.sequence_id == len(tx.get_attempts(rollout_id)):
-        tx.put_rollout(replaced(rollout, output=detached_value(output)))
+        tx.put(replaced(rollout, output=detached_value(output)))
         rollout = known_rollout(tx, rollout_id)
     return change_attempt(tx, now, rollout, attempt, changes)
 
@@ -151,7 +151,7 @@ def _show_running(tx: Transaction, now: float, rollout: Rollout, attempt: Attemp
     status = attempt_status_after_span(attempt, rollout)
     if status != attempt.status:
         attempt = replaced(attempt, status=status, end_time=None)
-        tx.put_attempt(attempt)
+        tx.put(attempt)
     if is_latest:
         was_queued = is_queuing(rollout)
         rollout = change_status(tx, now, rollout, rollout_status_after_span(rollout, status))
@@ -182,48 +182,12 @@ def get_many_span_sequence_ids(
 
 
 def query_spans(
-    tx: Transaction,
-    now: float,
-    rollout_id: str,
-    attempt_id: str | None = None,
-    *,
-    trace_id: str | None = None,
-    trace_id_contains: str | None = None,
-    span_id: str | None = None,
-    span_id_contains: str | None = None,
-    parent_id: str | None = None,
-    parent_id_contains: str | None = None,
-    name: str | None = None,
-    name_contains: str | None = None,
-    filter_logic: FilterLogic = "and",
-    limit: int = -1,
-    offset: int = 0,
-    sort_by: str | None = "sequence_id",
-    sort_order: SortOrder = "asc",
+    tx: Transaction, now: float, rollout_id: str, attempt_id: str | None = None, **asked: Any
 ) -> PaginatedResult[Span]:
-    selection = Selection(
-        conditions=conditions(
-            {
-                "trace_id": {"exact": trace_id, "contains": trace_id_contains},
-                "span_id": {"exact": span_id, "contains": span_id_contains},
-                "parent_id": {"exact": parent_id, "contains": parent_id_contains},
-                "name": {"exact": name, "contains": name_contains},
-            }
-        ),
-        logic=filter_logic,
-        sort_by=sort_by,
-        sort_order=sort_order,
-        limit=limit,
-        offset=offset,
-    ).checked(SPAN_FIELDS)
-    if tx.are_spans_evicted(rollout_id):
-        raise SpansEvicted(
-            f"Spans of rollout '{rollout_id}' were dropped to save memory; "
-            "raise eviction_memory_threshold or use the SQLite store."
-        )
-    attempt = None
-    if attempt_id is not None:
-        attempt = find_attempt(tx.get_attempts(rollout_id), attempt_id)
-        if attempt is None:
-            return PaginatedResult(items=[], limit=limit, offset=offset, total=0)
-    return tx.select_spans(rollout_id, attempt, selection)
+    selection = Selection.of({"sort_by": "sequence_id", **asked}, SPAN_FIELDS)
+    if attempt_id is None:
+        return tx.select(Span, selection, of=rollout_id)
+    attempt = find_attempt(tx.get_attempts(rollout_id), attempt_id)
+    if attempt is None:
+        return selection.page([], 0)
+    return tx.select(Span, selection, of=attempt)

@@ -1,12 +1,11 @@
 """What the store knows of workers: signs of life, and whether they have work."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.store.selection import Selection, conditions
+from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
 from agentlightning.store.values import replaced
-from agentlightning.types import Attempt, FilterLogic, PaginatedResult, SortOrder, Worker, WorkerStatus
+from agentlightning.types import Attempt, PaginatedResult, Worker
 
 WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
 """Fields a query may filter and sort by."""
@@ -14,14 +13,14 @@ WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}
 
 def put_worker(tx: Transaction, before: Worker | None, worker: Worker) -> None:
     """Write a worker, and tell of a change of its status."""
-    tx.put_record(worker)
+    tx.put(worker)
     if before is None or before.status != worker.status:
         tx.note("worker", status=worker.status, name=worker.worker_id)
 
 
 def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attempt) -> None:
     """The worker has taken up an attempt."""
-    before = tx.get_record(Worker, worker_id)
+    before = tx.get(Worker, worker_id)
     worker = replaced(
         before or Worker(worker_id=worker_id),
         status="busy",
@@ -35,7 +34,7 @@ def show_worker_busy(tx: Transaction, now: float, worker_id: str, attempt: Attem
 
 def show_worker_idle(tx: Transaction, now: float, worker_id: str, *, dequeued: bool = False) -> None:
     """The worker has nothing to do, because it finished or because it asked for work in vain."""
-    before = tx.get_record(Worker, worker_id)
+    before = tx.get(Worker, worker_id)
     changes: dict[str, Any] = {"last_dequeue_time": now} if dequeued else {}
     worker = replaced(
         before or Worker(worker_id=worker_id),
@@ -52,33 +51,14 @@ def release_worker(tx: Transaction, now: float, attempt: Attempt) -> None:
     """The attempt is over: its worker is idle, unless it has taken up another one meanwhile."""
     if attempt.worker_id is None:
         return
-    worker = tx.get_record(Worker, attempt.worker_id)
+    worker = tx.get(Worker, attempt.worker_id)
     if worker is None or worker.current_attempt_id in (None, attempt.attempt_id):
         show_worker_idle(tx, now, attempt.worker_id)
 
 
 def get_worker_by_id(tx: Transaction, now: float, worker_id: str) -> Worker | None:
-    return tx.get_record(Worker, worker_id)
+    return tx.get(Worker, worker_id)
 
 
-def query_workers(
-    tx: Transaction,
-    now: float,
-    *,
-    status_in: Sequence[WorkerStatus] | None = None,
-    worker_id_contains: str | None = None,
-    filter_logic: FilterLogic = "and",
-    sort_by: str | None = None,
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
-) -> PaginatedResult[Worker]:
-    selection = Selection(
-        conditions=conditions({"status": {"within": status_in}, "worker_id": {"contains": worker_id_contains}}),
-        logic=filter_logic,
-        sort_by=sort_by,
-        sort_order=sort_order,
-        limit=limit,
-        offset=offset,
-    ).checked(WORKER_FIELDS)
-    return tx.select_records(Worker, selection)
+def query_workers(tx: Transaction, now: float, **asked: Any) -> PaginatedResult[Worker]:
+    return tx.select(Worker, Selection.of(asked, WORKER_FIELDS))

@@ -9,144 +9,261 @@ the queue, then workers and runs. `docs/design/transactions.md` has the rules.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
 from agentlightning.store.claims import Grant
-from agentlightning.store.postgres.rollout_tables import RolloutTransaction
-from agentlightning.store.postgres.session import PostgresSession
-from agentlightning.store.rows import RECORD_TABLES, Row
-from agentlightning.store.selection import Selection
-from agentlightning.store.sql import select_metrics, select_records
-from agentlightning.store.transaction import Record, RecordT
-from agentlightning.store.values import as_json
-from agentlightning.types import MetricPoint, PaginatedResult, ResourcesUpdate, Run, Worker
+from agentlightning.store.postgres.session import PostgresSession, is_storable
+from agentlightning.store.selection import Condition
+from agentlightning.store.sql import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry, SqlTransaction
+from agentlightning.types import Attempt, ResourcesUpdate, Run, Worker
 
 __all__ = ["PostgresTransaction"]
 
+_POP: Final = """
+WITH head AS (
+    SELECT q.position FROM queue q JOIN rollouts r ON r.number = q.rollout
+    ORDER BY q.position LIMIT ? FOR UPDATE OF q, r SKIP LOCKED
+), popped AS (
+    DELETE FROM queue WHERE position IN (SELECT position FROM head) RETURNING position, rollout
+)
+SELECT position, rollout FROM popped ORDER BY position
+"""
+_PUT_BODIES: Final = """
+INSERT INTO {} SELECT * FROM unnest(?::bigint[], ?::bytea[]) ON CONFLICT (rollout) DO UPDATE SET body = excluded.body
+"""
 _LOCK_GRANTS: Final = (
     "SELECT pg_advisory_xact_lock(key) FROM "
     "(SELECT hashtextextended(id, 0) AS key FROM unnest(?::text[]) AS id ORDER BY 1) AS keys"
 )
 """Copies of a call wait for each other, so that the later one finds the grant and takes nothing meanwhile."""
-_PUT_GRANTS: Final = """
+_PUT_BACK: Final = "INSERT INTO queue SELECT * FROM unnest(?::bigint[], ?::bigint[]) ON CONFLICT DO NOTHING"
+
+_WRITES: Final = {
+    "new rollouts": f"""
+INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due)
+SELECT * FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::text[], ?::float8[], ?::float8[],
+                     ?::bytea[], ?::bytea[], ?::bytea[], ?::float8[])
+""",
+    "changed rollouts": """
+UPDATE rollouts SET status = u.status, mode = u.mode, resources_id = u.resources_id, end_time = u.end_time,
+    config = u.config, metadata = u.metadata, output = u.output, due = u.due
+FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[], ?::bytea[], ?::bytea[], ?::float8[],
+            ?::bigint[]) AS u (status, mode, resources_id, end_time, config, metadata, output, due, number)
+WHERE rollouts.number = u.number
+""",
+    "inputs": _PUT_BODIES.format("inputs"),
+    "leaving": "DELETE FROM queue WHERE rollout IN (SELECT unnest(?::bigint[]))",
+    "queue": """
+INSERT INTO queue
+SELECT nextval(sequence::regclass), rollout
+FROM (SELECT * FROM unnest(?::bigint[], ?::text[]) WITH ORDINALITY AS q (rollout, sequence, place) ORDER BY place) AS q
+ON CONFLICT (rollout) DO UPDATE SET position = excluded.position
+""",
+    "spans": """
+INSERT INTO spans (rollout, attempt, span_id, sequence_id, arrival_time, bytes, body)
+SELECT rollout, attempt, span_id, sequence_id, arrival_time, length(body), body
+FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::bigint[], ?::float8[], ?::bytea[])
+     WITH ORDINALITY AS s (rollout, attempt, span_id, sequence_id, arrival_time, body, place)
+ORDER BY place
+""",
+    "attempts": f"""
+INSERT INTO attempts ({ATTEMPT_COLUMNS})
+SELECT u.*, coalesce((SELECT max(number) FROM spans s WHERE s.rollout = u.rollout AND s.attempt = u.sequence_id), 0)
+FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::float8[], ?::float8[], ?::text[], ?::float8[],
+            ?::bytea[]) AS u (rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id,
+                              last_heartbeat_time, metadata)
+ON CONFLICT (rollout, sequence_id) DO UPDATE SET attempt_id = excluded.attempt_id, status = excluded.status,
+    start_time = excluded.start_time, end_time = excluded.end_time, worker_id = excluded.worker_id,
+    last_heartbeat_time = excluded.last_heartbeat_time, heartbeat_span = excluded.heartbeat_span,
+    metadata = excluded.metadata
+""",
+    "open_spans": _PUT_BODIES.format("open_spans"),
+    "sequences": """
+INSERT INTO sequences SELECT * FROM unnest(?::text[], ?::bigint[])
+ON CONFLICT (rollout_id) DO UPDATE SET last = excluded.last
+""",
+    **{table.name: table.upsert for table in RECORD_TABLES.values()},
+    "grants": """
 INSERT INTO grants SELECT * FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[])
 ON CONFLICT (grant_id) DO UPDATE SET time = excluded.time, given = excluded.given
-"""
-_PUT_SETTING: Final = "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-_COUNTED: Final = ("rollouts", "attempts", "spans", "resources", "workers", "runs")
-_COUNTS: Final = {
-    **{f"total_{table}": f"SELECT count(*) FROM {table}" for table in _COUNTED},
-    "queue_length": "SELECT count(*) FROM queue",
-    "total_span_bytes": "SELECT coalesce(sum(bytes), 0)::bigint FROM spans",
+""",
+    "metrics": "INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)",
 }
+"""What is written of each kind, in this order: spans before attempts, whose heartbeats cover them."""
 
 
-class PostgresTransaction(RolloutTransaction):
+class PostgresTransaction(SqlTransaction):
     """Reads and writes that are committed together; used inside the block of its session."""
 
+    orders: ClassVar = {"asc": "ASC NULLS FIRST", "desc": "DESC NULLS LAST"}
+    span_counts = "(SELECT count(*) FROM spans), (SELECT coalesce(sum(bytes), 0)::bigint FROM spans)"
+
     def __init__(self, session: PostgresSession, *, max_span_bytes: int, shares_resources: bool = True) -> None:
-        super().__init__(session, max_span_bytes=max_span_bytes)
+        self._session = session
         # Resources are only locked where they are not just read, or added.
         self._locked = (Worker, Run) if shares_resources else (Worker, Run, ResourcesUpdate)
-        self._records: dict[tuple[type, str], Any] = {}
-        self._record_rows: dict[tuple[type, str], Row] = {}
-        self._settings: dict[str, str | None] = {}
-        self._setting_rows: dict[str, str] = {}
-        self._metric_rows: list[Row] = []
-        self.notices = []  # without cursors, which they get after the commit
+        self.offered_span_ids: frozenset[str] = frozenset()
+        """Ids of the spans that the operations bring, whose presence is read in one statement."""
+        self.expected_rollouts = 1
+        """How many rollouts the operations may add."""
+        self.expected_pops = 0
+        """How many rollouts the operations may take from the queue."""
+        self._numbers: list[int] = []
+        self._popped: list[tuple[int, str]] = []
+        super().__init__(max_span_bytes=max_span_bytes)
 
-    def read_ahead(self, rollout_ids: Collection[str], grant_ids: Collection[str]) -> None:
-        """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
-        keys = list(grant_ids)
-        if keys:
-            self._session.send(_LOCK_GRANTS, (keys,))
-        place = self._send_for_records(Grant, keys) if keys else -1
-        self.load(rollout_ids)
-        if keys:
-            self._keep_records(Grant, keys, place)
+    # ------------------------------------------------------------------ statements
 
-    def load_records(self, kind: type, keys: Collection[str]) -> None:
-        """Read records in one statement, which locks them in the order of their keys."""
-        if keys:
-            self._keep_records(kind, keys, self._send_for_records(kind, keys))
+    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        return self._session.select(sql, parameters)
 
-    def _send_for_records(self, kind: type, keys: Collection[str]) -> int:
-        table = RECORD_TABLES[kind]
-        lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
-        chosen = f"WHERE {table.key} = ANY(?::text[]) ORDER BY {table.key}{lock}"
-        return self._session.send(f"SELECT {table.column_list} FROM {table.name} {chosen}", (list(keys),))
+    def _write_held(self) -> None:
+        for table, sql in _WRITES.items():
+            rows = self._held[table].values()
+            if table == "new rollouts":
+                self._session.put(sql, [entry.new_row for entry in rows])
+            elif table == "changed rollouts":
+                self._session.put(sql, [entry.changed_row for entry in rows])
+            elif table == "spans":
+                self._session.put(sql, self._spans)
+            elif "unnest" in sql:
+                self._session.put(sql, rows)
+            else:
+                for row in rows:
+                    self._session.send(sql, row)
 
-    def _keep_records(self, kind: type, keys: Collection[str], place: int) -> None:
-        self._records.update(((kind, key), None) for key in keys)
-        for row in self._session.fetch(place):
-            self._records[kind, row[0]] = RECORD_TABLES[kind].record_of(row)
-
-    def try_lock(self, key: int) -> bool:
-        """Whether this transaction now holds an advisory lock, until it ends."""
-        return bool(self._session.select("SELECT pg_try_advisory_xact_lock(?)", (key,))[0][0])
+    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None:
+        self._session.send("DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?", (rollout_number, sequence_id))
 
     def commit(self) -> None:
         """Send what is held back and the COMMIT; the outcome is known when the pipeline ends."""
         if not self._session.is_reader:
-            self._session.flush()
-            self.return_popped()
+            self.flush()
+            # What a batch has taken from the queue and not asked for goes back where it was.
+            self._session.put(_PUT_BACK, [(place, self.known(rollout_id).number) for place, rollout_id in self._popped])
             if self.notices:
                 self._session.send("INSERT INTO outbox (body) VALUES (?)", (orjson.dumps(self.notices),))
         self._session.send("COMMIT")
 
-    def _flush(self) -> None:
-        super()._flush()
-        send = self._session.send
-        self._session.put(_PUT_GRANTS, [row for (kind, _), row in self._record_rows.items() if kind is Grant])
-        for (kind, _), row in self._record_rows.items():
-            if kind is not Grant:
-                send(RECORD_TABLES[kind].upsert, row)
-        for name, value in self._setting_rows.items():
-            send(_PUT_SETTING, (name, value))
-        for row in self._metric_rows:
-            send("INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)", row)
-        for held_back in (self._record_rows, self._setting_rows, self._metric_rows):
-            held_back.clear()
+    def try_lock(self, key: int) -> bool:
+        """Whether this transaction now holds an advisory lock, until it ends."""
+        return bool(self.select_rows("SELECT pg_try_advisory_xact_lock(?)", (key,))[0][0])
 
-    # ------------------------------------------------------------------ records, settings, metrics
+    def _id(self, text: str) -> str:
+        return text if is_storable(text) else ""
 
-    def get_record(self, kind: type[RecordT], key: str) -> RecordT | None:
-        if (kind, key) not in self._records:
-            self.load_records(kind, [key])
-        record: RecordT | None = self._records[kind, key]
-        return record
+    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+        parameters.append([value for value in values if not isinstance(value, str) or is_storable(value)])
+        return f"{column} = ANY(?::{'bigint' if column == 'number' else 'text'}[])"
 
-    def put_record(self, record: Record) -> None:
-        kind = type(record)
-        table = RECORD_TABLES[kind]
-        row = table.row_of(record)
-        self._records[kind, row[0]] = table.record_of(row)
-        self._record_rows[kind, row[0]] = row
+    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+        if condition.kind == "within":
+            return self._within(condition.field, sorted(filter(is_storable, condition.value)), parameters)
+        if isinstance(condition.value, str) and not is_storable(condition.value):
+            return "FALSE"  # no row has it
+        parameters.append(condition.value)
+        return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
 
-    def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        return select_records(self._session, kind, selection)
+    # ------------------------------------------------------------------ reading and locking
 
-    def get_setting(self, name: str) -> str | None:
-        if name not in self._settings:
-            rows = self._session.select("SELECT value FROM settings WHERE name = ?", (name,))
-            self._settings[name] = rows[0][0] if rows else None
-        return self._settings[name]
+    def read_ahead(self, rollout_ids: Collection[str], grant_ids: Collection[str]) -> None:
+        """Read in one round trip what operations will need; rollouts are locked in the order of their numbers."""
+        if grant_ids:
+            self._session.send(_LOCK_GRANTS, (list(grant_ids),))
+        grants = self._send_for_records(Grant, grant_ids) if grant_ids else -1
+        if rollout_ids:
+            self.load(list(dict.fromkeys(rollout_ids)))
+        if grant_ids:
+            self._keep_records(Grant, grant_ids, self._session.fetch(grants))
 
-    def put_setting(self, name: str, value: str) -> None:
-        self._settings[name] = self._setting_rows[name] = value
+    def load_records(self, kind: type, keys: Collection[str]) -> None:
+        """Read records in one statement, which locks them in the order of their keys."""
+        if keys:
+            self._keep_records(kind, keys, self._session.fetch(self._send_for_records(kind, keys)))
 
-    def append_metrics(self, point: MetricPoint) -> None:
-        self._metric_rows.append((point.run_id, point.step, point.time, as_json(point.values, "values")))
+    def _send_for_records(self, kind: type, keys: Collection[str]) -> int:
+        table, parameters = RECORD_TABLES[kind], list[Any]()
+        key = table.columns[0]
+        lock = " FOR UPDATE" if kind in self._locked and not self._session.is_reader else ""
+        chosen = f"WHERE {self._within(key, keys, parameters)} ORDER BY {key}{lock}"
+        return self._session.send(f"SELECT {table.column_list} FROM {table.name} {chosen}", parameters)
 
-    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
-        return select_metrics(self._session, run_id, step)
+    def _read_entries(self, key: str, values: Collection[Any]) -> list[SqlEntry]:
+        """In a transaction that may write, lock the rows first: what is read then has not moved on since."""
+        if not self._session.is_reader:
+            parameters: list[Any] = []
+            chosen = self._within(key, values, parameters)
+            self._session.send(f"SELECT 1 FROM rollouts WHERE {chosen} ORDER BY number FOR UPDATE", parameters)
+        return super()._read_entries(key, values)
 
-    def relieve(self) -> None:
-        self._session.flush()
-        self.forget()
+    def _take_number(self) -> int:
+        if not self._numbers:
+            sql = "SELECT nextval('rollouts_number_seq') FROM generate_series(1, ?::int)"
+            self._numbers = [number for (number,) in reversed(self.select_stored(sql, (self.expected_rollouts,)))]
+        return self._numbers.pop()
 
-    def counts(self) -> dict[str, int]:
-        places = {name: self._session.send(sql) for name, sql in _COUNTS.items()}
-        return {name: self._session.fetch(place)[0][0] for name, place in places.items()}
+    def load_span_ids(self, rollout_ids: Collection[str]) -> None:
+        """Read which of the offered spans these rollouts have; a statement for each would be a round trip for each."""
+        found = [self.entries.get(rollout_id) for rollout_id in rollout_ids]
+        entries = {entry.number: entry for entry in found if entry is not None}
+        if not entries:
+            return
+        for entry in entries.values():
+            for attempt in entry.attempts:
+                entry.span_ids.setdefault(attempt.sequence_id, set())
+        sql = (
+            "SELECT rollout, attempt, span_id FROM spans WHERE rollout = ANY(?::bigint[]) AND span_id = ANY(?::text[])"
+        )
+        for number, sequence_id, span_id in self.select_rows(sql, (list(entries), list(self.offered_span_ids))):
+            entries[number].span_ids.setdefault(sequence_id, set()).add(span_id)
+
+    def has_span(self, attempt: Attempt, span_id: str) -> bool:
+        entry, sequence_id = self.known(attempt.rollout_id), attempt.sequence_id
+        known = entry.span_ids.get(sequence_id)
+        if known is None or span_id not in self.offered_span_ids:
+            sought = sorted(self.offered_span_ids | {span_id})
+            sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ? AND span_id = ANY(?::text[])"
+            rows = self.select_rows(sql, (entry.number, sequence_id, sought))
+            known = entry.span_ids.setdefault(sequence_id, set())
+            known.update(found for (found,) in rows)
+        return span_id in known
+
+    def get_last_sequence(self, rollout_id: str) -> int:
+        if rollout_id not in self._sequences and self.find(rollout_id) is None and not self._session.is_reader:
+            # There is no row to lock.
+            self._session.send("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (rollout_id,))
+        return super().get_last_sequence(rollout_id)
+
+    # ------------------------------------------------------------------ queue
+
+    def push(self, rollout_id: str, *, front: bool = False) -> None:
+        entry = self.known(rollout_id)
+        if entry.position is None:
+            entry.position = 0  # its place is given when it is written
+            self._hold("queue", entry.number, (entry.number, "queue_head" if front else "queue_tail"))
+
+    def pop(self, limit: int) -> Sequence[str]:
+        """Take what nobody else has locked; for a whole batch at once, if it will ask for more."""
+        if not self._popped:
+            wanted = max(limit, self.expected_pops)
+            # A second statement sees what was committed as the first one began.
+            rows = self.select_rows(_POP, (wanted,)) or self.select_rows(_POP, (wanted,))
+            numbers = [number for _, number in rows]
+            by_number = {entry.number: entry for entry in self._read_entries("number", numbers)} if numbers else {}
+            self._popped = [(position, by_number[number].rollout.rollout_id) for position, number in rows]
+        self.expected_pops = max(self.expected_pops - limit, 0)
+        taken, self._popped = self._popped[:limit], self._popped[limit:]
+        return [rollout_id for _, rollout_id in taken]
+
+    def _leave_queue(self, entry: SqlEntry) -> None:
+        entry.position = None
+        self._held["queue"].pop(entry.number, None)
+        self._hold("leaving", entry.number, (entry.number,))
+
+    def _restore_position(self, entry: SqlEntry, position: int | None) -> None:
+        entry.position = position
+
+    def _new_position(self, *, front: bool) -> int:
+        raise NotImplementedError  # `push` leaves it to the database

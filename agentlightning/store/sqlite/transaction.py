@@ -6,185 +6,171 @@ reaches the database. A reading transaction is the same object on a connection o
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, ClassVar
 
-from agentlightning.store.notices import NoticeFields
-from agentlightning.store.selection import Selection
-from agentlightning.store.sql import select_metrics, select_open_spans, select_records, select_spans
-from agentlightning.store.sqlite.queue_table import QueueTable
-from agentlightning.store.sqlite.record_tables import RecordTables
-from agentlightning.store.sqlite.rollout_tables import RolloutTables
-from agentlightning.store.sqlite.session import Session
-from agentlightning.store.transaction import Record, RecordT, Transaction
-from agentlightning.types import (
-    Attempt,
-    MetricPoint,
-    PaginatedResult,
-    Rollout,
-    Span,
-)
+import orjson
+
+from agentlightning.store.selection import Condition
+from agentlightning.store.sql import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry, SqlTransaction
+from agentlightning.types import Attempt
 
 __all__ = ["SqliteTransaction"]
 
-_COUNTS = """
-SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts), coalesce((SELECT max(number) FROM spans), 0),
-       (SELECT count(*) FROM resources), (SELECT count(*) FROM workers), (SELECT count(*) FROM runs),
-       (SELECT count(*) FROM queue), coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)
-"""
-_COUNTED = (
-    "total_rollouts",
-    "total_attempts",
-    "total_spans",
-    "total_resources",
-    "total_workers",
-    "total_runs",
-    "queue_length",
-    "total_span_bytes",
+READ_AHEAD = 256
+"""How many entries of the queue are read at once."""
+_READ_QUEUE = (
+    f"SELECT rollout_id, position FROM queue JOIN rollouts ON number = rollout ORDER BY position LIMIT {READ_AHEAD}"
 )
+_INSERT_ROLLOUT = f"INSERT INTO rollouts (number, {ROLLOUT_COLUMNS}, due) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_UPDATE_ROLLOUT = (
+    "UPDATE rollouts SET status = ?, mode = ?, resources_id = ?, end_time = ?, config = ?, metadata = ?, output = ?, "
+    "due = ? WHERE number = ?"
+)
+_WRITES = {
+    "inputs": "INSERT OR REPLACE INTO inputs VALUES (?, ?)",
+    "open_spans": "INSERT OR REPLACE INTO open_spans VALUES (?, ?)",
+    "sequences": "INSERT OR REPLACE INTO sequences VALUES (?, ?)",
+    "metrics": "INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)",
+    **{table.name: table.upsert for table in RECORD_TABLES.values()},
+}
+_INSERT_SPAN = "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT_ATTEMPT = f"INSERT OR REPLACE INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class SqliteTransaction(Transaction):
+class SqliteTransaction(SqlTransaction):
     """Reads and writes on one connection."""
 
+    orders: ClassVar = {"asc": "ASC", "desc": "DESC"}
+    span_counts = (
+        "coalesce((SELECT max(number) FROM spans), 0), "
+        "coalesce((SELECT bytes_so_far FROM spans ORDER BY number DESC LIMIT 1), 0)"
+    )
+
     def __init__(self, connection: sqlite3.Connection, *, max_span_bytes: int) -> None:
-        self.session = Session(connection)
-        self._rollouts = RolloutTables(self.session, max_span_bytes=max_span_bytes)
-        self._queue = QueueTable(self.session, self._rollouts)
-        self._records = RecordTables(self.session)
-        self.notices = []
-        self._kept_notices = 0
-        self.earliest_due: float | None = None
-        """No rollout is due before this moment; None if none is scheduled."""
+        self.connection = connection
+        super().__init__(max_span_bytes=max_span_bytes)
 
-    def forget(self) -> None:
-        """Drop everything remembered: another connection has written, or a batch was rolled back."""
-        self.session.forget()
-        self._rollouts.forget()
-        self._queue.forget()
-        self._records.forget()
-        self.notices = []
-        self._kept_notices = 0
-
-    def keep(self) -> None:
-        """The operation is done; what it wrote stays."""
-        self.session.keep()
-        self._kept_notices = len(self.notices)
-
-    def take_back(self) -> None:
-        """The operation failed; what it wrote goes."""
-        self.session.take_back()
-        del self.notices[self._kept_notices :]
+    def _remember_nothing(self) -> None:
+        super()._remember_nothing()
+        self._is_queue_whole = False
+        self._tail: int | None = None
+        self._next_number: int | None = None
+        self._last_span: tuple[int, int] | None = None  # its number, and the bytes of all spans
 
     def refresh_due(self) -> None:
         """Read the earliest moment of the schedule."""
-        self.earliest_due = self.session.select("SELECT min(due) FROM rollouts WHERE due IS NOT NULL")[0][0]
+        self.earliest_due = self.select_rows("SELECT min(due) FROM rollouts WHERE due IS NOT NULL")[0][0]
 
-    def end_batch(self) -> list[NoticeFields]:
-        """After a commit: what is to be told."""
-        notices, self.notices = self.notices, []
-        self._kept_notices = 0
-        self.cursor += len(notices)
-        self._rollouts.trim()
-        self._records.trim()
-        return notices
+    # ------------------------------------------------------------------ statements
 
-    # ------------------------------------------------------------------ rollouts and attempts
+    def select_stored(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        return self.connection.execute(sql, parameters).fetchall()
 
-    def get_rollout(self, rollout_id: str) -> Rollout | None:
-        entry = self._rollouts.find(rollout_id)
-        return None if entry is None else entry.rollout
+    def write(self, sql: str, rows: Iterable[Row]) -> None:
+        """Run a statement for every row."""
+        self.connection.executemany(sql, rows)
 
-    def put_rollout(self, rollout: Rollout) -> None:
-        self._rollouts.put(rollout)
+    def _write_held(self) -> None:
+        held = self._held
+        if "new rollouts" in held:
+            self.write(_INSERT_ROLLOUT, [entry.new_row for entry in held["new rollouts"].values()])
+        if "changed rollouts" in held:
+            self.write(_UPDATE_ROLLOUT, [entry.changed_row for entry in held["changed rollouts"].values()])
+        if self._spans:
+            self._write_spans()
+        if "attempts" in held:
+            newest, _ = self._newest_span()  # which their heartbeats cover
+            self.write(_PUT_ATTEMPT, [(*row, newest) for row in held["attempts"].values()])
+        if "queue" in held:
+            places = held["queue"].items()
+            self.write("DELETE FROM queue WHERE position = ?", [(place,) for place, number in places if number is None])
+            taken = [(place, number) for place, number in places if number is not None]
+            self.write("INSERT OR REPLACE INTO queue VALUES (?, ?)", taken)
+        for table, rows in held.items():
+            if table in _WRITES:
+                self.write(_WRITES[table], rows.values())
 
-    def select_rollouts(self, selection: Selection) -> PaginatedResult[Rollout]:
-        return self._rollouts.select(selection)
+    def _write_spans(self) -> None:
+        number, total = self._newest_span()
+        rows = []
+        for *described, body in self._spans:
+            number += 1
+            total += len(body)
+            rows.append((number, *described, total, body))
+        self.write(_INSERT_SPAN, rows)
+        self._last_span = number, total
 
-    def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
-        entry = self._rollouts.find(rollout_id)
-        return () if entry is None else self._rollouts.attempts_of(entry)
+    def _newest_span(self) -> tuple[int, int]:
+        """Number of the last span, and the bytes of all spans."""
+        if self._last_span is None:
+            rows = self.select_stored("SELECT number, bytes_so_far FROM spans ORDER BY number DESC LIMIT 1")
+            self._last_span = rows[0] if rows else (0, 0)
+        return self._last_span
 
-    def put_attempt(self, attempt: Attempt) -> None:
-        self._rollouts.put_attempt(attempt)
+    def _delete_attempt(self, rollout_number: int, sequence_id: int) -> None:
+        sql = "DELETE FROM attempts WHERE rollout = ? AND sequence_id = ?"
+        self.connection.execute(sql, (rollout_number, sequence_id))
 
-    def remove_latest_attempt(self, rollout_id: str) -> None:
-        self._rollouts.remove_latest_attempt(rollout_id)
+    def _id(self, text: str) -> str:
+        return text if text.isascii() else text.encode(errors="replace").decode()
 
-    # ------------------------------------------------------------------ spans
+    def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
+        if len(values) == 1:
+            parameters.extend(self._id(value) if isinstance(value, str) else value for value in values)
+            return f"{column} = ?"
+        parameters.append(orjson.dumps([self._id(value) if isinstance(value, str) else value for value in values]))
+        return f"{column} IN (SELECT value FROM json_each(?))"
 
-    def append_spans(self, attempt: Attempt, spans: Sequence[Span], now: float) -> Attempt:
-        return self._rollouts.append_spans(attempt, spans, now)
+    def _term(self, condition: Condition, parameters: list[Any]) -> str:
+        if condition.kind == "within":
+            return self._within(condition.field, sorted(condition.value, key=str), parameters)
+        parameters.append(condition.value)
+        return f"instr({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} IS ?"
+
+    # ------------------------------------------------------------------ numbers, spans, queue
+
+    def _take_number(self) -> int:
+        if self._next_number is None:
+            self._next_number = (self.select_rows("SELECT max(number) FROM rollouts")[0][0] or 0) + 1
+        self._next_number += 1
+        return self._next_number - 1
 
     def has_span(self, attempt: Attempt, span_id: str) -> bool:
-        return self._rollouts.has_span(attempt, span_id)
+        entry = self.known(attempt.rollout_id)
+        known = entry.span_ids.get(attempt.sequence_id)
+        if known is None:
+            sql = "SELECT span_id FROM spans WHERE rollout = ? AND attempt = ?"
+            rows = self.select_rows(sql, (entry.number, attempt.sequence_id))
+            known = entry.span_ids[attempt.sequence_id] = {found for (found,) in rows}
+        return span_id in known
 
-    def select_spans(self, rollout_id: str, attempt: Attempt | None, selection: Selection) -> PaginatedResult[Span]:
-        return select_spans(self.session, rollout_id, attempt, selection)
+    def _new_position(self, *, front: bool) -> int:
+        if front:
+            position: int = self.select_rows("SELECT coalesce(min(position), 0) - 1 FROM queue")[0][0]
+            return position
+        if self._tail is None:
+            self._tail = self.select_rows("SELECT coalesce(max(position), 0) FROM queue")[0][0]
+        self._tail += 1
+        return self._tail
 
-    def put_open_spans(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        self._rollouts.put_open_spans(rollout_id, spans)
+    def _move(self, entry: SqlEntry, position: int | None) -> None:
+        if entry.position is not None:
+            self._hold("queue", entry.position, None)
+        if position is not None:
+            self._hold("queue", position, entry.number)
+        super()._move(entry, position)
 
-    def get_open_spans(self, rollout_id: str) -> Sequence[Span]:
-        return select_open_spans(self.session, rollout_id)
+    def _restore_position(self, entry: SqlEntry, position: int | None) -> None:
+        entry.position = position
+        self._queue.clear()
+        self._is_queue_whole = False
 
-    def get_last_sequence(self, rollout_id: str) -> int:
-        return self._rollouts.last_sequence(rollout_id)
+    def _is_queue_at_hand(self) -> bool:
+        return self._is_queue_whole
 
-    def put_last_sequence(self, rollout_id: str, sequence_id: int) -> None:
-        self._rollouts.put_last_sequence(rollout_id, sequence_id)
-
-    # ------------------------------------------------------------------ queue and schedule
-
-    def push(self, rollout_id: str, *, front: bool = False) -> None:
-        self._queue.push(rollout_id, front=front)
-
-    def pop(self, limit: int) -> Sequence[str]:
-        popped: list[str] = []
-        while len(popped) < limit and (rollout_id := self._queue.pop()) is not None:
-            popped.append(rollout_id)
-        return popped
-
-    def unqueue(self, rollout_id: str) -> None:
-        self._queue.unqueue(rollout_id)
-
-    def queue_ids(self) -> Sequence[str]:
-        return self._queue.ids()
-
-    def schedule(self, rollout_id: str, due: float | None) -> None:
-        self._rollouts.set_due(rollout_id, due)
-        if due is not None and (self.earliest_due is None or due < self.earliest_due):
-            self.earliest_due = due
-
-    def overdue(self, now: float) -> Sequence[str]:
-        return self._rollouts.overdue(now)
-
-    # ------------------------------------------------------------------ everything else
-
-    def get_record(self, kind: type[RecordT], key: str) -> RecordT | None:
-        return self._records.get(kind, key)
-
-    def put_record(self, record: Record) -> None:
-        self._records.put(record)
-
-    def select_records(self, kind: type[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-        return select_records(self.session, kind, selection)
-
-    def get_setting(self, name: str) -> str | None:
-        return self._records.get_setting(name)
-
-    def put_setting(self, name: str, value: str) -> None:
-        self._records.put_setting(name, value)
-
-    def append_metrics(self, point: MetricPoint) -> None:
-        self._records.append_metrics(point)
-
-    def get_metrics(self, run_id: str, step: int | None = None) -> Sequence[MetricPoint]:
-        return select_metrics(self.session, run_id, step)
-
-    def relieve(self) -> None:
-        self.session.flush()
-        self._rollouts.entries.clear()
-
-    def counts(self) -> dict[str, int]:
-        row = self.session.select(_COUNTS)[0]
-        return dict(zip(_COUNTED, row, strict=True))
+    def _read_queue(self) -> None:
+        if not self._is_queue_whole:
+            self._queue = OrderedDict(self.select_rows(_READ_QUEUE))
+            self._is_queue_whole = len(self._queue) < READ_AHEAD

@@ -83,7 +83,7 @@ class Writer:
         self._watch = watch
         self._on_abandoned = on_abandoned
         self._tx = open_transaction()
-        self._connection = self._tx.session.connection
+        self._connection = self._tx.connection
         self._turn = threading.Lock()  # protects the connection, the transaction, and the fields below up to `_jobs`
         self._data_version = -1
         self._is_patient = True
@@ -267,24 +267,25 @@ class Writer:
             raise
         except Exception as error:  # goes to the caller
             job.error = error
-            if tx.session.is_spoiled:
+            if tx.is_spoiled:
                 raise _Spoiled from error
             tx.take_back()
 
     def _commit(self) -> list[NoticeFields]:
-        session = self._tx.session
-        session.flush()
-        notices = self._tx.notices
+        tx = self._tx
+        tx.flush()
+        notices = tx.notices
         if notices:
-            session.write("INSERT INTO notices VALUES (?, ?)", [(notices[-1][1], orjson.dumps(notices))])
+            tx.write("INSERT INTO notices VALUES (?, ?)", [(notices[-1][1], orjson.dumps(notices))])
         self._commits += 1
         if self._commits % COMMITS_BETWEEN_PRUNES == 0:
-            session.write("DELETE FROM notices WHERE last_cursor < ?", [(self._tx.cursor - DEFAULT_CAPACITY,)])
-            session.write(_PRUNE_OPEN_SPANS, [()])
-            session.write("DELETE FROM grants WHERE time < ?", [(self._clock() - GRANT_SECONDS,)])
+            tx.write("DELETE FROM notices WHERE last_cursor < ?", [(tx.cursor - DEFAULT_CAPACITY,)])
+            tx.write(_PRUNE_OPEN_SPANS, [()])
+            tx.write("DELETE FROM grants WHERE time < ?", [(self._clock() - GRANT_SECONDS,)])
         self._connection.execute("COMMIT")
         self._watch_log()
-        return self._tx.end_batch()
+        tx.trim()
+        return tx.take_notices()
 
     def _watch_log(self) -> None:
         """Have the log moved into the file when it is long; other processes make it longer too, so it is measured."""

@@ -1,78 +1,41 @@
-"""What the back ends that speak SQL have in common: how records lie in their tables, and a working set on a database.
+"""A working set on a database: what the back ends that speak SQL have in common.
 
-The set loads what it meets and holds changed rows back until they are flushed, so that the ten spans of a rollout read
-it once and, arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when
-it is flushed. A dialect gives the statements that write, numbers for new rollouts, and whether an attempt has a span.
+It loads what it meets and holds changed rows back until they are flushed, so that the ten spans of a rollout read it
+once and, arriving in one batch, write its attempt once. What JSON cannot hold is refused when it is put, never when it
+is flushed. A dialect gives the statements that write, numbers for new rollouts, and whether an attempt has a span.
 """
 
-import functools
 import itertools
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import orjson
 
-from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_finished
-from agentlightning.store.notices import NoticeFields
 from agentlightning.store.selection import Condition, Selection, choose
-from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT, Setting
-from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
-from agentlightning.store.working_set import RECORD_KEYS, Entry, WorkingSet
-from agentlightning.types import (
-    Attempt,
-    MetricPoint,
-    PaginatedResult,
-    ResourcesUpdate,
-    Rollout,
-    RolloutConfig,
-    Run,
-    Span,
-    Worker,
+from agentlightning.store.tables import (
+    READ_ROLLOUTS,
+    RECORD_TABLES,
+    ROLLOUT_WIDTH,
+    Row,
+    SqlEntry,
+    attempt_of,
+    attempt_row,
+    entry_of,
+    rollout_as_read,
+    rollout_json,
 )
+from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT
+from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
+from agentlightning.store.working_set import WorkingSet
+from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 
-__all__ = [
-    "ATTEMPT_COLUMNS",
-    "MOST_ENTRIES",
-    "RECORD_TABLES",
-    "ROLLOUT_COLUMNS",
-    "SELECT_NOTICES",
-    "Row",
-    "SqlEntry",
-    "SqlTransaction",
-    "migrations",
-    "notices_of",
-]
-
-Row = tuple[Any, ...]
+__all__ = ["SqlTransaction"]
 
 MOST_ENTRIES = 2048
 """How many rollouts, and records of a kind, a transaction remembers; with more it begins anew."""
-ROLLOUT_COLUMNS = "rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output"
-ATTEMPT_COLUMNS = (
-    "rollout, sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata, "
-    "heartbeat_span"
-)
-SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
-_READ_ROLLOUTS = f"""
-SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
-       a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
-       coalesce((SELECT arrival_time FROM spans
-                 WHERE spans.rollout = a.rollout AND spans.attempt = a.sequence_id AND spans.number > a.heartbeat_span
-                 ORDER BY spans.number DESC LIMIT 1), a.last_heartbeat_time),
-       a.metadata
-FROM rollouts r
-JOIN inputs i ON i.rollout = r.number
-LEFT JOIN queue q ON q.rollout = r.number
-LEFT JOIN attempts a ON a.rollout = r.number
-WHERE r.{{}} ORDER BY r.number, a.sequence_id
-"""
-_ROLLOUT_WIDTH = 4 + len(ROLLOUT_COLUMNS.split(", "))
-"""Columns of `_READ_ROLLOUTS` before those of the attempt."""
 _LAST_SEQUENCE = """
 SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
                        UNION ALL SELECT max(sequence_id) FROM spans WHERE rollout = ?) AS numbers
@@ -80,144 +43,6 @@ SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
 _OF_ROLLOUT = "rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
 _QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 _ALL = 2**63 - 1
-
-
-def migrations() -> list[str]:
-    """The scripts that make the tables, in the order of their numbers, in SQLite's dialect."""
-    folder = resources.files("agentlightning.store") / "migrations"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
-    return [file.read_text(encoding="utf-8") for file in files]
-
-
-def notices_of(rows: Iterable[Row], after: int) -> list[NoticeFields]:
-    """The notices behind a cursor, from the rows of `SELECT_NOTICES`."""
-    notices = [tuple(fields) for (body,) in rows for fields in orjson.loads(body)]
-    return [fields for fields in notices if fields[1] > after]
-
-
-# ---------------------------------------------------------------------- rows
-
-
-@dataclass(slots=True, eq=False)
-class SqlEntry(Entry):
-    """A rollout as a transaction knows it."""
-
-    json: Row = ()
-    """Configuration, metadata and output, as they lie in the row."""
-
-    @property
-    def new_row(self) -> Row:
-        rollout = self.rollout
-        described = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id)
-        return (self.number, *described, rollout.start_time, rollout.end_time, *self.json, self.due)
-
-    @property
-    def changed_row(self) -> Row:
-        rollout = self.rollout
-        described = (rollout.status, rollout.mode, rollout.resources_id, rollout.end_time)
-        return (*described, *self.json, self.due, self.number)
-
-
-def _entry_of(row: Row) -> SqlEntry:
-    number, position, due, body, *columns = row[:_ROLLOUT_WIDTH]
-    rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output = columns
-    rollout = Rollout(
-        rollout_id=rollout_id,
-        input=orjson.loads(body),
-        start_time=start_time,
-        end_time=end_time,
-        mode=mode,
-        resources_id=resources_id,
-        status=status,
-        config=_config_of(config),
-        metadata=orjson.loads(metadata),
-        output=None if output is None else orjson.loads(output),
-    )
-    return SqlEntry(rollout, number, position=position, due=due, json=(config, metadata, output))
-
-
-@functools.lru_cache(256)
-def _config_of(body: bytes) -> RolloutConfig:
-    """Most rollouts share their configuration, which is never changed in place."""
-    return RolloutConfig.model_validate_json(body)
-
-
-def _attempt_of(row: Row, rollout_id: str) -> Attempt:
-    sequence_id, attempt_id, status, start_time, end_time, worker_id, last_heartbeat_time, metadata = row
-    return Attempt(
-        rollout_id=rollout_id,
-        attempt_id=attempt_id,
-        sequence_id=sequence_id,
-        start_time=start_time,
-        end_time=end_time,
-        status=status,
-        worker_id=worker_id,
-        last_heartbeat_time=last_heartbeat_time,
-        metadata=orjson.loads(metadata),
-    )
-
-
-def _attempt_row(attempt: Attempt, rollout_number: int) -> Row:
-    """Without the number of the newest span, which its heartbeat covers."""
-    described = (attempt.attempt_id, attempt.status, attempt.start_time, attempt.end_time, attempt.worker_id)
-    metadata = as_json(attempt.metadata, "metadata")
-    return (rollout_number, attempt.sequence_id, *described, attempt.last_heartbeat_time, metadata)
-
-
-@dataclass(frozen=True)
-class RecordTable:
-    """A table of records under one key: plain columns first, JSON columns behind them."""
-
-    name: str
-    columns: tuple[str, ...]
-    """The key first."""
-    json_columns: tuple[str, ...]
-    model: Callable[..., Any]
-
-    @functools.cached_property
-    def column_list(self) -> str:
-        return ", ".join((*self.columns, *self.json_columns))
-
-    @functools.cached_property
-    def upsert(self) -> str:
-        names = (*self.columns, *self.json_columns)
-        changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
-        marks = ", ".join("?" * len(names))
-        insert = f"INSERT INTO {self.name} ({self.column_list}) VALUES ({marks})"
-        return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {changes}"
-
-    def row_of(self, record: Any) -> Row:
-        plain = [getattr(record, name) for name in self.columns]
-        return (*plain, *(_json_of(getattr(record, name), f"{self.name}.{name}") for name in self.json_columns))
-
-    def record_of(self, row: Row) -> Any:
-        plain = dict(zip(self.columns, row, strict=False))
-        bodies = zip(self.json_columns, row[len(self.columns) :], strict=True)
-        return self.model(**plain, **{name: orjson.loads(body) for name, body in bodies})
-
-
-def _json_of(value: Any, where: str) -> bytes:
-    if isinstance(value, dict):
-        value = {name: item.model_dump() if hasattr(item, "model_dump") else item for name, item in value.items()}
-    return as_json(value, where)
-
-
-def _record_table(name: str, model: type[Any], *json_columns: str) -> RecordTable:
-    key = RECORD_KEYS[model]
-    columns = [field for field in model.model_fields if field != key and field not in json_columns]
-    return RecordTable(name, (key, *columns), json_columns, model)
-
-
-RECORD_TABLES: dict[type, RecordTable] = {
-    ResourcesUpdate: _record_table("resources", ResourcesUpdate, "resources"),
-    Worker: _record_table("workers", Worker, "heartbeat_stats"),
-    Run: _record_table("runs", Run, "config", "metadata", "summary"),
-    Grant: _record_table("grants", Grant, "given"),
-    Setting: RecordTable("settings", ("name", "value"), (), Setting),
-}
-
-
-# ---------------------------------------------------------------------- transactions
 
 
 class SqlTransaction(WorkingSet[SqlEntry]):
@@ -344,15 +169,15 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         """Read rollouts with their attempts, in the order of their numbers."""
         self._make_room()
         parameters: list[Any] = []
-        sql = _READ_ROLLOUTS.format(self._within(key, values, parameters))
+        sql = READ_ROLLOUTS.format(self._within(key, values, parameters))
         found: dict[int, SqlEntry] = {}
         for row in self.select_stored(sql, parameters):
             entry = found.get(row[0])
             if entry is None:
-                entry = found[row[0]] = _entry_of(row)
+                entry = found[row[0]] = entry_of(row)
                 self.entries[entry.rollout.rollout_id] = entry
-            if row[_ROLLOUT_WIDTH] is not None:
-                entry.attempts.append(_attempt_of(row[_ROLLOUT_WIDTH:], entry.rollout.rollout_id))
+            if row[ROLLOUT_WIDTH] is not None:
+                entry.attempts.append(attempt_of(row[ROLLOUT_WIDTH:], entry.rollout.rollout_id))
         return list(found.values())
 
     def _put_rollout(self, rollout: Rollout) -> SqlEntry:
@@ -362,8 +187,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self._finished.append(rollout.rollout_id)
         if entry is None:
             self._make_room()
-            json = _rollout_json(rollout)
-            entry = SqlEntry(_as_read(rollout, json), self._take_number(), json=json)
+            json = rollout_json(rollout)
+            entry = SqlEntry(rollout_as_read(rollout, json), self._take_number(), json=json)
             self._absent.discard(rollout.rollout_id)
             self._set(self.entries, rollout.rollout_id, entry)
             self._hold("new rollouts", entry.number, entry)
@@ -378,8 +203,8 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             or rollout.metadata is not before.metadata
             or rollout.output is not before.output
         ):
-            entry.json = _rollout_json(rollout)
-            entry.rollout = _as_read(rollout, entry.json)
+            entry.json = rollout_json(rollout)
+            entry.rollout = rollout_as_read(rollout, entry.json)
         if rollout.input is not before.input:
             self._put_input(entry, rollout.input)
         return entry
@@ -413,7 +238,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
     # ------------------------------------------------------------------ attempts, spans, sequence ids
 
     def _put_attempt(self, entry: SqlEntry, attempt: Attempt) -> None:
-        row = _attempt_row(attempt, entry.number)
+        row = attempt_row(attempt, entry.number)
         self._hold("attempts", (entry.number, attempt.sequence_id), row)
         if attempt.metadata is not None:
             attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
@@ -443,7 +268,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self._set(self._sequences, attempt.rollout_id, highest)
         alive = replaced(attempt, last_heartbeat_time=now)
         if (entry.number, sequence) in self._held["attempts"]:  # its row covers these spans too
-            self._hold("attempts", (entry.number, sequence), _attempt_row(alive, entry.number))
+            self._hold("attempts", (entry.number, sequence), attempt_row(alive, entry.number))
         super()._put_attempt(entry, alive)
         return alive
 
@@ -559,19 +384,6 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         *found, queued, spans, span_bytes = self.select_rows(f"SELECT {counted}, {self.span_counts}")[0]
         totals = {f"total_{table}": count for table, count in zip(tables, found, strict=False)}
         return {**totals, "total_spans": spans, "queue_length": queued, "total_span_bytes": span_bytes}
-
-
-def _rollout_json(rollout: Rollout) -> Row:
-    output = None if rollout.output is None else as_json(rollout.output, "output")
-    return as_json(rollout.config.model_dump(), "config"), as_json(rollout.metadata, "metadata"), output
-
-
-def _as_read(rollout: Rollout, json: Row) -> Rollout:
-    """The rollout as a reader of its row gets it."""
-    _, metadata, output = json
-    if output is None:
-        return replaced(rollout, metadata=orjson.loads(metadata))
-    return replaced(rollout, metadata=orjson.loads(metadata), output=orjson.loads(output))
 
 
 def _restore_rollout(entry: SqlEntry, rollout: Rollout, json: Row) -> None:

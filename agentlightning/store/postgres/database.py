@@ -15,7 +15,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, InvalidValue, StoreUnavailable
 from agentlightning.store.postgres.session import Connection
-from agentlightning.store.sql import migrations
+from agentlightning.store.tables import migrations
 
 __all__ = ["RETRIED", "Pool", "connect", "described", "open_pool", "parsed", "prepare", "store_errors"]
 

@@ -27,7 +27,7 @@ from agentlightning.store.local import Clock
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import connect, described
 from agentlightning.store.postgres.session import Connection, PostgresSession
-from agentlightning.store.sql import SELECT_NOTICES, notices_of
+from agentlightning.store.tables import SELECT_NOTICES, notices_of
 
 __all__ = ["Relay", "read_notices"]
 

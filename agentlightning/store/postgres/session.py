@@ -18,7 +18,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
-from agentlightning.store.sql import Row
+from agentlightning.store.tables import Row
 
 __all__ = ["Connection", "PostgresSession", "is_storable"]
 

@@ -16,7 +16,8 @@ import orjson
 from agentlightning.store.claims import Grant
 from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition
-from agentlightning.store.sql import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry, SqlTransaction
+from agentlightning.store.sql import SqlTransaction
+from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Worker
 
 __all__ = ["PostgresTransaction"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUnavailable
-from agentlightning.store.sql import migrations
+from agentlightning.store.tables import migrations
 from agentlightning.utils.private_files import create_file
 
 __all__ = [

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import orjson
 
 from agentlightning.store.selection import Condition
-from agentlightning.store.sql import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry, SqlTransaction
+from agentlightning.store.sql import SqlTransaction
+from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt
 
 __all__ = ["SqliteTransaction"]

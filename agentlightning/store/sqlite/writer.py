@@ -26,9 +26,9 @@ from agentlightning.store.claims import GRANT_SECONDS
 from agentlightning.store.durable import Job, closed_store, settle
 from agentlightning.store.local import Clock, Watchdog, execute
 from agentlightning.store.notices import DEFAULT_CAPACITY, NoticeBoard, NoticeFields
-from agentlightning.store.sql import SELECT_NOTICES, notices_of
 from agentlightning.store.sqlite.database import MEMORY, checkpoint, log_length, set_patience, store_errors
 from agentlightning.store.sqlite.transaction import SqliteTransaction
+from agentlightning.store.tables import SELECT_NOTICES, notices_of
 
 __all__ = ["Writer", "read_notices"]
 

@@ -6,6 +6,7 @@ import { ago, badge, duration, empty, facts, firstLine, h, linkTo, note, number,
 import { known, learn } from "./rewards.js";
 import { FINAL, isFinal, STATUSES } from "./states.js";
 import { errorOf } from "./traces.js";
+import { sentenceOf } from "./verdict.js";
 
 const LATEST = 200; // finished rollouts from which the throughput is told
 const WINDOW_SECONDS = 60;
@@ -14,14 +15,17 @@ const PER_WINDOW = 8; // rollouts read for a point
 const ERRORS = 6;
 const RETRIED = 50; // rollouts that are to be tried again, among which the latest errors are looked for
 const WORKERS = 50;
+const RUN_POINTS = 2000; // of a run, the latest
+const RUN_CURVES = { "reward/mean": "train", "validation/reward": "validation" };
 const WIDE_FROM = 700; // pixels that a wide chart needs
 
 export function overview(main) {
-  const names = ["states", "figures", "reward", "workers", "errors"];
+  const names = ["run", "states", "figures", "reward", "workers", "errors"];
   const places = Object.fromEntries(names.map((name) => [name, h("div")]));
   swap(
     main,
     h("h1", {}, "Overview"),
+    places.run,
     panel("Rollouts by state", places.states, places.figures),
     panel("Mean reward over time", places.reward),
     h("div", { class: "columns" }, panel("Workers", places.workers), panel("Latest errors", places.errors)),
@@ -32,9 +36,34 @@ export function overview(main) {
     showStates(places.states, counts);
     showFigures(places.figures, counts, statistics, finished);
     await Promise.all([showWorkers(places.workers, signal), showErrors(places.errors, signal)]);
-    await showReward(places.reward, counts, signal);
+    const curves = await showRun(places.run, signal);
+    if (curves === null) await showReward(places.reward, counts, signal);
+    else swap(places.reward, curves);
   };
-  return { kinds: ["rollout", "worker"], refresh, mostSeconds: 10 };
+  return { kinds: ["rollout", "worker", "run", "metrics"], refresh, mostSeconds: 10 };
+}
+
+/** The newest run with its verdict, and the curves of its own metrics; null where it has none. */
+async function showRun(place, signal) {
+  const asked = { sort_by: "start_time", sort_order: "desc", limit: 1 };
+  const run = (await get("runs", asked, signal)).items[0];
+  if (run === undefined) {
+    swap(place);
+    return null;
+  }
+  const words = sentenceOf(run);
+  swap(place, panel("Current run",
+    h("p", {}, linkTo("runs", run.run_id, { text: run.name }), " ", badge(run.status), " ", ago(run.start_time, now())),
+    words !== null && h("p", {}, words)));
+  const path = `runs/${encodeURIComponent(run.run_id)}/metrics`;
+  const names = Object.keys(RUN_CURVES);
+  const { total } = await get(path, { names, limit: 0 }, signal);
+  const page = await get(path, { names, limit: RUN_POINTS, offset: Math.max(0, total - RUN_POINTS) }, signal);
+  const pointsOf = (name) => page.items.filter((one) => name in one.values).map((one) => [one.step, one.values[name]]);
+  const curves = names.map((name) => ({ name: RUN_CURVES[name], points: pointsOf(name) }));
+  const series = curves.filter((one) => one.points.length);
+  const label = (step) => `step ${number(Math.round(step))}`;
+  return series.length ? [chart("", series, { label, isWide: place.clientWidth > WIDE_FROM }), note("By step.")] : null;
 }
 
 async function countAll(signal) {

@@ -5,6 +5,7 @@ import { chart } from "./chart.js";
 import {
   ago, asText, badge, duration, empty, facts, firstLine, h, linkTo, note, number, panel, swap, table,
 } from "./dom.js";
+import { sentenceOf, verdictOf } from "./verdict.js";
 
 const COLUMNS = ["Run", "Status", "Start", ["Duration", "number"], "Algorithm", ["Summary", "wide"]];
 const PAGE = 50;
@@ -26,7 +27,7 @@ export function runs(main, route) {
       ago(run.start_time, now()),
       duration((run.end_time ?? now()) - run.start_time),
       configuredAs(run),
-      h("span", { class: "task" }, summed(run.summary)),
+      h("span", { class: "task" }, sentenceOf(run) ?? summed(run.summary)),
     ]);
     swap(place, table(COLUMNS, rows, "No run was recorded."), pager(offset, page.total));
   };
@@ -94,10 +95,12 @@ function head(found) {
     ["Duration", duration((found.end_time ?? now()) - found.start_time)],
   ];
   const whenEmpty = found.status === "running" ? "It comes at the end." : "Empty.";
-  const summary = panel("Summary", listed(found.summary, whenEmpty));
+  const { verdict: _, ...figures } = found.summary ?? {};
+  const summary = panel("Summary", listed(figures, whenEmpty));
   const configuration = panel("Configuration", listed({ ...found.config, ...found.metadata }, "Empty."));
   return h("div", {},
     h("section", { class: "panel" }, facts(pairs)),
+    verdictOf(found),
     h("div", { class: "columns" }, summary, configuration));
 }
 

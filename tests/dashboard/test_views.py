@@ -293,3 +293,37 @@ async def test_a_rollout_without_an_output_shows_none(page: Page, serve: Serve) 
     await page.until_text("Attempt 1", "main")
 
     assert await page.ask(f"{OUTPUT} === undefined")
+
+
+async def test_a_run_leads_with_its_verdict_and_so_does_the_overview(page: Page, serve: Serve) -> None:
+    server = await serve()
+    finding = {
+        "name": "all_wrong",
+        "sentence": "No answer was ever right.",
+        "advice": "<b>Easier</b> tasks.",
+        "figures": {},
+    }
+    verdict = {"outcome": "no gain", "sentence": "Nothing was gained.", "gain": None, "findings": [finding]}
+    run = await server.start_run("nightly")
+    for step in range(4):
+        await server.add_metrics(run.run_id, step, {"reward/mean": 0.1 * step, "validation/reward": 0.5})
+    await server.finish_run(run.run_id, summary={"verdict": verdict, "best": 0.25})
+
+    await page.goto(f"{server.endpoint}/dashboard#/")
+    await page.until_text("Nothing was gained.")
+    await page.until("document.querySelectorAll('polyline').length === 2")
+    await page.click(f"a[data-key={run.run_id}]")
+
+    await page.until_text("No answer was ever right. <b>Easier</b> tasks.", ".findings")
+    assert await page.ask("document.querySelector('.verdict').className") == "verdict warn"
+
+
+async def test_a_summary_that_only_looks_like_a_verdict_is_shown_as_text(page: Page, serve: Serve) -> None:
+    server = await serve()
+    run = await server.start_run("nightly")
+    await server.finish_run(run.run_id, summary={"verdict": {"sentence": 7, "findings": "none"}, "best": 0.25})
+
+    await page.goto(f"{server.endpoint}/dashboard#/runs/{run.run_id}")
+
+    await page.until_text("0.25")
+    assert await page.ask("document.querySelector('.verdict')") is None

@@ -7,10 +7,12 @@ again; at the end everything that any of them told is looked for.
 
 import asyncio
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ import pytest
 from agentlightning.store import SqliteLightningStore
 
 STEPS_BEFORE_DEATH = (0, 0, 1, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 30, 45, 70, 100)
+LONGEST_DELAY_SECONDS = 0.01
+"""Death comes at a random moment after a step, so that it falls into commits too."""
 
 CHILD = """
 import asyncio, itertools, os, sys
@@ -95,8 +99,8 @@ class Told:
             self.done.add(words[0])
 
 
-def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, steps: int) -> None:
-    """Have a child born, kill it when it has told so many steps, and hear what it said."""
+def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, steps: int, delay_seconds: float) -> None:
+    """Have a child born, kill it a moment after it has told so many steps, and hear what it said."""
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     nursery.stdin.write(f"{path}\n")
@@ -113,7 +117,7 @@ def live_and_die(nursery: "subprocess.Popen[str]", path: Path, told: Told, steps
             told.hear(line)
             heard += 1
         if pid and is_open and heard >= steps and not is_killed:
-            os.kill(pid, signal.SIGKILL)
+            threading.Timer(delay_seconds, os.kill, (pid, signal.SIGKILL)).start()
             is_killed = True
 
 
@@ -149,13 +153,14 @@ async def check_queue(path: Path, told: Told) -> None:
 
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(20260101)
     path = tmp_path / "s.db"
     told = Told()
     with subprocess.Popen(
         [sys.executable, "-u", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as nursery:
         for steps in STEPS_BEFORE_DEATH:
-            live_and_die(nursery, path, told, steps)
+            live_and_die(nursery, path, told, steps, chance.uniform(0, LONGEST_DELAY_SECONDS))
             connection = sqlite3.connect(path)
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             connection.close()

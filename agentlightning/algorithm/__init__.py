@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APO",
-    "Algorithm",
-    "Baseline",
-    "FastAlgorithm",
-    "FunctionalAlgorithm",
     "GEPA",
     "GRPO",
     "SFT",
     "VERL",
+    "Algorithm",
+    "Baseline",
+    "FastAlgorithm",
+    "FunctionalAlgorithm",
     "algo",
 ]
 

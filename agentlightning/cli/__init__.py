@@ -1,4 +1,4 @@
-"""The `agl` command: one file a command, loaded when it is called."""
+"""The `agl` command: one module a command, loaded when it is called."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import agentlightning
-from agentlightning.cli.arguments import CommandParser, similar_word
+from agentlightning.cli.command import CommandParser, say, similar_word
 from agentlightning.errors import AgentLightningError
 
 __all__ = ["main"]
@@ -58,20 +58,8 @@ examples:
   agl runner --store http://trainer:4747 my_agent:agent
   agl run --store runs.db -- python my_script.py
   agl proxy --model qwen=http://127.0.0.1:8000/v1 --store http://127.0.0.1:4747
-"""
 
-
-def _parser() -> CommandParser:
-    lines = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
-    parser = CommandParser(
-        prog="agl",
-        description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",
-        examples=EXAMPLES + "\n`agl COMMAND --help` tells more.",
-        usage="agl [-h] [--version] COMMAND ...",
-    )
-    parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
-    return parser
+`agl COMMAND --help` tells more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,23 +68,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors of ours, and of the system about a file or an address, are one line; `--log-level DEBUG` shows the rest.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    arguments = parser.parse_args(given[:1])  # the rest is the command's, word for word
-    if arguments.command is None:
+    lines = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
+    parser = CommandParser(
+        prog="agl",
+        description=f"Agent Lightning makes any AI agent learn.\n\ncommands:\n{lines}",
+        examples=EXAMPLES,
+        usage="agl [-h] [--version] COMMAND ...",
+    )
+    parser.add_argument("--version", action="version", version=f"agentlightning {agentlightning.__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    name = parser.parse_args(given[:1]).command  # the rest is the command's, word for word
+    if name is None:
         parser.print_help()
         return 2
-    if arguments.command not in COMMANDS:
-        likely = similar_word(arguments.command, [*COMMANDS, *_RELATED])
+    if name not in COMMANDS:
+        likely = similar_word(name, [*COMMANDS, *_RELATED])
         question = "" if likely is None else f"; did you mean `agl {_RELATED.get(likely, likely)}`?"
-        parser.error(f"there is no command '{arguments.command}'{question}")
+        parser.error(f"there is no command '{name}'{question}")
     try:
-        module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(arguments.command, arguments.command)}")
+        module = importlib.import_module(f"agentlightning.cli.{_MODULES.get(name, name)}")
         code: int = module.main(given[1:])
     except KeyboardInterrupt:
-        print(f"agl {arguments.command}: Stopped by Ctrl-C.", file=sys.stderr)  # noqa: T201 # the command's own output
+        say(name, "Stopped by Ctrl-C.")
         return INTERRUPTED
-    except (AgentLightningError, OSError) as error:
+    except (AgentLightningError, OSError, RuntimeError) as error:
+        # A server that cannot start raises a plain RuntimeError; any other kind of one is a fault of ours.
+        if not isinstance(error, (AgentLightningError, OSError)) and type(error) is not RuntimeError:
+            raise
         logger.debug("The command failed.", exc_info=True)
-        print(f"agl {arguments.command}: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
+        say(name, str(error))
         return 1
     return code

@@ -1,22 +1,21 @@
 """`agl agentops`: a stand-in for AgentOps' service on this machine."""
 
+import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import CommandParser, port_number
+from agentlightning.cli.command import Command, CommandParser, port_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.legacy.agentops_service import HOST, listen, serve
-from agentlightning.logging import setup
 
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 DEFAULT_PORT = 8002
 
@@ -30,38 +29,29 @@ examples:
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl agentops",
-        description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
-        "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
     parser.add_argument(
         "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
     )
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def _run(arguments: argparse.Namespace) -> None:
     listening = listen(arguments.port)
     address = f"http://{HOST}:{listening.getsockname()[1]}"
     if arguments.daemon:
-        return _serve_in_background(listening, address)
-    setup("INFO")
+        _serve_in_background(listening, address)
+        return
     _tell(f"Standing in for AgentOps at {address}. Ctrl-C stops it.")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # what is open is closed on the way out
     serve(listening)
-    return 0
 
 
 def _tell(text: str) -> None:
     Console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
-def _serve_in_background(listening: "socket.socket", address: str) -> int:
+def _serve_in_background(listening: "socket.socket", address: str) -> None:
     """The socket is bound by now, so whoever is told the address can connect."""
     if not hasattr(os, "fork"):
         raise ConfigurationError("--daemon needs a system that can fork; run `agl agentops` without it.")
@@ -71,7 +61,6 @@ def _serve_in_background(listening: "socket.socket", address: str) -> int:
     listening.close()
     _tell(f"Standing in for AgentOps at {address} in process {process_id}; `kill {process_id}` stops it.")
     print(process_id)  # noqa: T201 # the command's own output, for scripts
-    return 0
 
 
 def _detach_and_serve(listening: "socket.socket") -> NoReturn:
@@ -87,3 +76,15 @@ def _detach_and_serve(listening: "socket.socket") -> NoReturn:
         code = 0
     finally:
         os._exit(code)
+
+
+COMMAND = Command(
+    name="agentops",
+    description="Stand in for AgentOps' service: programs that start AgentOps are given a token, what they export "
+    "is thrown away, and no network is needed. AgentOpsTracer does not need it.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

@@ -5,6 +5,7 @@ served until Ctrl-C, to this machine alone and there to whoever has the address:
 server stands in it.
 """
 
+import argparse
 import asyncio
 import html
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urldefrag
@@ -22,16 +23,15 @@ from urllib.parse import urldefrag
 from rich.console import Console
 from rich.markup import escape
 
-from agentlightning.cli.arguments import CommandParser, port_number
-from agentlightning.cli.store_address import existing_file, first_answer, is_database, is_remote, store_at
+from agentlightning.cli.command import Command, CommandParser, port_number
+from agentlightning.cli.stores import first_response, is_remote, open_store
 from agentlightning.dashboard import DASHBOARD_PATH, address_with_token
 from agentlightning.errors import IncompatibleStore
-from agentlightning.logging import setup
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.utils.server_launcher import ending_signal
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 LOOPBACK = "127.0.0.1"
 MASTER_TOKEN_BYTES = 32
@@ -56,39 +56,25 @@ If a running server wants a token, the page asks for it.
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl dashboard",
-        description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the store file, or the address of a server or a database")
     parser.add_argument(
         "--port", type=port_number, default=0, help="for a file: where to serve it; a free one by default"
     )
     parser.add_argument("--no-browser", action="store_true", help="only say where the page is")
-    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper())
-    opens_browser = not arguments.no_browser and sys.stdout.isatty() and _has_screen()
-    if is_remote(arguments.store):
-        url = asyncio.run(_page_of(arguments.store))
-        _show(f"The dashboard: {url}")
-        if opens_browser:
-            webbrowser.open(url)
-        return 0
-    try:
-        ended_by = asyncio.run(_serve(arguments.store, arguments.port, opens_browser))
-    except (RuntimeError, PermissionError) as error:  # the port is taken, or the file is somebody else's
-        print(f"agl dashboard: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
-        return 1
-    if ended_by == signal.SIGINT:
-        raise KeyboardInterrupt
-    return 0
+def _run(arguments: argparse.Namespace) -> int | None:
+    # A browser needs a window to open; one for the terminal would take ours.
+    has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    opens_browser = not arguments.no_browser and sys.stdout.isatty() and has_screen
+    if not is_remote(arguments.store):
+        return asyncio.run(_serve(arguments.store, arguments.port, opens_browser))
+    url = asyncio.run(_page_of(arguments.store))
+    _show(f"The dashboard: {url}")
+    if opens_browser:
+        webbrowser.open(url)
+    return None
 
 
 async def _page_of(address: str) -> str:
@@ -96,10 +82,10 @@ async def _page_of(address: str) -> str:
     server, fragment = urldefrag(address)
     server = server.rstrip("/").removesuffix(DASHBOARD_PATH)
     url = server + DASHBOARD_PATH
-    answer = await first_answer(server, DASHBOARD_PATH)
-    if (answer.status, answer.media_type) != (200, "text/html"):
+    response = await first_response(server, DASHBOARD_PATH)
+    if (response.status, response.media_type) != (200, "text/html"):
         raise IncompatibleStore(
-            f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {answer.status}); it is no store "
+            f"The server at '{server}' has no dashboard ({DASHBOARD_PATH} answers {response.status}); it is no store "
             "server, or an older one."
         )
     return f"{url}#{fragment}" if fragment else url
@@ -112,10 +98,8 @@ async def _serve(address: str, port: int, opens_browser: bool) -> signal.Signals
     """
     master = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
     token = sign_token(master, Scope("reader"), expires_at=None)
-    if not is_database(address):
-        existing_file(address)
     with ending_signal() as received:
-        store = store_at(address)
+        store = open_store(address, must_exist=True)
         try:
             server = LightningStoreServer(store, LOOPBACK, port, launch_mode="asyncio", token=master)
             await server.start()
@@ -150,6 +134,11 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _has_screen() -> bool:
-    """Whether a browser has a window to open; one for the terminal would take ours."""
-    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+COMMAND = Command(
+    name="dashboard",
+    description="Look at a store in the browser: rollouts, their traces and conversations, rewards, runs.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

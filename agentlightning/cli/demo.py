@@ -20,13 +20,12 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.intervals import Estimate
 from agentlightning.cli import INTERRUPTED
-from agentlightning.cli.arguments import CommandParser, finite_number, named_path, positive_number
+from agentlightning.cli.command import Command, CommandParser, finite_number, named_path, positive_number
 from agentlightning.cli.export_model import is_checkpoints
 from agentlightning.errors import ConfigurationError
-from agentlightning.logging import setup
 from agentlightning.utils.installation import install_command
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 EXAMPLE: Final = "calc_x"
 TRAINING_TASKS: Final = 20_000
@@ -46,13 +45,7 @@ examples:
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl demo",
-        description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
-        "comes with this one, and a reward of 1 or 0.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--folder", type=named_path, help="for the store and the trained model; a new temporary one by default"
     )
@@ -73,8 +66,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--resume", action="store_true", help="go on with what is in --folder")
     parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
-    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
 def _target(text: str) -> float:
@@ -90,9 +81,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train and show; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+def _run(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("torch", "safetensors", "openai") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -100,7 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if arguments.resume and arguments.folder is None:
         raise ConfigurationError("--resume needs the --folder of the run to go on with.")
-    setup(arguments.log_level.upper())
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="agl-demo-"))
     if arguments.resume and not is_checkpoints(folder / CHECKPOINTS):
         raise ConfigurationError(
@@ -237,3 +225,14 @@ def _conversation(one: FinishedRollout) -> str:
         if message.get("content"):
             said.append(("→ " if message["role"] == "tool" else "says ") + str(message["content"]))
     return " ".join(said) or "nothing"
+
+
+COMMAND = Command(
+    name="demo",
+    description="Train a calculator agent with GRPO: an ordinary program for the openai package, a tiny model that "
+    "comes with this one, and a reward of 1 or 0.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

@@ -2,13 +2,12 @@
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -19,23 +18,29 @@ from agentlightning.algorithm import Algorithm
 from agentlightning.algorithm.batches import Batches, Score, score_of
 from agentlightning.algorithm.intervals import FailedChoice, FailedReward, check_failed_reward
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.cli.arguments import CommandParser, amount, named_path, positive_number, seconds, whole_number
-from agentlightning.cli.export_model import Choice, check_model, export, is_checkpoints
+from agentlightning.cli.command import (
+    Command,
+    CommandParser,
+    amount,
+    named_path,
+    positive_number,
+    print_json,
+    seconds,
+    whole_number,
+)
+from agentlightning.cli.export_model import Choice, check_model, check_torch, export, is_checkpoints
 from agentlightning.cli.runner import loaded_agent
-from agentlightning.cli.store_address import is_remote, path_of
+from agentlightning.cli.stores import is_remote, path_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy, ModelConfig
-from agentlightning.logging import setup
 from agentlightning.trainer import Trainer
 from agentlightning.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
-from agentlightning.utils.installation import install_command
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 DEFAULT_CONCURRENCY: Final = 16
 DEFAULT_TIMEOUT: Final = 600.0
 MOST_ERRORS: Final = 3
-_KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 EXAMPLES = """\
 examples:
@@ -50,12 +55,7 @@ The key of an endpoint is taken from OPENAI_API_KEY.
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl eval",
-        description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "target", metavar="MODEL_OR_ENDPOINT", help="tiny, smollm2, a folder with a model or checkpoints, or a URL"
     )
@@ -93,8 +93,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--device", default="auto", help="for a model served here (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--log-level", default="ERROR", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
 def _failed_reward(text: str) -> FailedReward:
@@ -107,19 +105,16 @@ def _failed_reward(text: str) -> FailedReward:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate and tell; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    # Failed rollouts stand in the report, and what ends the evaluation is the last line.
-    told_here = ("agentlightning.runner.failures", "agentlightning.trainer.trainer")
-    setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
+def _run(arguments: argparse.Namespace) -> None:
     if not is_remote(arguments.target) and not is_checkpoints(Path(arguments.target)):
         check_model(arguments.target)
     tasks = _tasks(arguments.data)[: arguments.n]
     agent = loaded_agent(arguments.agent)
-    evaluation = EvaluationRun(
-        _resources(arguments.prompt), arguments.temperature, arguments.timeout, failed=arguments.failed
-    )
+    resources: NamedResources = {}
+    if arguments.prompt is not None:
+        template = PromptTemplate(template=_text_of(arguments.prompt, "prompt"), engine="f-string")
+        resources = {"prompt_template": template}
+    evaluation = EvaluationRun(resources, arguments.temperature, arguments.timeout, failed=arguments.failed)
     began = time.monotonic()
     with _served(arguments) as model:
         evaluation.model = model
@@ -136,7 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if evaluation.score is None:  # Ctrl-C ends a training, and not with an error
         raise KeyboardInterrupt
     _report(arguments, evaluation.score, time.monotonic() - began)
-    return 0
 
 
 # ---------------------------------------------------------------------- evaluating
@@ -178,10 +172,13 @@ class EvaluationRun(Algorithm):
 def _served(arguments: argparse.Namespace) -> Iterator[ModelConfig]:
     """The model as the proxy is told of it; one of our own is served as long as the block lasts."""
     if is_remote(arguments.target):
-        yield _endpoint(arguments.target, arguments.model)
+        if arguments.model is None:
+            raise ConfigurationError(f"What does '{arguments.target}' call the model? Say it with --model.")
+        key = os.environ.get("OPENAI_API_KEY", "unused")
+        parameters = {"model": f"openai/{arguments.model}", "api_base": arguments.target, "api_key": key}
+        yield ModelConfig(model_name=arguments.model, litellm_params=parameters)
         return
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
+    check_torch()
     from agentlightning.engine.embedded import EngineServer
 
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
@@ -195,30 +192,17 @@ def _served(arguments: argparse.Namespace) -> Iterator[ModelConfig]:
             yield ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"])
 
 
-def _endpoint(url: str, model: str | None) -> ModelConfig:
-    if model is None:
-        raise ConfigurationError(f"What does '{url}' call the model? Say it with --model.")
-    parameters = {"model": f"openai/{model}", "api_base": url, "api_key": os.environ.get(_KEY_VARIABLE, "unused")}
-    return ModelConfig(model_name=model, litellm_params=parameters)
-
-
-def _resources(prompt: Path | None) -> NamedResources:
-    if prompt is None:
-        return {}
+def _text_of(path: Path, what: str) -> str:
     try:
-        return {"prompt_template": PromptTemplate(template=prompt.read_text(encoding="utf-8"), engine="f-string")}
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The prompt '{prompt}' cannot be read: {error}") from error
+        raise ConfigurationError(f"The {what} '{path}' cannot be read: {error}") from error
 
 
 def _tasks(path: Path) -> list[Any]:
     """The lines of a file, empty ones left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The data '{path}' cannot be read: {error}") from error
     tasks: list[Any] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_text_of(path, "data").splitlines(), 1):
         if line.strip():
             try:
                 tasks.append(json.loads(line))
@@ -229,31 +213,44 @@ def _tasks(path: Path) -> list[Any]:
     return tasks
 
 
-# ---------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------- reporting
 
 
 def _report(arguments: argparse.Namespace, found: Score, seconds: float) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     reward = found.reward
+    has_interval = math.isfinite(reward.low)
     if arguments.json:
-        told = {
-            "target": arguments.target,
-            "mean": reward.mean,
-            "low": reward.low if math.isfinite(reward.low) else None,
-            "high": reward.high if math.isfinite(reward.high) else None,
-            "n": reward.n,
-            "failed": found.failed,
-            "failed_reward": reward.failed_reward,
-            "errors": dict(found.errors),
-            "seconds": round(seconds, 3),
-            "store": arguments.store,
-        }
-        console.print(json.dumps(told))
+        print_json(
+            {
+                "target": arguments.target,
+                "mean": reward.mean,
+                "low": reward.low if has_interval else None,
+                "high": reward.high if has_interval else None,
+                "n": reward.n,
+                "failed": found.failed,
+                "failed_reward": reward.failed_reward,
+                "errors": dict(found.errors),
+                "seconds": round(seconds, 3),
+                "store": arguments.store,
+            }
+        )
         return
-    interval = f"95 % interval {reward.low:.3f} to {reward.high:.3f}"
-    if not math.isfinite(reward.low):
-        interval = "no interval, because rewards are all the same"
-    console.print(f"reward {reward.mean:.3f}, {interval}, n = {reward.n}")
-    console.print(f"{reward.failed_words}, {seconds:.0f} s")
-    for error, count in found.errors.most_common(MOST_ERRORS):
-        console.print(f"  {count} times: {error}")
+    interval = "no interval, because rewards are all the same"
+    if has_interval:
+        interval = f"95 % interval {reward.low:.3f} to {reward.high:.3f}"
+    lines = [f"reward {reward.mean:.3f}, {interval}, n = {reward.n}", f"{reward.failed_words}, {seconds:.0f} s"]
+    lines += [f"  {count} times: {error}" for error, count in found.errors.most_common(MOST_ERRORS)]
+    Console(highlight=False, markup=False, soft_wrap=True).print("\n".join(lines))
+
+
+COMMAND = Command(
+    name="eval",
+    description="Run an agent on a data set and tell the mean reward, with a 95 % interval.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="ERROR",
+    # Failed rollouts stand in the report, and what ends the evaluation is the last line.
+    quiet_loggers=("agentlightning.runner.failures", "agentlightning.trainer.trainer"),
+)
+main = COMMAND.main

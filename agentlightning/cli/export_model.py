@@ -1,16 +1,15 @@
 """`agl export-model`: a checkpoint of a training becomes a folder that `agl serve`, transformers or vLLM loads."""
 
+import argparse
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import CommandParser, named_path, whole_number
+from agentlightning.cli.command import Command, CommandParser, named_path, whole_number
 from agentlightning.errors import ConfigurationError
-from agentlightning.logging import setup
 from agentlightning.utils.installation import install_command
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.codec import ChatCodec
     from agentlightning.engine.model import CausalModel
 
-__all__ = ["Choice", "check_model", "export", "is_checkpoints", "main"]
+__all__ = ["COMMAND", "Choice", "check_model", "check_torch", "export", "is_checkpoints", "main"]
 
 STEP_FOLDERS: Final = "step-*"
 MODEL_FILES: Final = ("tiny.json", "config.json")
@@ -54,12 +53,7 @@ class Choice:
     """Of the weights that are written; None writes each as exact as it is."""
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl export-model",
-        description="Write a trained model as a folder of its own.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "checkpoint", type=named_path, help="the checkpoints of a training, a folder with a model, tiny or smollm2"
     )
@@ -76,23 +70,23 @@ def _parser() -> CommandParser:
         choices=("bfloat16", "float16"),
         help="write a Hugging Face model in 16 bits, rounded by chance; by default every weight is written exactly",
     )
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the model; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    setup("WARNING")
+def _run(arguments: argparse.Namespace) -> None:
     choice = Choice(arguments.step, arguments.best, arguments.policy, arguments.base, arguments.dtype)
-    told = export(arguments.checkpoint, arguments.out, choice)
-    Console().print(f"{told}\nServe it: agl serve {arguments.out}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    written = export(arguments.checkpoint, arguments.out, choice)
+    Console().print(f"{written}\nServe it: agl serve {arguments.out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_torch() -> None:
+    """Refuse to go on without what the engine needs."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
+        raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
 
 
 def export(source: Path, out: Path, choice: Choice) -> str:
     """Write the model of a folder to another; says in a sentence what was written. ConfigurationError if it cannot."""
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError(f"Models are read with torch: run `{install_command('train')}`.")
+    check_torch()
     _check_places(source, out)
     from agentlightning.engine.checkpoint import check_replaceable, load, read_extra, save_model
 
@@ -204,3 +198,13 @@ def _restored(checkpoint: "Checkpoint", base: str | None) -> "tuple[CausalModel,
     model, codec = load(base or _base_of(checkpoint), device="cpu")
     model.load_state(checkpoint.model_state())
     return model, codec
+
+
+COMMAND = Command(
+    name="export-model",
+    description="Write a trained model as a folder of its own.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

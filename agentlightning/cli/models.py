@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.arguments import amount, named_path, whole_number
+from agentlightning.cli.command import amount, named_path, whole_number
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import Budget, ModelConfig
 
@@ -25,7 +25,6 @@ FORMS: Final = (
     "NAME=provider/model for the provider's own address"
 )
 _AT_URL: Final = re.compile(r"@(?=https?://)")
-_YAML_SUFFIXES: Final = (".yaml", ".yml")
 _OPENAI: Final = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE")
 _BUDGETS: Final[Mapping[str, Callable[[str], float]]] = {"calls": whole_number, "tokens": whole_number, "cost": amount}
 _ANTHROPIC: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")
@@ -99,38 +98,27 @@ def _entry(text: str) -> ModelConfig:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a file of YAML or JSON."""
+    is_yaml = path.suffix in (".yaml", ".yml")
     try:
         text = path.read_text(encoding="utf-8")
+        config = importlib.import_module("yaml").safe_load(text) if is_yaml else json.loads(text)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--config '{path}' is YAML, which needs PyYAML: `pip install pyyaml`, or write it as JSON."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--config '{path}' cannot be read: {error}.") from error
-    config = _parsed_yaml(path, text) if path.suffix in _YAML_SUFFIXES else _parsed_json(path, text)
+    except Exception as error:  # of the parser
+        reason = " ".join(str(error).split())
+        way_out = "" if is_yaml else "; a file of YAML ends in .yaml or .yml"
+        kind = "YAML" if is_yaml else "JSON"
+        raise ConfigurationError(f"--config '{path}' is no {kind}: {reason}{way_out}.") from error
     if not isinstance(config, dict):
         raise ConfigurationError(
             f"--config '{path}' holds a value of type {type(config).__name__}; it must be a mapping."
         )
     return config
-
-
-def _parsed_json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--config '{path}' is no JSON: {error}; a file of YAML ends in .yaml or .yml."
-        ) from error
-
-
-def _parsed_yaml(path: Path, text: str) -> Any:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"--config '{path}' is YAML, which needs PyYAML: `pip install pyyaml`, or write it as JSON."
-        ) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config '{path}' is no YAML: {' '.join(str(error).split())}.") from error
 
 
 # ---------------------------------------------------------------------- for programs that name their own models

@@ -4,21 +4,20 @@ Processes that count with prometheus_client and share a folder named in PROMETHE
 there; this command adds them up and shows them. A store server alone does not need it: it has its own /metrics.
 """
 
+import argparse
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rich.console import Console
 
-from agentlightning.cli.arguments import CommandParser, port_number
+from agentlightning.cli.command import Command, CommandParser, port_number
 from agentlightning.errors import ConfigurationError
-from agentlightning.logging import setup
 from agentlightning.utils.installation import install_command
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,29 +32,20 @@ examples:
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl prometheus",
-        description=f"Show the figures of all processes that share the folder {FOLDER}.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     parser.add_argument(
         "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
     )
     parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are (default: %(default)s)")
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def _run(arguments: argparse.Namespace) -> None:
     folder = os.environ.get(FOLDER)
     if not folder or not Path(folder).is_dir():
         raise ConfigurationError(f"{FOLDER} must name the folder in which the processes count; it is {folder!r}.")
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigurationError(f"The package prometheus_client is missing: run `{install_command('prometheus')}`.")
-    setup(arguments.log_level.upper())
     try:
         server = _Server((arguments.host, arguments.port), arguments.metrics_path.rstrip("/"))
     except OSError as error:
@@ -68,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"Showing the figures in {folder} at {address}. Ctrl-C stops it.", markup=False, soft_wrap=True
         )
         server.serve_forever()
-    return 0
 
 
 class _Server(ThreadingHTTPServer):
@@ -110,3 +99,14 @@ def _figures() -> bytes:
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
     figures: bytes = generate_latest(registry)
     return figures
+
+
+COMMAND = Command(
+    name="prometheus",
+    description=f"Show the figures of all processes that share the folder {FOLDER}.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

@@ -3,26 +3,23 @@
 import argparse
 import asyncio
 import signal
-import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from agentlightning.cli.arguments import CommandParser, port_number, seconds, whole_number
+from agentlightning.cli.command import Command, CommandParser, port_number, say, seconds, whole_number
 from agentlightning.cli.models import FORMS, Models, add_budget_arguments, add_model_arguments, budget_of, models_of
-from agentlightning.cli.store_address import is_remote, store_at, why_silent
+from agentlightning.cli.stores import open_store, outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import AgentLightningError, ConfigurationError
+from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS
-from agentlightning.logging import setup
 from agentlightning.store import LightningStore
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.utils.server_launcher import ENDING_SIGNALS, calm_collector
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main", "proxy_of"]
 
 DEFAULT_PORT: Final = 4749
 DEFAULT_RETRIES: Final = 2
@@ -42,12 +39,7 @@ Ctrl-C lets calls in flight finish and stores them; a second one ends at once.
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl proxy",
-        description="Serve models to agents, and record every call under its rollout.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     add_model_arguments(parser)
     add_budget_arguments(parser, "run-max", "that all may spend together")
     parser.add_argument("--store", help="where calls are recorded: http://host:4747, a file, or sqlite:///path")
@@ -81,18 +73,12 @@ def _parser() -> CommandParser:
         "--replay", action="store_true", help="answer calls that an earlier attempt of the rollout made from the record"
     )
     parser.add_argument("--raw-spans", action="store_true", help="also store the bodies of calls as they were sent")
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stopped; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper())
+def _run(arguments: argparse.Namespace) -> int:
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
     refuse_open_address(
-        arguments.host,
-        api_key,
+        *(arguments.host, api_key),
         is_insecure=arguments.insecure,
         at_risk="use your models",
         given_as="AGL_PROXY_API_KEY or --api-key",
@@ -100,66 +86,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = models_of(arguments)
     if not models.entries:
         raise ConfigurationError(f"There is no model to serve; give some with --model, as {FORMS}, or with --config.")
-    has_rollout_budget = budget_of(arguments) is not None
-    if has_rollout_budget and arguments.store is None and api_key is None:
+    has_budget = budget_of(arguments) is not None
+    if has_budget and arguments.store is None and api_key is None:
         raise ConfigurationError(
             "--max-calls, --max-tokens and --max-cost are budgets of each rollout, and without --store there is none; "
             "give the store of the rollouts, or limit all calls together with --run-max-...."
         )
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    _tell_of_store(arguments.store, token, has_rollout_budget=has_rollout_budget)
-    store = store_at(arguments.store, token)
+    if arguments.store is None:
+        say("proxy", "No --store is given, so calls are kept in memory and forgotten when the proxy ends.")
+    outage = outage_of(arguments.store, token)
+    if outage is not None:
+        meanwhile = (
+            "are refused until it does, since rollouts have budgets" if has_budget else "are served, and wait for it"
+        )
+        say("proxy", f"The store does not answer; calls {meanwhile}. {outage}")
+    store = open_store(arguments.store, token)
     calm_collector()
     try:
-        proxy = _proxy(arguments, models, store, api_key=api_key)
+        proxy = proxy_of(arguments, models, store, api_key=api_key)
         ended_by = _serve_until_signal(proxy, arguments.store or "memory")
-    except RuntimeError as error:
-        if isinstance(error, AgentLightningError):
-            raise
-        _say(str(error))
-        return 1
     finally:
         asyncio.run(store.close())
-    _say(_told(proxy))
-    if ended_by == signal.SIGINT:
-        raise KeyboardInterrupt
-    return 0
+    say("proxy", _recorded_calls(proxy))
+    return ended_by
 
 
-def _tell_of_store(address: str | None, token: str | None, *, has_rollout_budget: bool) -> None:
-    if address is None:
-        _say("No --store is given, so calls are kept in memory and forgotten when the proxy ends.")
-    elif is_remote(address):
-        silence = why_silent(address, token)
-        if silence is not None:
-            until_then = "calls are refused until it does, since rollouts have budgets"
-            if not has_rollout_budget:
-                until_then = "calls are served, and wait for it"
-            _say(f"The store does not answer; {until_then}. {silence}")
-
-
-def _told(proxy: LLMProxy) -> str:
+def _recorded_calls(proxy: LLMProxy) -> str:
     """What became of the calls of a proxy that has stopped."""
     calls: dict[str, Any] = proxy.status()["calls"]
     lost, waiting, unattributed = calls["lost"], calls["waiting_for_store"], calls["unattributed"]
-    words = [f"{_count(calls['stored'])} stored, {sum(lost.values())} lost"]
-    words += [f"{number} because {reason}" for reason, number in lost.items()]
+    plural = "" if calls["stored"] == 1 else "s"
+    parts = [f"{calls['stored']} model call{plural} stored, {sum(lost.values())} lost"]
+    parts += [f"{number} because {reason}" for reason, number in lost.items()]
     if waiting:
         kept = proxy.journal_directory
-        words.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept}'"))
+        parts.append(f"{waiting} " + ("not stored and lost" if kept is None else f"waiting in '{kept}'"))
     if unattributed:
-        words.append(f"{unattributed} served for no rollout and not recorded")
-    return ", ".join(words) + "."
+        parts.append(f"{unattributed} served for no rollout and not recorded")
+    return ", ".join(parts) + "."
 
 
-def _count(calls: int) -> str:
-    return f"{calls} model call{'' if calls == 1 else 's'}"
-
-
-def _proxy(arguments: argparse.Namespace, models: Models, store: LightningStore, *, api_key: str | None) -> LLMProxy:
+def proxy_of(arguments: argparse.Namespace, models: Models, store: LightningStore, *, api_key: str | None) -> LLMProxy:
+    """The proxy that the arguments describe."""
     settings = dict(models.settings)
-    if arguments.retries is not None:  # what is said here comes before what the file says
+    if arguments.retries is not None:  # the command line goes before the file
         settings["litellm_settings"] = {**(settings.get("litellm_settings") or {}), "num_retries": arguments.retries}
+    journal = False if arguments.journal == _OFF else arguments.journal and Path(arguments.journal)
     return LLMProxy(
         port=arguments.port,
         model_list=models.entries,
@@ -169,7 +142,7 @@ def _proxy(arguments: argparse.Namespace, models: Models, store: LightningStore,
         num_retries=DEFAULT_RETRIES,
         api_key=api_key,
         access_host=arguments.access_host,
-        journal=_journal(arguments.journal),
+        journal=journal,
         rollout_budget=budget_of(arguments),
         run_budget=budget_of(arguments, "run_max"),
         deadline_seconds=arguments.deadline,
@@ -178,28 +151,22 @@ def _proxy(arguments: argparse.Namespace, models: Models, store: LightningStore,
     )
 
 
-def _journal(text: str | None) -> Path | bool | None:
-    if text is None:
-        return None
-    return False if text == _OFF else Path(text)
-
-
-def _serve_until_signal(proxy: LLMProxy, store: str) -> int:
+def _serve_until_signal(proxy: LLMProxy, store: str) -> signal.Signals:
     """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
     leave = threading.Event()
-    received: list[int] = []
+    received: list[signal.Signals] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         for other in ENDING_SIGNALS:
             signal.signal(other, signal.SIG_DFL)  # a second one ends the process at once
-        received.append(number)
+        received.append(signal.Signals(number))
         leave.set()
 
     proxy.start()
     for number in ENDING_SIGNALS:
         signal.signal(number, note)
     names = ", ".join(dict.fromkeys(entry["model_name"] for entry in proxy.model_list))
-    _say(f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
+    say("proxy", f"Serving {names} at {proxy.endpoint} (calls are recorded in {store}). Ctrl-C stops it.")
     try:
         leave.wait()
     finally:
@@ -207,5 +174,12 @@ def _serve_until_signal(proxy: LLMProxy, store: str) -> int:
     return received[0]
 
 
-def _say(words: str) -> None:
-    print(f"agl proxy: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
+COMMAND = Command(
+    name="proxy",
+    description="Serve models to agents, and record every call under its rollout.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

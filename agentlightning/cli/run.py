@@ -14,26 +14,24 @@ import os
 import secrets
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
-from agentlightning.cli.arguments import CommandParser
+from agentlightning.cli.command import Command, CommandParser, say
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
 from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
-from agentlightning.cli.store_address import existing_file, is_database, is_remote, store_at, why_silent
+from agentlightning.cli.stores import open_store, outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import AgentLightningError, ConfigurationError, StoreUnavailable
+from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.litagent.command import CommandAgent, RewardSource
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
-from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
@@ -43,7 +41,7 @@ from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 WORKER_ID: Final = "agl-run"
 DEFAULT_RETRIES: Final = 2
@@ -72,13 +70,7 @@ The program keeps its terminal, its input and its exit code. What it prints is r
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl run",
-        usage="agl run [options] -- COMMAND...",
-        description="Run a program once, as a rollout with its model calls recorded.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server (default: %(default)s)"
     )
@@ -102,43 +94,32 @@ def _parser() -> CommandParser:
         help="pass this variable on to the program, which inherits no keys, tokens and passwords; may be repeated",
     )
     parser.add_argument("--show", metavar="ROLLOUT_ID", help="show what was recorded of a rollout, and run nothing")
-    parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="with --show, one JSON object for each span")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Run the program; returns its exit code."""
-    words = list(argv or ())
-    border = words.index("--") if "--" in words else len(words)
-    parser = _parser()
-    arguments = parser.parse_args(words[:border])
     # Two dashes behind the program's name are the program's own.
-    command = [*arguments.command, *words[border if arguments.command else border + 1 :]]
+    command = [*arguments.command, *arguments.rest[0 if arguments.command else 1 :]]
     if not command and arguments.show is None:
-        parser.error("there is no program to run; write it behind two dashes: agl run -- python script.py")
-    # A program that failed has said so itself, and the report says it again.
-    told_here = ("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush")
-    setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(told_here, "CRITICAL"))
+        COMMAND.parser().error("there is no program to run; write it behind two dashes: agl run -- python script.py")
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    if arguments.show is not None:
-        if not is_remote(arguments.store) and not is_database(arguments.store):
-            existing_file(arguments.store)
-        return _with_store(arguments.store, token, lambda store: print_trace(store, arguments.show))
-    task, models = _task(arguments.task, command), models_of(arguments)
-    return _with_store(arguments.store, token, lambda store: _run(arguments, models, command, task, store))
-
-
-def _with_store(address: str, token: str | None, use: Any) -> int:
-    silence = why_silent(address, token) if is_remote(address) else None
-    if silence is not None:
-        raise StoreUnavailable(silence)
-    store = store_at(address, token)
+    is_shown = arguments.show is not None
+    task, models = ("", Models([])) if is_shown else (_task(arguments.task, command), models_of(arguments))
+    outage = outage_of(arguments.store, token)
+    if outage is not None:
+        raise outage
+    store = open_store(arguments.store, token, must_exist=is_shown)
     try:
-        code: int = use(store)
+        if is_shown:
+            asyncio.run(print_trace(store, arguments.show, as_json=arguments.json))
+            return 0
+        with _resource(arguments, models, store) as llm:
+            agent = _ForegroundAgent(command, llm, env=_passed_on(arguments.env), reward_from=arguments.reward)
+            return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
     finally:
         asyncio.run(store.close())
-    return code
 
 
 def _task(text: str | None, command: Sequence[str]) -> TaskInput:
@@ -153,14 +134,6 @@ def _task(text: str | None, command: Sequence[str]) -> TaskInput:
 
 
 # ---------------------------------------------------------------------- the proxy
-
-
-def _run(
-    arguments: argparse.Namespace, models: Models, command: Sequence[str], task: TaskInput, store: LightningStore
-) -> int:
-    with _resource(arguments, models, store) as llm:
-        agent = _ForegroundAgent(command, llm, env=_passed_on(arguments.env), reward_from=arguments.reward)
-        return asyncio.run(_Session(arguments.store, store, agent, llm).run(task))
 
 
 @contextmanager
@@ -280,14 +253,13 @@ class _Session:
         report.show(self._address)
         program = self._agent.program
         if program is None or program.exit_code is None:
-            _tell_of(error)
+            _report_error(error)
             return _NOT_STARTED
         if error is not None and program.exit_code == 0:
-            _tell_of(error)  # such as a reward that cannot be read
+            _report_error(error)  # such as a reward that cannot be read
         if program.exit_code != 0 and self._agent.withheld:
-            _say(
-                f"the program did not inherit {', '.join(self._agent.withheld)}; pass on what it needs with --env NAME."
-            )
+            names = ", ".join(self._agent.withheld)
+            _say(f"the program did not inherit {names}; pass on what it needs with --env NAME.")
         return program.exit_code if program.exit_code >= 0 else _SIGNALLED - program.exit_code
 
     async def _attempted(self, rollout: AttemptedRollout) -> BaseException | None:
@@ -323,7 +295,7 @@ class _Session:
                 loop.remove_signal_handler(number)
 
 
-def _tell_of(error: BaseException | None) -> None:
+def _report_error(error: BaseException | None) -> None:
     if error is not None and not isinstance(error, AgentLightningError):
         raise error
     _say(str(error))
@@ -331,4 +303,18 @@ def _tell_of(error: BaseException | None) -> None:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):
-        print(f"agl run: {text}", file=sys.stderr)  # noqa: T201 # the command's own output
+        say("run", text)
+
+
+COMMAND = Command(
+    name="run",
+    usage="agl run [options] -- COMMAND...",
+    description="Run a program once, as a rollout with its model calls recorded.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    # A program that failed has said so itself, and the report says it again.
+    quiet_loggers=("agentlightning.runner.attempt", "agentlightning.runner.failures", "agentlightning.llm_proxy.flush"),
+    has_rest=True,
+)
+main = COMMAND.main

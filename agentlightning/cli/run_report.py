@@ -1,6 +1,5 @@
 """What was recorded of a program's run: a few figures when it has ended, and the whole trace on demand."""
 
-import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentlightning.cli.command import print_json
 from agentlightning.emitter import find_final_reward
 from agentlightning.emitter.reward import get_reward_value
 from agentlightning.errors import ConfigurationError
@@ -96,23 +96,21 @@ def _print(table: Table, *, is_error: bool = False) -> None:
 # ---------------------------------------------------------------------- the trace
 
 
-def print_trace(store: LightningStore, rollout_id: str) -> int:
-    """Print the spans of a rollout's last attempt, in their order; returns the exit code."""
-    spans = asyncio.run(_spans(store, rollout_id))
+async def print_trace(store: LightningStore, rollout_id: str, *, as_json: bool) -> None:
+    """Print the spans of a rollout's last attempt, in their order."""
+    if await store.get_rollout_by_id(rollout_id) is None:
+        raise ConfigurationError(f"There is no rollout '{rollout_id}' in this store.")
+    spans = await store.query_spans(rollout_id, attempt_id="latest", sort_by="sequence_id")
     table = Table(title=f"trace of {escape(rollout_id)}")
     for column in ("#", "span", "model", "tokens", "seconds", "what"):
         table.add_column(column)
     for span in spans:
-        if span.name != RAW_SPAN:
+        if as_json:
+            print_json(span.model_dump(mode="json"))
+        elif span.name != RAW_SPAN:
             table.add_row(*map(escape, _row(span)))
-    _print(table)
-    return 0
-
-
-async def _spans(store: LightningStore, rollout_id: str) -> Sequence[Span]:
-    if await store.get_rollout_by_id(rollout_id) is None:
-        raise ConfigurationError(f"There is no rollout '{rollout_id}' in this store.")
-    return await store.query_spans(rollout_id, attempt_id="latest", sort_by="sequence_id")
+    if not as_json:
+        _print(table)
 
 
 def _row(span: Span) -> tuple[str, ...]:
@@ -121,17 +119,13 @@ def _row(span: Span) -> tuple[str, ...]:
     model = str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or "")
     seconds = "" if span.start_time is None or span.end_time is None else f"{span.end_time - span.start_time:.3f}"
     name = "model call" if span.name == CALL_SPAN else span.name
-    return str(span.sequence_id), name, model, tokens, seconds, _said(span)
-
-
-def _said(span: Span) -> str:
-    """The most telling of what a span holds, on one line."""
     reward = get_reward_value(span)
-    said = (
+    details = (
         span.status.description if span.status.status_code == "ERROR" else None,
         None if reward is None else f"reward {reward:g}",
-        span.attributes.get("gen_ai.completion.0.content"),
-        span.attributes.get("agentlightning.command.text"),
+        attributes.get("gen_ai.completion.0.content"),
+        attributes.get("agentlightning.command.text"),
     )
-    text = " ".join(str(next((words for words in said if words), "")).split())
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    text = " ".join(str(next((detail for detail in details if detail), "")).split())
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return str(span.sequence_id), name, model, tokens, seconds, text

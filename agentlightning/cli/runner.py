@@ -1,29 +1,29 @@
 """`agl runner`: run an agent for a training on another machine; it may come and go at any time."""
 
+import argparse
 import asyncio
 import inspect
 import os
 import pkgutil
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
-from agentlightning.cli.arguments import CommandParser, amount, positive_number
-from agentlightning.cli.store_address import why_silent
+from agentlightning.cli.command import Command, CommandParser, amount, positive_number, say
+from agentlightning.cli.stores import outage_of
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.execution.events import ControlFlags, ExecutionEvent, ThreadingEvent
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.decorator import FunctionalLitAgent
-from agentlightning.logging import setup
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore, LightningStoreClient
 from agentlightning.tracer import OtelTracer
+from agentlightning.trainer.components import checked_agent
 from agentlightning.trainer.roles import RunnerRole
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "loaded_agent", "main"]
 
 DEFAULT_STORE = "http://127.0.0.1:4747"
 GRACE_SECONDS = 30.0
@@ -40,12 +40,7 @@ given back.
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl runner",
-        description="Run an agent on the rollouts of a training.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "agent", metavar="MODULE:AGENT", help="where the agent is: a function, a LitAgent, or a class of one"
     )
@@ -69,18 +64,13 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--allow-poml", action="store_true", help="format POML templates of the store, which are code of who wrote them"
     )
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run until stopped; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper())
+def _run(arguments: argparse.Namespace) -> int:
     agent = loaded_agent(arguments.agent)
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     store = LightningStoreClient(arguments.store, token=token)
-    silence = why_silent(arguments.store, token)
+    outage = outage_of(arguments.store, token)
     runner: LitAgentRunner[object] = LitAgentRunner(
         OtelTracer(),
         max_rollouts=arguments.max_rollouts,
@@ -93,28 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     flags = ControlFlags(paused=ThreadingEvent(), stopped=ThreadingEvent(), prepared=ThreadingEvent())
     role = RunnerRole(runner, agent, (), flags, is_alone=True)
-    print(f"agl runner: {arguments.name} works for {arguments.store}; Ctrl-C to leave", file=sys.stderr)  # noqa: T201
-    if silence is not None:
-        print(f"agl runner: {silence} It is waited for.", file=sys.stderr)  # noqa: T201
+    say("runner", f"{arguments.name} works for {arguments.store}; Ctrl-C to leave")
+    if outage is not None:
+        say("runner", f"{outage} It is waited for.")
     try:
         strategy.execute(_no_algorithm, role, store)
     finally:
         asyncio.run(store.close())
-    if strategy.is_interrupted:
-        raise KeyboardInterrupt
-    return 0
+    return signal.SIGINT if strategy.is_interrupted else 0
 
 
 async def _no_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
     raise AssertionError("A runner has no algorithm.")
-
-
-def _described(error: Exception) -> str:
-    """An error in a line, with the place where it was raised unless it says that itself."""
-    if isinstance(error, (ImportError, AttributeError, ValueError, SyntaxError)):
-        return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def loaded_agent(address: str) -> LitAgent[object]:
@@ -126,13 +106,25 @@ def loaded_agent(address: str) -> LitAgent[object]:
         found = pkgutil.resolve_name(address)
         agent = found() if isinstance(found, type) and issubclass(found, LitAgent) else found
     except Exception as error:  # the user's own module is run here, and may raise anything
-        raise ConfigurationError(f"There is no agent at '{address}': {_described(error)}.") from error
-    if inspect.isfunction(agent):
-        agent = FunctionalLitAgent(agent)
-    if not isinstance(agent, LitAgent):
+        reason = str(error)
+        if not isinstance(error, (ImportError, AttributeError, ValueError, SyntaxError)):  # these say where
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
+        raise ConfigurationError(f"There is no agent at '{address}': {reason}.") from error
+    if not isinstance(agent, LitAgent) and not inspect.isfunction(agent):
         raise ConfigurationError(
             f"'{address}' is of type {type(agent).__name__}, no agent; "
             "name a function, or derive a class from LitAgent."
         )
-    agent.check_parameters()
-    return agent
+    return checked_agent(agent)
+
+
+COMMAND = Command(
+    name="runner",
+    description="Run an agent on the rollouts of a training.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

@@ -1,21 +1,16 @@
 """`agl serve`: the embedded engine alone, as a server that OpenAI's clients can call."""
 
-import importlib.util
-import signal
-import sys
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 from typing import Final
 
-from agentlightning.cli.arguments import CommandParser, port_number, positive_number
-from agentlightning.cli.export_model import check_model
+from agentlightning.cli.command import Command, CommandParser, port_number, positive_number, say
+from agentlightning.cli.export_model import check_model, check_torch
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
-from agentlightning.logging import setup
-from agentlightning.utils.installation import install_command
-from agentlightning.utils.server_launcher import is_loopback
+from agentlightning.store.http.addresses import refuse_open_address
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 DEFAULT_PORT: Final = 4750
 DEFAULT_SEQUENCES: Final = 64
@@ -32,12 +27,7 @@ Nothing is downloaded. Ctrl-C lets calls in flight finish; a second one ends at 
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl serve",
-        description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", help="tiny, smollm2, or a folder with a checkpoint or a Hugging Face model")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
     parser.add_argument(
@@ -73,17 +63,11 @@ def _parser() -> CommandParser:
         help="take new weights (POST /agl/weights) from files in this folder, with the key AGL_ENGINE_WEIGHTS_KEY",
     )
     parser.add_argument("--insecure", action="store_true", help="bind a public address without a key all the same")
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stopped; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    setup(arguments.log_level.upper())
+def _run(arguments: argparse.Namespace) -> int:
     check_model(arguments.model)
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
-        raise ConfigurationError(f"The engine needs torch: run `{install_command('train')}`.")
+    check_torch()
     if arguments.api_key is not None and not arguments.api_key.strip():
         raise ConfigurationError("--api-key is empty; make a key with `agl tokens new`, or leave the option out.")
     api_key = resolve_str_env_var(LightningEnvVar.AGL_PROXY_API_KEY, arguments.api_key) or None
@@ -95,17 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if arguments.weights_folder is not None and not Path(arguments.weights_folder).is_dir():
         raise ConfigurationError(f"--weights-folder {arguments.weights_folder} is not a folder; make it first.")
-    if not (api_key or arguments.insecure or is_loopback(arguments.host)):
-        raise ConfigurationError(
-            f"--host {arguments.host} lets other machines in, and without a key everybody who reaches it can use your "
-            "model; make one with `agl tokens new` and give it as AGL_PROXY_API_KEY, or say "
-            "--insecure if the network is yours alone."
-        )
+    refuse_open_address(
+        *(arguments.host, api_key),
+        is_insecure=arguments.insecure,
+        at_risk="use your model",
+        given_as="AGL_PROXY_API_KEY or --api-key",
+    )
     from agentlightning.engine.process import ServedEngine, ServerOptions, serve
 
     def tell(served: ServedEngine) -> None:
         shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-        _say(f"Serving {served.model_name} at http://{shown}:{served.port}/v1. Ctrl-C stops it.")
+        say("serve", f"Serving {served.model_name} at http://{shown}:{served.port}/v1. Ctrl-C stops it.")
 
     options = ServerOptions(
         model=arguments.model,
@@ -121,10 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights_key=weights_key if arguments.weights_folder is not None else None,
         weights_folders=[] if arguments.weights_folder is None else [arguments.weights_folder],
     )
-    if serve(options, on_ready=tell) == signal.SIGINT:
-        raise KeyboardInterrupt
-    return 0
+    return serve(options, on_ready=tell)
 
 
-def _say(words: str) -> None:
-    print(f"agl serve: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
+COMMAND = Command(
+    name="serve",
+    description="Serve a model to OpenAI's clients, with exact token ids and log-probabilities.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

@@ -4,8 +4,7 @@ import argparse
 import asyncio
 import gc
 import signal
-import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentlightning.cli.arguments import CommandParser, named_path, port_number, positive_number, seconds
-from agentlightning.cli.store_address import (
+from agentlightning.cli.command import (
+    Command,
+    CommandParser,
+    named_path,
+    port_number,
+    positive_number,
+    print_json,
+    seconds,
+)
+from agentlightning.cli.stores import (
     existing_file,
     is_database,
     is_remote,
+    open_store,
     path_of,
     postgres_store,
     statistics_of,
 )
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
-from agentlightning.logging import setup
 from agentlightning.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -35,10 +42,10 @@ from agentlightning.store import (
 )
 from agentlightning.store.http.tokens import refuse_open_address
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
-from agentlightning.utils.metrics import ConsoleMetricsBackend, MetricsBackend
+from agentlightning.utils.metrics import ConsoleMetricsBackend
 from agentlightning.utils.server_launcher import calm_collector, ending_signal
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 DEFAULT_PORT = 4747
 DEFAULT_SQLITE_PATH = "agentlightning.db"
@@ -55,6 +62,12 @@ examples:
   agl store import new.db runs.jsonl                   JSON lines into a new store
   agl store import postgresql://agl@db/agl runs.jsonl  the same into a database; PGPASSWORD lets you in
 """
+VERBS = {
+    "status": "show what a store holds",
+    "backup": "copy a store, also while it is in use",
+    "export": "write a store as JSON lines",
+    "import": "read JSON lines into a new store",
+}
 VERB_EXAMPLES = {
     "status": """\
 examples:
@@ -77,12 +90,7 @@ examples:
 }
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl store",
-        description="Serve a store. With a verb: look into a store, copy it, move it.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
     parser.add_argument(
         "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
@@ -104,68 +112,50 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--tracker", action="append", choices=["prometheus", "console"], help="prometheus is always at /metrics"
     )
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
-    _add_verbs(parser)
-    return parser
-
-
-_WRITING_VERBS = ("backup", "export")
-
-
-def _add_verbs(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="{status,backup,export,import}")
-    for verb, what, other in (
-        ("status", "show what a store holds", None),
-        ("backup", "copy a store, also while it is in use", "the copy"),
-        ("export", "write a store as JSON lines", "the JSON lines"),
-        ("import", "read JSON lines into a new store", "the JSON lines"),
-    ):
-        command = verbs.add_parser(
-            verb,
-            help=what,
-            description=f"{what.capitalize()}.",
-            examples=VERB_EXAMPLES[verb],
-        )
-        if other is None:
-            command.add_argument("path", help="the store file, or the address of a server or a database")
-        else:
-            command.add_argument("path", help="the store file, or the address of a database")
-            command.add_argument("file", type=named_path, help=other)
-        if verb in _WRITING_VERBS:
+    verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(VERBS)}}}")
+    for verb, what in VERBS.items():
+        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=VERB_EXAMPLES[verb])
+        places = "a server or a database" if verb == "status" else "a database"
+        command.add_argument("path", help=f"the store file, or the address of {places}")
+        if verb != "status":
+            command.add_argument("file", type=named_path, help="the copy" if verb == "backup" else "the JSON lines")
+        if verb in ("backup", "export"):
             command.add_argument("--force", action="store_true", help=f"replace an earlier {verb} of this name")
+        command.add_argument("--json", action="store_true", help="one line of JSON")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    if arguments.verb is None:
+def _run(arguments: argparse.Namespace) -> int | None:
+    verb, address = arguments.verb, arguments.path
+    if verb is None:
         return _serve(arguments)
-    if is_remote(arguments.path) and arguments.verb != "status":
-        raise ConfigurationError(
-            f"`agl store {arguments.verb}` needs the file of a store, and '{arguments.path}' is a server; run it on "
-            "the server's machine, with the path of its file."
-        )
-    if arguments.verb == "import":
-        _import(arguments)
-    elif is_remote(arguments.path):
-        asyncio.run(_run(arguments, statistics_of(arguments.path)))
-    else:
-        path = arguments.path if is_database(arguments.path) else existing_file(arguments.path)
-        if arguments.verb in _WRITING_VERBS and not arguments.force and arguments.file.is_file():
+    if is_remote(address):
+        if verb != "status":
             raise ConfigurationError(
-                f"'{arguments.file}' exists; give another path, or --force to replace an earlier {arguments.verb}."
+                f"`agl store {verb}` needs the file of a store, and '{address}' is a server; run it on the server's "
+                "machine, with the path of its file."
             )
-        asyncio.run(_run(arguments, _run_on(arguments, path)))
-    return 0
+        asyncio.run(_report(arguments, statistics_of(address)))
+    elif verb == "import":
+        _import(arguments)
+    else:
+        if verb != "status" and not arguments.force and arguments.file.is_file():
+            if not is_database(address):
+                existing_file(address)
+            raise ConfigurationError(
+                f"'{arguments.file}' exists; give another path, or --force to replace an earlier {verb}."
+            )
+        asyncio.run(_report(arguments, _carry_out(arguments, open_store(address, must_exist=True))))
+    return None
 
 
 # ---------------------------------------------------------------------- serving
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns which of them it was."""
     token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
     refuse_open_address(arguments.host, token, is_insecure=arguments.insecure)
-    setup(arguments.log_level.upper())
-    store = _chosen_store(arguments)
+    store = chosen_store(arguments)
     if arguments.n_workers > 1 and isinstance(store, InMemoryLightningStore):
         raise ConfigurationError(
             f"--n-workers {arguments.n_workers} needs --backend sqlite or postgres; processes cannot share memory."
@@ -177,49 +167,37 @@ def _serve(arguments: argparse.Namespace) -> int:
         cors_allow_origins=arguments.cors_origin,
         launch_mode="mp" if arguments.n_workers > 1 else "asyncio",
         n_workers=arguments.n_workers,
-        tracker=_chosen_tracker(arguments),
+        tracker=ConsoleMetricsBackend() if "console" in (arguments.tracker or ()) else None,
         token=token,
     )
-    try:
-        ended_by = asyncio.run(_serve_until_signal(server, store))
-    except RuntimeError as error:
-        print(f"agl store: {error}", file=sys.stderr)  # noqa: T201 # the command's own output
-        return 1
-    if ended_by == signal.SIGINT:
-        raise KeyboardInterrupt
-    return 0
+    return asyncio.run(_serve_until_signal(server, store))
 
 
-def _chosen_store(arguments: argparse.Namespace) -> LightningStore:
+def chosen_store(arguments: argparse.Namespace) -> LightningStore:
+    """The store that `--backend`, `--path` and `--dsn` name."""
     backend = arguments.backend or ("sqlite" if arguments.path is not None else "memory")
+    options: dict[str, Any] = {"lost_worker_seconds": arguments.lost_worker_seconds}
     if arguments.dsn is not None and backend != "postgres":
         raise ConfigurationError(f"--dsn needs --backend postgres; a {backend} store has no database.")
-    if arguments.path is not None and backend == "postgres":
-        raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; name the database with --dsn.")
+    if arguments.path is not None and backend != "sqlite":
+        way_out = "name the database with --dsn" if backend == "postgres" else "a memory store has no file"
+        raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; {way_out}.")
     if backend == "postgres":
-        return postgres_store(arguments.dsn or "postgresql://", lost_worker_seconds=arguments.lost_worker_seconds)
+        return postgres_store(arguments.dsn or "postgresql://", **options)
     if backend == "sqlite":
-        return SqliteLightningStore(
-            arguments.path or DEFAULT_SQLITE_PATH, lost_worker_seconds=arguments.lost_worker_seconds
-        )
-    if arguments.path is not None:
-        raise ConfigurationError(f"--path {arguments.path} needs --backend sqlite; a memory store has no file.")
-    return InMemoryLightningStore(lost_worker_seconds=arguments.lost_worker_seconds)
-
-
-def _chosen_tracker(arguments: argparse.Namespace) -> MetricsBackend | None:
-    return ConsoleMetricsBackend() if "console" in (arguments.tracker or ()) else None
+        return SqliteLightningStore(arguments.path or DEFAULT_SQLITE_PATH, **options)
+    return InMemoryLightningStore(**options)
 
 
 async def _serve_until_signal(server: LightningStoreServer, store: LightningStore) -> signal.Signals:
-    """Serve until Ctrl-C or SIGTERM, then finish what was begun; returns which of them it was."""
+    path: Any = getattr(store, "path", None) or getattr(store, "address", None)
+    described = "a store in memory" if path is None else f"the store {path}"
     with ending_signal() as received:
         await server.start()
         calm_collector()
         gc.freeze()  # what is loaded by now stays, and need not be looked through again
         Console(stderr=True).print(
-            f"Serving {escape(_description(store))} at {server.endpoint} (docs at /docs). Ctrl-C stops it.",
-            soft_wrap=True,
+            f"Serving {escape(described)} at {server.endpoint} (docs at /docs). Ctrl-C stops it.", soft_wrap=True
         )
         ended_by = await received
     await server.stop()
@@ -227,50 +205,25 @@ async def _serve_until_signal(server: LightningStoreServer, store: LightningStor
     return ended_by
 
 
-def _description(store: LightningStore) -> str:
-    path: Any = getattr(store, "path", None) or getattr(store, "address", None)
-    return "a store in memory" if path is None else f"the store {path}"
-
-
 # ---------------------------------------------------------------------- verbs
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    """Import into a file; one that was made for it does not outlive a failure."""
+    """Import into a file or a database; a file that was made for it does not outlive a failure."""
     if not arguments.file.exists():
         raise ConfigurationError(f"There is no file '{arguments.file}'.")
-    if is_database(arguments.path):
-        asyncio.run(_run(arguments, _run_on(arguments, arguments.path)))
-        return
-    path = Path(path_of(arguments.path))
-    is_new = not path.exists()
+    new_file = None
+    if not is_database(arguments.path) and not Path(path_of(arguments.path)).exists():
+        new_file = Path(path_of(arguments.path))
     try:
-        asyncio.run(_run(arguments, _run_on(arguments, path)))
+        asyncio.run(_report(arguments, _carry_out(arguments, open_store(arguments.path))))
     except BaseException:
-        if is_new:
-            path.unlink(missing_ok=True)
+        if new_file is not None:
+            new_file.unlink(missing_ok=True)
         raise
 
 
-async def _run(arguments: argparse.Namespace, counting: Awaitable[dict[str, Any]]) -> None:
-    console = Console()
-    with console.status(escape(f"{arguments.verb} {arguments.path}")):
-        counts = await counting
-    table = Table(title=escape(f"{arguments.verb} {arguments.path}"), show_header=False)
-    for name, value in counts.items():
-        table.add_row(name, f"{value:,.1f} s" if name == "uptime" else _shown(value))
-    console.print(table)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.1f}" if isinstance(value, float) else escape(str(value))
-
-
-async def _run_on(arguments: argparse.Namespace, place: Path | str) -> dict[str, Any]:
-    """Carry out a verb on a file, or on a database if the place is a text."""
-    store = SqliteLightningStore(place) if isinstance(place, Path) else postgres_store(place)
+async def _carry_out(arguments: argparse.Namespace, store: LightningStore) -> dict[str, Any]:
     try:
         if arguments.verb == "status":
             return dict(await store.statistics())
@@ -284,3 +237,30 @@ async def _run_on(arguments: argparse.Namespace, place: Path | str) -> dict[str,
         return dict(await import_store(store, arguments.file))
     finally:
         await store.close()
+
+
+async def _report(arguments: argparse.Namespace, counting: Awaitable[dict[str, Any]]) -> None:
+    if arguments.json:
+        print_json(await counting)
+        return
+    console, title = Console(), escape(f"{arguments.verb} {arguments.path}")
+    with console.status(title):
+        counts = await counting
+    table = Table(title=title, show_header=False)
+    for name, value in counts.items():
+        shown = f"{value:,}" if isinstance(value, int) else escape(str(value))
+        if isinstance(value, float):
+            shown = f"{value:,.1f}" + (" s" if name == "uptime" else "")
+        table.add_row(name, shown)
+    console.print(table)
+
+
+COMMAND = Command(
+    name="store",
+    description="Serve a store. With a verb: look into a store, copy it, move it.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+    log_level="INFO",
+)
+main = COMMAND.main

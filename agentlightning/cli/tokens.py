@@ -8,15 +8,14 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from agentlightning.cli.arguments import CommandParser
+from agentlightning.cli.command import Command, CommandParser, print_json
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.http.tokens import Scope, describe_token, sign_token
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 EXAMPLES = """\
 examples:
@@ -37,8 +36,7 @@ VERBS = {
     "attempt": "sign a token that permits to write the spans of one attempt",
     "show": "tell what a signed token says, without checking who signed it",
 }
-RUNNER_EXPIRY = "24h"
-ATTEMPT_EXPIRY = "1h"
+DEFAULT_EXPIRY = {"runner": "24h", "reader": "24h", "attempt": "1h"}
 MASTER_TOKEN_BYTES = 32
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -50,86 +48,76 @@ def _seconds(duration: str) -> int:
     return int(match[1]) * SECONDS_PER_UNIT[match[2]]
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl tokens",
-        description="Make and read the tokens that a store server asks for.",
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=f"{{{','.join(VERBS)}}}")
-    parsers = {
-        verb: verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
-        for verb, what in VERBS.items()
-    }
-    runner, reader, attempt, show = (parsers[verb] for verb in ("runner", "reader", "attempt", "show"))
-    attempt.add_argument("rollout_id", metavar="ROLLOUT_ID")
-    attempt.add_argument("attempt_id", metavar="ATTEMPT_ID")
-    for signer, expiry in ((runner, RUNNER_EXPIRY), (reader, RUNNER_EXPIRY), (attempt, ATTEMPT_EXPIRY)):
-        signer.add_argument(
-            "--expires",
-            type=_seconds,
-            default=expiry,
-            metavar="DURATION",
-            help=f"how long it is valid; {expiry} by default",
-        )
-        signer.add_argument("--token", metavar="SECRET", help="the server's master token; AGL_STORE_TOKEN by default")
-    show.add_argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input")
-    return parser
+    for verb, what in VERBS.items():
+        command = verbs.add_parser(verb, help=what, description=f"{what.capitalize()}.", examples=EXAMPLES)
+        if verb == "attempt":
+            command.add_argument("rollout_id", metavar="ROLLOUT_ID")
+            command.add_argument("attempt_id", metavar="ATTEMPT_ID")
+        if verb == "show":
+            command.add_argument("signed", metavar="TOKEN", help="the token, or - to read it from standard input")
+            command.add_argument("--json", action="store_true", help="one line of JSON")
+        if verb in DEFAULT_EXPIRY:
+            expiry = DEFAULT_EXPIRY[verb]
+            told = f"how long it is valid; {expiry} by default"
+            command.add_argument("--expires", type=_seconds, default=expiry, metavar="DURATION", help=told)
+            told = "the server's master token; AGL_STORE_TOKEN by default"
+            command.add_argument("--token", metavar="SECRET", help=told)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.verb == "show":
+        _show(sys.stdin.read().strip() if arguments.signed == "-" else arguments.signed, as_json=arguments.json)
+        return
     if arguments.verb == "new":
-        _new()
-    elif arguments.verb == "show":
-        _show(sys.stdin.read().strip() if arguments.signed == "-" else arguments.signed)
+        token = "-"
+        while token.startswith("-"):  # a shell command would take it for an option
+            token = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
+        note = "This token permits everything; give it to the server as AGL_STORE_TOKEN and keep it secret."
     else:
-        _sign(arguments)
-    return 0
-
-
-def _new() -> None:
-    token = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
-    while token.startswith("-"):  # a shell command would take it for an option
-        token = secrets.token_urlsafe(MASTER_TOKEN_BYTES)
+        secret = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+        if not secret:
+            raise ConfigurationError(
+                "There is no master token to sign with; set AGL_STORE_TOKEN or pass --token SECRET "
+                "(`agl tokens new` makes one)."
+            )
+        ids = (arguments.rollout_id, arguments.attempt_id) if arguments.verb == "attempt" else ()
+        scope = Scope(arguments.verb, *ids)
+        expires_at = int(time.time()) + arguments.expires
+        token = sign_token(secret, scope, expires_at=expires_at)
+        note = f"Scope: {scope}. Valid until {_date(expires_at)}."
     sys.stdout.write(f"{token}\n")
-    _note("This token permits everything; give it to the server as AGL_STORE_TOKEN and keep it secret.")
+    sys.stderr.write(f"{note}\n")
 
 
-def _sign(arguments: argparse.Namespace) -> None:
-    secret = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
-    if not secret:
-        raise ConfigurationError(
-            "There is no master token to sign with; set AGL_STORE_TOKEN or pass --token SECRET "
-            "(`agl tokens new` makes one)."
-        )
-    if arguments.verb == "attempt":
-        scope = Scope("attempt", arguments.rollout_id, arguments.attempt_id)
+def _show(token: str, *, as_json: bool) -> None:
+    described = describe_token(token)
+    scope, expires_at = described.scope, described.expires_at
+    named = {"scope": scope.kind, "rollout": scope.rollout_id, "attempt": scope.attempt_id}
+    fields = {name: value for name, value in named.items() if value is not None}
+    if as_json:
+        print_json({**fields, "expires_at": expires_at})
     else:
-        scope = Scope(arguments.verb)
-    expires_at = int(time.time()) + arguments.expires
-    sys.stdout.write(f"{sign_token(secret, scope, expires_at=expires_at)}\n")
-    _note(f"Scope: {scope}. Valid until {_when(expires_at)}.")
-
-
-def _show(token: str) -> None:
-    said = describe_token(token)
-    expiry = "never" if said.expires_at is None else _when(said.expires_at)
-    if said.expires_at is not None and said.expires_at <= time.time():
-        expiry += " (expired)"
-    lines = {"scope": said.scope.kind, "rollout": said.scope.rollout_id, "attempt": said.scope.attempt_id}
-    for name, value in {**lines, "expires": expiry}.items():
-        if value is not None:
+        expired = " (expired)" if expires_at is not None and expires_at <= time.time() else ""
+        fields["expires"] = "never" if expires_at is None else f"{_date(expires_at)}{expired}"
+        for name, value in fields.items():
             sys.stdout.write(f"{name:<8} {value if value.isprintable() else ascii(value)}\n")
-    _note("The signature was not checked; only the server that signed it can tell whether it is genuine.")
+    sys.stderr.write("The signature was not checked; only the server that signed it can tell whether it is genuine.\n")
 
 
-def _when(seconds: float) -> str:
+def _date(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):  # beyond the calendar
         return f"{seconds:.0f} seconds since the epoch"
 
 
-def _note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+COMMAND = Command(
+    name="tokens",
+    description="Make and read the tokens that a store server asks for.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

@@ -8,6 +8,7 @@ earlier ones are taught to by `instrumentation.vllm` before they start. A vLLM t
 only known by its executable, is run as it is.
 """
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -15,12 +16,11 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agentlightning.cli.arguments import CommandParser, port_number, positive_number
+from agentlightning.cli.command import Command, CommandParser, port_number, positive_number, say
 from agentlightning.engine.vllm.options import (
     DEFAULT_MEMORY,
     KEY_VARIABLE,
@@ -32,7 +32,7 @@ from agentlightning.engine.vllm.options import (
 from agentlightning.errors import ConfigurationError
 from agentlightning.instrumentation.vllm import instrument_vllm
 
-__all__ = ["main"]
+__all__ = ["COMMAND", "main"]
 
 _COMMAND_LINE: Final = "vllm.entrypoints.cli.main"
 _MODEL_OPTION: Final = "--model"
@@ -58,16 +58,7 @@ examples:
 """
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="agl vllm",
-        usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
-        description=(
-            "Start a vLLM that a training can join, on this machine alone. With a command of vLLM's own, or an option,"
-            " as the first word, run vLLM's command line with these arguments; options alone stand behind `serve`."
-        ),
-        examples=EXAMPLES,
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the folder of a Hugging Face model")
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="(default: %(default)s)")
     parser.add_argument("--name", default=DEFAULT_NAME, help="what callers call the model (default: %(default)s)")
@@ -91,17 +82,16 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
     parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run vLLM until it ends; returns its exit code."""
     given = list(argv or ())
     if not given or given[0] in ("-h", "--help"):
-        _parser().print_help()
+        COMMAND.parser().print_help()
         return 0 if given else 2
     if not given[0].startswith("-") and given[0] not in _COMMANDS_OF_VLLM:
-        return _serve_for_training(given)
+        return COMMAND.main(given)
     arguments = _as_vllm_takes(given)
     if importlib.util.find_spec("vllm") is not None:
         return _run_in_process(arguments)
@@ -110,19 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigurationError(
             "vLLM is not installed here; `pip install vllm` installs it (it needs a GPU's drivers)."
         )
-    _say(f"{executable} is run as it is; it returns token ids if it is vLLM 0.10.2 or later.")
+    say("vllm", f"{executable} is run as it is; it returns token ids if it is vLLM 0.10.2 or later.")
     return os.execv(executable, ["vllm", *arguments])
 
 
-def _serve_for_training(given: Sequence[str]) -> int:
-    """Become vLLM; what to write into the script is told before."""
-    own, further = _split(given)
-    arguments = _parser().parse_args(own)
+def _serve_for_training(arguments: argparse.Namespace) -> int:
+    """Become vLLM; what to write into the script is printed before."""
     options = VllmOptions(
         gpu_memory_utilization=arguments.memory,
         max_model_length=arguments.max_length,
         sleep=arguments.sleep,
-        arguments=tuple(further),
+        arguments=tuple(arguments.rest[1:]),
     )
     command = ServerCommand(
         model=arguments.model,
@@ -148,22 +136,12 @@ def _serve_for_training(given: Sequence[str]) -> int:
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         key = secrets.token_urlsafe(_KEY_BYTES)
-        _say(f"the training needs this server's key: export {KEY_VARIABLE}={key}")
+        say("vllm", f"the training needs this server's key: export {KEY_VARIABLE}={key}")
     lora = "" if arguments.lora_rank is None else f", lora=LoraOptions(rank={arguments.lora_rank})"
     engine: Any = f"http://{LOOPBACK}:{arguments.port}"
     engine = f'VllmOptions(address="{engine}", sleep=True)' if arguments.sleep else f'"{engine}"'
-    _say(f'in a minute or two, train with GRPO("{arguments.model}", engine={engine}{lora}). Ctrl-C stops it.')
+    say("vllm", f'in a minute or two, train with GRPO("{arguments.model}", engine={engine}{lora}). Ctrl-C stops it.')
     return os.execve(words[0], words, command.environment(key))
-
-
-def _split(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our words, and those behind `--`."""
-    place = given.index("--") if "--" in given else len(given)
-    return list(given[:place]), list(given[place + 1 :])
-
-
-def _say(words: str) -> None:
-    print(f"agl vllm: {words}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
 
 
 def _as_vllm_takes(given: Sequence[str]) -> list[str]:
@@ -193,27 +171,28 @@ def _run_in_process(arguments: Sequence[str]) -> int:
         raise ConfigurationError(
             f"This vLLM has no command line that can be run ({error}); install 0.8.4 or later: pip install -U vllm."
         ) from error
-    with _called_as(["vllm", *arguments]):
-        try:
-            code = run()
-        except SystemExit as leaving:
-            return _code_of(leaving)
+    before, sys.argv = sys.argv, ["vllm", *arguments]  # where vLLM reads what it was called with
+    try:
+        code = run()
+    except SystemExit as leaving:
+        code = leaving.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)  # noqa: T201 # as Python itself does with a text instead of a number
+            return 1
+    finally:
+        sys.argv = before
     return code if isinstance(code, int) else 0
 
 
-def _code_of(leaving: SystemExit) -> int:
-    if leaving.code is None or isinstance(leaving.code, int):
-        return leaving.code or 0
-    print(leaving.code, file=sys.stderr)  # noqa: T201 # as Python itself does with words instead of a number
-    return 1
-
-
-@contextmanager
-def _called_as(words: list[str]) -> Iterator[None]:
-    """vLLM reads what it was called with from `sys.argv`."""
-    before = sys.argv
-    sys.argv = words
-    try:
-        yield
-    finally:
-        sys.argv = before
+COMMAND = Command(
+    name="vllm",
+    usage="agl vllm MODEL [options] [-- ARGUMENTS OF VLLM...]\n       agl vllm ARGUMENTS...",
+    description=(
+        "Start a vLLM that a training can join, on this machine alone. With a command of vLLM's own, or an option,"
+        " as the first word, run vLLM's command line with these arguments; options alone stand behind `serve`."
+    ),
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_serve_for_training,
+    has_rest=True,
+)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.cli import main, store_address
+from agentlightning.cli import main, stores
 from agentlightning.execution import ClientServerExecutionStrategy
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 
@@ -364,7 +364,7 @@ def test_a_server_that_never_answers_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(stores, "FIRST_RESPONSE_SECONDS", 0.1)
 
     code, shown = run(capsys, [word.format(**vars(places)) for word in arguments])
 
@@ -373,13 +373,13 @@ def test_a_server_that_never_answers_is_given_up(
 
 
 def test_the_first_answer_may_not_take_longer_than_ten_seconds() -> None:
-    assert store_address.FIRST_ANSWER_SECONDS < 10.0
+    assert stores.FIRST_RESPONSE_SECONDS < 10.0
 
 
 def test_a_runner_says_that_it_waits_for_a_store(
     folder: Path, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(stores, "FIRST_RESPONSE_SECONDS", 0.1)
     monkeypatch.setattr(ClientServerExecutionStrategy, "execute", lambda *arguments: None)  # would wait for ever
 
     code, shown = run(capsys, ["runner", "--store", places.silent, "misused_agents:agent"])
@@ -408,7 +408,7 @@ class SlowStore(Another):
 def test_a_slow_store_that_has_answered_is_not_cut_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(store_address, "FIRST_ANSWER_SECONDS", FIRST_ANSWER_SECONDS)
+    monkeypatch.setattr(stores, "FIRST_RESPONSE_SECONDS", FIRST_ANSWER_SECONDS)
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowStore) as slow:
         thread = threading.Thread(target=slow.serve_forever, args=(0.01,))
         thread.start()

@@ -327,7 +327,7 @@ def test_an_address_of_no_agent_is_told(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("agentlightning.cli.runner.setup", lambda _: None)
+    monkeypatch.setattr("agentlightning.cli.command.setup", lambda *_, **options: None)
 
     code = main(["runner", address])
 
@@ -343,7 +343,7 @@ def test_a_module_that_cannot_be_imported_is_told_in_its_own_words(
     (folder / "needs_more.py").write_text("import a_package_that_is_missing\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("agentlightning.cli.runner.setup", lambda _: None)
+    monkeypatch.setattr("agentlightning.cli.command.setup", lambda *_, **options: None)
 
     assert main(["runner", "needs_more:agent"]) == 1
     assert "a_package_that_is_missing" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
     """Those of all commands and of all their verbs."""
     for command in COMMANDS:
         module: Any = importlib.import_module(f"agentlightning.cli.{MODULES.get(command, command)}")
-        parser = module._parser()
+        parser = module.COMMAND.parser()
         yield parser
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):

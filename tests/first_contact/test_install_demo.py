@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.cli import demo, main
-from agentlightning.cli.demo import _left, _parser
+from agentlightning.cli.demo import COMMAND, _left
 from agentlightning.errors import ConfigurationError
 
 
@@ -56,7 +56,7 @@ def test_the_demo_needs_a_folder_that_can_be_made(tmp_path: Path, capsys: pytest
 
 
 def test_the_demo_says_that_a_seed_does_not_fix_the_number_of_steps() -> None:
-    assert "different numbers of steps" in " ".join(_parser().format_help().split())
+    assert "different numbers of steps" in " ".join(COMMAND.parser().format_help().split())
 
 
 def test_the_demo_says_how_to_remove_its_temporary_folder(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from agentlightning.algorithm.prompts.budget import OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
-from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult
+from agentlightning.algorithm.prompts.results import Candidate, Challenge, Lineage, OptimisationResult
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, VersionedPromptTemplate

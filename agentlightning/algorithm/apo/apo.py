@@ -4,8 +4,8 @@ import random
 
 from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo import APO
-from agentlightning.algorithm.prompts.candidates import RolloutResultForAPO, VersionedPromptTemplate
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
+from agentlightning.algorithm.prompts.results import RolloutResultForAPO, VersionedPromptTemplate
 from agentlightning.algorithm.utils import batch_iter_over_dataset
 
 __all__ = [

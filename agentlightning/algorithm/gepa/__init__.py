@@ -4,10 +4,9 @@ Importing this package does not import `gepa`, which is an extra; a run does.
 """
 
 from agentlightning.algorithm.prompts.budget import OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
 from agentlightning.algorithm.prompts.gepa import GEPA
 from agentlightning.algorithm.prompts.model import ReflectionModel
-from agentlightning.algorithm.prompts.results import Challenge, OptimisationResult
+from agentlightning.algorithm.prompts.results import Candidate, Challenge, Lineage, OptimisationResult
 
 __all__ = [
     "GEPA",

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner import Learner
 
 __all__ = [
+    "GRPO",
     "AdvantageKind",
     "Advantages",
     "Batch",
     "BatchReport",
     "Checkpoint",
     "Checkpoints",
-    "GRPO",
     "Learner",
     "LearnerSettings",
     "RolloutOutcome",

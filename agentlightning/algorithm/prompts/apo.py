@@ -23,17 +23,17 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.prompts import poml
 from agentlightning.algorithm.prompts.apo_search import FAILED_CALLS, NOT_PAYABLE, Search, TaskBatches
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import (
-    Candidate,
-    Lineage,
-    RolloutResultForAPO,
-    VersionedPromptTemplate,
-)
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState, messages_adapter
 from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.model import OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.poml import APPLY_EDIT_PROMPT_FILES, GRADIENT_PROMPT_FILES
-from agentlightning.algorithm.prompts.results import OptimisationResult
+from agentlightning.algorithm.prompts.results import (
+    Candidate,
+    Lineage,
+    OptimisationResult,
+    RolloutResultForAPO,
+    VersionedPromptTemplate,
+)
 from agentlightning.algorithm.prompts.templates import seed_prompts, unwrapped
 from agentlightning.algorithm.utils import batch_iter_over_dataset, gathered
 from agentlightning.emitter import find_final_reward

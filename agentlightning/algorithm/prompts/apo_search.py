@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.algorithm.comparison import Gate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
-from agentlightning.algorithm.prompts.candidates import Candidate, VersionedPromptTemplate
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
 from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.results import (
+    Candidate,
     Challenge,
     OptimisationResult,
     RunRecord,
+    VersionedPromptTemplate,
     challenged,
     counted,
     overall_gain,

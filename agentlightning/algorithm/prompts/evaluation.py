@@ -16,8 +16,8 @@ from typing_extensions import Self
 from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet, TraceToMessages
 from agentlightning.algorithm.batches import Batches, first_traceback
 from agentlightning.algorithm.prompts.budget import Hold, Ledger, OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Lineage
 from agentlightning.algorithm.prompts.journal import RunJournal
+from agentlightning.algorithm.prompts.results import Lineage
 from agentlightning.errors import TrainingError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutConfig, RolloutMode

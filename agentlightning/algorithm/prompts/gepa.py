@@ -9,19 +9,39 @@ With a state file a run goes on after a kill. The engine draws by its seed alone
 evaluation and every answer that it had in the file.
 """
 
-from collections.abc import AsyncIterator
+import random
+import uuid
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.comparison import PairedComparison
-from agentlightning.algorithm.prompts.budget import OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
-from agentlightning.algorithm.prompts.gepa_engine import require_gepa
-from agentlightning.algorithm.prompts.gepa_run import GepaRun
+from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
+from agentlightning.algorithm.prompts.evaluation import RunState, messages_adapter
+from agentlightning.algorithm.prompts.gepa_engine import (
+    CandidateEvaluator,
+    Evaluation,
+    Evolution,
+    Member,
+    new_text_in,
+    reflection_question,
+    require_gepa,
+)
+from agentlightning.algorithm.prompts.journal import RunJournal
 from agentlightning.algorithm.prompts.model import OptimiserModel, ReflectionModel
-from agentlightning.algorithm.prompts.results import OptimisationResult
+from agentlightning.algorithm.prompts.reflection import PromptTexts, Proposer, digest_of
+from agentlightning.algorithm.prompts.results import (
+    Candidate,
+    Challenge,
+    Lineage,
+    OptimisationResult,
+    RunRecord,
+    challenged,
+    counted,
+)
 from agentlightning.algorithm.prompts.templates import check_candidates_are_allowed, seed_prompts
 from agentlightning.algorithm.utils import running_proxy, with_llm_proxy
 from agentlightning.errors import ConfigurationError
@@ -31,10 +51,27 @@ from agentlightning.types import LLM, Dataset, NamedResources, PromptTemplate
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-__all__ = ["GEPA"]
+
+__all__ = ["BEST_RESOURCES_ID", "GEPA", "RUN_NAME", "GepaRun"]
 
 PROXY_RESOURCE: Final = "main_llm"
 """Under which agents find the trainer's LLM proxy, if they are given no other model."""
+NAME: Final = "GEPA"
+RUN_NAME: Final = "gepa"
+BEST_RESOURCES_ID: Final = "gepa-best"
+"""Under which the best prompts are published; they are the latest resources then."""
+SEED_VERSION: Final = "v0"
+ROLLOUTS_A_PAIR: Final = 2
+RESERVED_SHARE: Final = 1 / 3
+"""Of a budget, at most; more is kept for the comparison only where less could decide nothing."""
+MIN_PAIRS: Final = 8
+"""No verdict before so many."""
+DEFAULT_ALPHA: Final = 0.05
+"""For the interval of a run without a test."""
+_SETTINGS: Final = (
+    *("reflection_model", "temperature", "iterations", "patience", "minibatch_size", "proposals", "front_size"),
+    *("alpha", "reward_range", "seed"),
+)
 
 
 class GEPA(Algorithm):
@@ -181,3 +218,191 @@ class GEPA(Algorithm):
         if proxy is not None and not any(isinstance(one, LLM) for one in resources.values()):
             resources[PROXY_RESOURCE] = proxy.as_resource()
         return resources
+
+
+class GepaRun:
+    """A run over two data sets."""
+
+    def __init__(
+        self,
+        gepa: "GEPA",
+        resources: NamedResources,
+        prompts: dict[str, PromptTemplate],
+        *,
+        train: Dataset[Any],
+        val: Dataset[Any],
+    ) -> None:
+        self._gepa = gepa
+        self._prompts = prompts
+        self._seed: PromptTexts = {name: prompt.template for name, prompt in prompts.items()}
+        self._front, self._judges = _split(len(val), gepa.front_size, gepa.seed)
+        self._n_train = len(train)
+        self._identity: dict[str, Any] = {
+            "algorithm": RUN_NAME,
+            **{name: getattr(gepa, name) for name in _SETTINGS},
+            # A larger one would lead to another best candidate, and to a second test on the same tasks.
+            "budget": [gepa.budget.rollouts, gepa.budget.model_calls, gepa.budget.cost, gepa.budget.rollout_cost],
+            "n_train": len(train),
+            "n_val": len(val),
+            "seed_prompts": {name: prompt.model_dump() for name, prompt in prompts.items()},
+        }
+        reserve = self._reserve()  # tells what cannot work before a state file is begun
+        self.state = RunState.of(RunJournal(gepa.state_file, self._identity, algorithm=NAME), gepa.budget)
+        gepa.optimiser.ledger = self.state.ledger
+        self.state.ledger.kept_rollouts = reserve
+        self._challenge: Challenge | None = None
+        self._evaluator = CandidateEvaluator(
+            gepa.get_store(),
+            self.state,
+            resources,
+            tasks={"train": train, "val": val},
+            adapter=messages_adapter(gepa._adapter, NAME),
+            reward_range=gepa.reward_range,
+            timeout_seconds=gepa.rollout_batch_timeout,
+            key=self.state.journal.remember("key", lambda: f"{RUN_NAME}-{uuid.uuid4().hex[:12]}"),
+        )
+        first = next(iter(self._seed))
+        self.state.lineage.add(Candidate(SEED_VERSION, first, self._seed[first], fate="seed"))
+        proposer = Proposer(
+            gepa.ask,
+            prompts,
+            self.state,
+            render=reflection_question,
+            extract=new_text_in,
+            version_of={digest_of(self._seed): SEED_VERSION},
+        )
+        self._record = RunRecord(gepa.get_store(), gepa.get_run_id(), name=RUN_NAME)
+        self._evolution = Evolution(self._evaluator, proposer, self._record, gepa)
+
+    def _reserve(self) -> int:
+        """Rollouts that are kept for the comparison; ConfigurationError if it could not decide anything."""
+        alpha, budget = self._gepa.alpha, self._gepa.budget.most_rollouts
+        most, fewest = len(self._judges), 1
+        if alpha is not None:
+            fewest = PairedComparison(alpha, max_pairs=most, reward_range=self._gepa.reward_range).fewest_pairs
+        if fewest > most:
+            raise ConfigurationError(
+                f"{most} validation tasks are left to compare on, and a comparison takes at least {fewest} to decide;"
+                " give more of them, a smaller front_size, or alpha=None to do without."
+            )
+        if budget is None:
+            return 0
+        before = 2 * (len(self._front) + self._gepa.minibatch_size)  # of the seed and of one candidate
+        least = before + ROLLOUTS_A_PAIR * fewest
+        if budget < least:
+            raise ConfigurationError(
+                f"A budget of {counted(budget, 'rollout')} is too small: the scores of the seed and of one candidate, "
+                f"and their comparison, take {least}; raise it, or take a smaller front_size or minibatch_size."
+            )
+        kept = min(budget - before, max(int(budget * RESERVED_SHARE), ROLLOUTS_A_PAIR * fewest))
+        return ROLLOUTS_A_PAIR * min(most, kept // ROLLOUTS_A_PAIR)
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(self) -> OptimisationResult:
+        """Evolve, compare, publish."""
+        async with self._record.kept(self._identity, self._evaluator.key, self._account):
+            await self._evolution.run(self._seed, range(self._n_train), self._front)
+            result = await self._judged()
+        best = {name: prompt.template for name, prompt in result.best.items()}
+        await self._gepa.get_store().update_resources(BEST_RESOURCES_ID, self._evaluator.resources_with(best))
+        await self._record.write("succeeded", {**result.to_json(), **self._account()})
+        result.report(NAME, self._gepa.output)
+        return result
+
+    def _account(self) -> dict[str, Any]:
+        state = self.state
+        return {"candidates": state.lineage.to_json(), "spent": state.ledger.spent, "counts": dict(state.counts)}
+
+    # ------------------------------------------------------------------ the comparison
+
+    async def _judged(self) -> OptimisationResult:
+        """The outcome: the best candidate if it is better than the seed, otherwise the seed."""
+        stopped, best = self._evolution.stopped, None
+        seed_score = self._evolution.pool[0].score if self._evolution.pool else None
+        pairs: list[tuple[float, float]] = []
+        if self._evolution.pool and self._evolution.best.version != SEED_VERSION:
+            best = self._evolution.best
+            try:
+                await self._challenge_seed(best, pairs)
+            except BudgetSpent as spent:
+                stopped = f"the budget allows no more ({spent})"
+        is_better = self._challenge is not None and self._challenge.verdict == "better"
+        if best is not None:
+            fate_reason = str(self._challenge) if self._challenge is not None else "it could not be compared"
+            self.state.lineage.settle(best.version, "promoted" if is_better else "refused", fate_reason)
+        chosen = best if best is not None and is_better else None
+        if pairs:
+            seed_score = fmean(before for before, _ in pairs)
+        texts = self._seed if chosen is None else chosen.texts
+        return OptimisationResult(
+            seed=self._prompts,
+            best={name: one.model_copy(update={"template": texts[name]}) for name, one in self._prompts.items()},
+            best_version=SEED_VERSION if chosen is None else chosen.version,
+            seed_score=seed_score,
+            best_score=seed_score if chosen is None else fmean(after for _, after in pairs),
+            gain=None if chosen is None or self._challenge is None else self._challenge.gain,
+            challenges=[] if self._challenge is None else [self._challenge],
+            spent=self.state.ledger.spent,
+            counts=self.state.counts,
+            stopped=stopped,
+        )
+
+    async def _challenge_seed(self, best: Member, pairs: list[tuple[float, float]]) -> None:
+        """Run both on the tasks that chose nothing; the pairs are those that the verdict rests on."""
+        self.state.ledger.kept_rollouts = 0
+        affordable = min(float(len(self._judges)), self.state.ledger.rollouts_left() // ROLLOUTS_A_PAIR)
+        tasks = self._judges[: self.state.journal.remember("pairs", lambda: int(affordable))]
+        if not tasks:
+            raise BudgetSpent("no rollouts are left for the comparison")
+        alpha = self._gepa.alpha
+        comparison = PairedComparison(
+            DEFAULT_ALPHA if alpha is None else alpha,
+            max_pairs=len(tasks),
+            min_pairs=len(tasks) if alpha is None else MIN_PAIRS,
+            reward_range=self._gepa.reward_range,
+        )
+        scores: dict[str, list[float]] = {SEED_VERSION: [], best.version: []}
+
+        async def rewards(version: str, texts: PromptTexts, numbers: Sequence[int]) -> list[float]:
+            (outcomes,) = await self._evaluator.evaluate([Evaluation(texts, "val", numbers)])
+            scores[version] += [outcome.score for outcome in outcomes]
+            return scores[version][-len(numbers) :]
+
+        try:
+            await challenged(
+                comparison,
+                tasks,
+                lambda numbers: rewards(SEED_VERSION, self._seed, numbers),
+                lambda numbers: rewards(best.version, best.texts, numbers),
+            )
+        finally:
+            pairs += list(zip(*scores.values(), strict=False))[: comparison.pairs]
+            if pairs:
+                self._challenge = self._verdict(best, comparison)
+
+    def _verdict(self, best: Member, comparison: PairedComparison) -> Challenge:
+        verdict = comparison.verdict
+        if self._gepa.alpha is None:
+            verdict = "better" if comparison.estimate.mean > 0 else "not better"
+        return Challenge(
+            round=self._evolution.proposer.round,
+            incumbent=SEED_VERSION,
+            candidate=best.version,
+            verdict=verdict,
+            gain=comparison.estimate,
+            alpha=comparison.alpha,
+        )
+
+
+def _split(count: int, front_size: int | None, seed: int) -> tuple[list[int], list[int]]:
+    """Validation tasks by which candidates are chosen, and those that judge the best of them; at random."""
+    numbers = list(range(count))
+    random.Random(seed).shuffle(numbers)
+    size = count // 2 if front_size is None else front_size
+    if not 0 < size < count:
+        raise ConfigurationError(
+            f"Of {count} validation tasks {size} cannot choose candidates and leave others to judge them; give more of "
+            "them, or another front_size."
+        )
+    return sorted(numbers[:size]), numbers[size:]

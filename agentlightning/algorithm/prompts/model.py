@@ -21,7 +21,7 @@ from agentlightning.utils.installation import install_command
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-__all__ = ["OptimiserModel", "OptimiserFailed", "ReflectionModel", "retry_after_seconds"]
+__all__ = ["OptimiserFailed", "OptimiserModel", "ReflectionModel", "retry_after_seconds"]
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.adapter.messages import OpenAIMessages
-from agentlightning.algorithm.prompts.candidates import Candidate
 from agentlightning.algorithm.prompts.evaluation import RunState
 from agentlightning.algorithm.prompts.model import OptimiserFailed
+from agentlightning.algorithm.prompts.results import Candidate
 from agentlightning.algorithm.prompts.templates import placeholders_of, why_unfit
 from agentlightning.algorithm.utils import gathered
 from agentlightning.emitter import find_reward_spans, get_message_value, get_rewards_from_span

@@ -11,7 +11,7 @@ from agentlightning.utils.installation import resolve_with_extras
 if TYPE_CHECKING:
     from agentlightning.algorithm.sft.sft import SFT
 
-__all__ = ["Acceptance", "FittingSettings", "RecordedRollouts", "Rejected", "SFT"]
+__all__ = ["SFT", "Acceptance", "FittingSettings", "RecordedRollouts", "Rejected"]
 
 
 def __getattr__(name: str) -> object:

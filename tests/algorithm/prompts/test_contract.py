@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.prompts.budget import OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Lineage
+from agentlightning.algorithm.prompts.results import Lineage
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget
-from agentlightning.algorithm.prompts.candidates import Candidate, Lineage
 from agentlightning.algorithm.prompts.model import TRIES, OptimiserFailed, OptimiserModel, retry_after_seconds
+from agentlightning.algorithm.prompts.results import Candidate, Lineage
 from agentlightning.algorithm.prompts.templates import unwrapped, why_unfit
 from agentlightning.algorithm.utils import gathered
 from agentlightning.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""The store that a command is told to use: the address of a server or of a database, or a file."""
+"""The store that a command uses: the address of a server or of a database, or a file."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,25 +12,21 @@ from agentlightning.errors import ConfigurationError, IncompatibleStore, StoreUn
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, SqliteLightningStore
 
 __all__ = [
-    "FirstAnswer",
+    "FirstResponse",
     "existing_file",
-    "first_answer",
+    "first_response",
     "is_database",
     "is_remote",
+    "open_store",
+    "outage_of",
     "path_of",
     "postgres_store",
     "statistics_of",
-    "store_at",
-    "why_silent",
 ]
 
-FIRST_ANSWER_SECONDS = 8.0
-"""How long a server may take for its first answer; those that follow may take longer, for a store may be busy."""
-
-_FILE_PREFIX = "sqlite:///"
+FIRST_RESPONSE_SECONDS = 8.0
+"""How long a server may take for its first response; those that follow may take longer, for a store may be busy."""
 _HEALTH_PATH = "/health"
-_NOT_FOUND = 404
-_SERVER_ERRORS_FROM = 500
 
 
 def is_remote(address: str) -> bool:
@@ -43,17 +39,20 @@ def is_database(address: str) -> bool:
     return address.startswith(("postgresql://", "postgres://"))
 
 
-def store_at(address: str | None, token: str | None = None) -> LightningStore:
+def open_store(address: str | None, token: str | None = None, *, must_exist: bool = False) -> LightningStore:
     """The store at an address of a server or a database, `sqlite:///path`, or a path; None is one in memory.
 
     Args:
-        token: What the server asks for.
+        token: Which the server requires.
+        must_exist: Refuse a file that is not there, which to open would create.
     """
     if address is None:
         return InMemoryLightningStore()
     if is_remote(address):
         return LightningStoreClient(address, token=token)
-    return postgres_store(address) if is_database(address) else SqliteLightningStore(path_of(address))
+    if is_database(address):
+        return postgres_store(address)
+    return SqliteLightningStore(existing_file(address) if must_exist else path_of(address))
 
 
 def postgres_store(dsn: str, **options: Any) -> LightningStore:
@@ -71,12 +70,9 @@ def postgres_store(dsn: str, **options: Any) -> LightningStore:
     return PostgresLightningStore(dsn, **options)
 
 
-# ---------------------------------------------------------------------- files
-
-
 def path_of(address: str) -> str:
     """The file that an address names."""
-    path = address.removeprefix(_FILE_PREFIX)
+    path = address.removeprefix("sqlite:///")
     if not path or "://" in path:
         raise ConfigurationError(
             f"'{address}' is no store; write http://host:4747 for a server, the path of a file, or postgresql://…."
@@ -85,15 +81,14 @@ def path_of(address: str) -> str:
 
 
 def existing_file(address: str) -> Path:
-    """The file that an address names, which must be there and hold something: to open a store would create it."""
-    path = path_of(address)
-    file = Path(path)
+    """The file that an address names, which must be there and hold something."""
+    file = Path(path_of(address))
     if not file.exists():
-        raise ConfigurationError(f"There is no store '{path}'; give the path of a store file, or http://host:4747.")
+        raise ConfigurationError(f"There is no store '{file}'; give the path of a store file, or http://host:4747.")
     if not file.is_file():
-        raise IncompatibleStore(f"'{path}' is not a store, but a folder or a device; give the path of a store file.")
+        raise IncompatibleStore(f"'{file}' is not a store, but a folder or a device; give the path of a store file.")
     if file.stat().st_size == 0:
-        raise IncompatibleStore(f"'{path}' is not a store: it is empty.")
+        raise IncompatibleStore(f"'{file}' is not a store: it is empty.")
     return file
 
 
@@ -101,29 +96,15 @@ def existing_file(address: str) -> Path:
 
 
 @dataclass(frozen=True)
-class FirstAnswer:
-    """How a server answered a first question."""
+class FirstResponse:
+    """How a server responded to a first request."""
 
     status: int
     media_type: str
 
 
-async def first_answer(server: str, path: str) -> FirstAnswer:
-    """Ask a server for a page; StoreUnavailable if nothing comes in the time that a first answer may take."""
-    _check_address(server)
-    try:
-        limit = aiohttp.ClientTimeout(FIRST_ANSWER_SECONDS)
-        async with aiohttp.ClientSession(timeout=limit) as session, session.get(server.rstrip("/") + path) as response:
-            return FirstAnswer(response.status, response.content_type)
-    except asyncio.TimeoutError as error:
-        reason = f"nothing came within {FIRST_ANSWER_SECONDS:g} s"
-        raise _silent(server, reason) from error
-    except aiohttp.ClientError as error:
-        raise _silent(server, str(error) or type(error).__name__) from error
-
-
-def _check_address(server: str) -> None:
-    """ConfigurationError if there can be no server at an address, however long one waits."""
+async def first_response(server: str, path: str) -> FirstResponse:
+    """Get a page of a server; StoreUnavailable if nothing comes in the time that a first response may take."""
     try:
         parts = urlsplit(server)
         reason = None if parts.hostname and parts.port != 0 else "it names no host, or port 0"
@@ -131,41 +112,51 @@ def _check_address(server: str) -> None:
         reason = str(error)
     if reason is not None:
         raise ConfigurationError(f"'{server}' is no address of a server ({reason}); write it as http://host:4747.")
+    try:
+        limit = aiohttp.ClientTimeout(FIRST_RESPONSE_SECONDS)
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(server.rstrip("/") + path) as response:
+            return FirstResponse(response.status, response.content_type)
+    except asyncio.TimeoutError as error:
+        raise _unavailable(server, f"nothing came within {FIRST_RESPONSE_SECONDS:g} s") from error
+    except aiohttp.ClientError as error:
+        raise _unavailable(server, str(error) or type(error).__name__) from error
 
 
 async def statistics_of(server: str, token: str | None = None) -> dict[str, Any]:
-    """What the store of a server holds; IncompatibleStore if another server answers there."""
-    answer = await first_answer(server, _HEALTH_PATH)
-    if answer.status == _NOT_FOUND or (answer.status == 200 and answer.media_type != "application/json"):
-        raise _another(server, f"{_HEALTH_PATH} answers {answer.status} {answer.media_type}")
+    """What the store of a server holds; IncompatibleStore if another server responds there."""
+    response = await first_response(server, _HEALTH_PATH)
+    if response.status == 404 or (response.status == 200 and response.media_type != "application/json"):
+        raise _incompatible(server, f"{_HEALTH_PATH} answers {response.status} {response.media_type}")
     async with LightningStoreClient(server, token=token, outage_seconds=0.0) as client:
         try:
             return dict(await client.statistics())
         except aiohttp.ClientResponseError as error:
-            if error.status >= _SERVER_ERRORS_FROM:
-                raise _silent(server, f"status {error.status}") from error
-            raise _another(server, f"it refuses with {error.status}") from error
+            if error.status >= 500:
+                raise _unavailable(server, f"status {error.status}") from error
+            raise _incompatible(server, f"it refuses with {error.status}") from error
 
 
-def why_silent(address: str, token: str | None) -> str | None:
-    """Why the server at this address does not answer; None if it does.
+def outage_of(address: str | None, token: str | None) -> StoreUnavailable | None:
+    """Why the server at this address does not respond; None if it does, or there is none.
 
-    An error if it answers and keeps us out, or is no store server.
+    Raises what is wrong with a server that responds: it refuses the token, or is no store server.
     """
+    if address is None or not is_remote(address):
+        return None
     try:
         asyncio.run(statistics_of(address, token))
     except IncompatibleStore:
         raise
     except StoreUnavailable as error:
-        return str(error)
+        return error
     return None
 
 
-def _silent(server: str, reason: str) -> StoreUnavailable:
+def _unavailable(server: str, reason: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"The store server at '{server}' does not answer ({reason}); start it, or check the address."
     )
 
 
-def _another(server: str, reason: str) -> IncompatibleStore:
+def _incompatible(server: str, reason: str) -> IncompatibleStore:
     return IncompatibleStore(f"The server at '{server}' is no store server ({reason}); check the address.")

@@ -1,4 +1,4 @@
-"""The parser of commands, and the types of arguments that they share.
+"""A command of `agl`: its parser, the types of arguments that commands share, and how commands answer.
 
 What does not fit is refused by the parser in one line, before a command has opened, imported or started anything. A
 word that is nearly right is answered with the right one.
@@ -6,27 +6,88 @@ word that is nearly right is answered with the right one.
 
 import argparse
 import difflib
+import json
 import math
-from collections.abc import Iterable, Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from agentlightning.logging import setup
+
 __all__ = [
+    "Command",
     "CommandParser",
     "amount",
     "finite_number",
     "named_path",
     "port_number",
     "positive_number",
+    "print_json",
+    "say",
     "seconds",
     "similar_word",
     "whole_number",
 ]
 
 LAST_PORT: Final = 65535
+LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR (default: %(default)s)"
 _WRONG_USE: Final = 2
 _END_OF_OPTIONS: Final = "--"
 _LEAST_SIMILARITY: Final = 0.7
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it takes, and what it does. `main` is the same for all of them."""
+
+    name: str
+    description: str
+    examples: str
+    """Shown at the end of the help, as they are written."""
+    add_arguments: "Callable[[CommandParser], None]"
+    run: Callable[[argparse.Namespace], int | None]
+    """Carries the command out; returns the exit code, or the signal that ended a server. None is success."""
+    log_level: str = "WARNING"
+    quiet_loggers: Sequence[str] = ()
+    """Loggers of what the command itself reports."""
+    usage: str | None = None
+    has_rest: bool = False
+    """Whether words from `--` on are not its own; they become `arguments.rest`."""
+
+    def parser(self) -> "CommandParser":
+        parser = CommandParser(
+            prog=f"agl {self.name}", usage=self.usage, description=self.description, examples=self.examples
+        )
+        self.add_arguments(parser)
+        parser.add_argument("--log-level", default=self.log_level, help=LOG_LEVELS)
+        return parser
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Parse the arguments, set up logging, and run; returns the exit code. KeyboardInterrupt if Ctrl-C ended it."""
+        words = list(sys.argv[1:] if argv is None else argv)
+        end = words.index(_END_OF_OPTIONS) if self.has_rest and _END_OF_OPTIONS in words else len(words)
+        arguments = self.parser().parse_args(words[:end])
+        arguments.rest = words[end:]
+        setup(arguments.log_level.upper(), submodule_levels=dict.fromkeys(self.quiet_loggers, "CRITICAL"))
+        code = self.run(arguments)
+        if isinstance(code, signal.Signals):
+            if code is signal.SIGINT:
+                raise KeyboardInterrupt
+            return 0
+        return code or 0
+
+
+def say(command: str, text: str) -> None:
+    """Write a line of a command's own to standard error."""
+    print(f"agl {command}: {text}", file=sys.stderr, flush=True)  # noqa: T201 # the command's own output
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Write what a command answers as one line of JSON."""
+    print(json.dumps(value, default=str), flush=True)  # noqa: T201 # the command's own output
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -74,8 +135,8 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            told = f"invalid choice: {value!r} (choose from {', '.join(choices)})"
-            raise argparse.ArgumentError(action, told + _suggested(similar_word(str(value), choices)))
+            message = f"invalid choice: {value!r} (choose from {', '.join(choices)})"
+            raise argparse.ArgumentError(action, message + _suggested(similar_word(str(value), choices)))
 
 
 def similar_word(word: str, known: Iterable[str]) -> str | None:
@@ -91,27 +152,28 @@ def _suggested(word: str | None) -> str:
 # ---------------------------------------------------------------------- types of arguments
 
 
-def port_number(text: str) -> int:
-    """A port; 0 stands for a free one."""
-    number = _whole(text)
-    if not 0 <= number <= LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text} is no port; they go from 0, a free one, to {LAST_PORT}")
+def whole_number(text: str, least: int = 0) -> int:
+    """A count, or none."""
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error
+    if number < least:
+        way_out = f"is too few; give at least {least}" if least else "is negative; give 0 or more"
+        raise argparse.ArgumentTypeError(f"{text} {way_out}")
     return number
 
 
 def positive_number(text: str) -> int:
     """A count of at least one."""
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is too few; give at least 1")
-    return number
+    return whole_number(text, least=1)
 
 
-def whole_number(text: str) -> int:
-    """A count, or none."""
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative; give 0 or more")
+def port_number(text: str) -> int:
+    """A port; 0 stands for a free one."""
+    number = whole_number(text, least=-LAST_PORT)
+    if not 0 <= number <= LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text} is no port; they go from 0, a free one, to {LAST_PORT}")
     return number
 
 
@@ -146,10 +208,3 @@ def named_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; name a file or a folder")
     return Path(text)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error

@@ -8,7 +8,7 @@ from agentlightning.cli.command import Command, CommandParser, port_number, posi
 from agentlightning.cli.export_model import check_model, check_torch
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import ConfigurationError
-from agentlightning.store.http.addresses import refuse_open_address
+from agentlightning.store.http.tokens import refuse_open_address
 
 __all__ = ["COMMAND", "main"]
 

@@ -133,7 +133,6 @@ def test_a_class_without_constructor_and_one_that_inherits_it(command_line: Comm
 
 def test_no_class_gives_nothing_and_reads_nothing(command_line: CommandLine) -> None:
     command_line("--unread")
-
     assert lightning_cli() == ()
 
 
@@ -340,7 +339,6 @@ def test_a_value_that_cannot_be_read_is_named_with_its_option(
     command_line: CommandLine, capsys: pytest.CaptureFixture[str], annotation: Any, text: str, told: str
 ) -> None:
     command_line("--part.value", text)
-
     assert f"error: argument --part.value: {told}" in refusal(capsys, class_taking(annotation))
 
 
@@ -349,13 +347,11 @@ def test_a_parameter_without_default_is_required(
     command_line: CommandLine, capsys: pytest.CaptureFixture[str], annotation: Any
 ) -> None:
     command_line()
-
     assert "the following arguments are required: --part.value" in refusal(capsys, class_taking(annotation))
 
 
 def test_an_unknown_option_is_named(command_line: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     command_line("--model.name", "tiny", "--model.lr", "1")
-
     assert "unrecognized arguments: --model.lr 1" in refusal(capsys, Model)
 
 
@@ -435,13 +431,11 @@ def _written(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_postponed_annotations_are_resolved(command_line: CommandLine, written: Any) -> None:
     command_line("--plain.steps", "3", "--plain.rate", "0.5", "--plain.names", "a", "--plain.limit", "null")
-
     assert lightning_cli(written.Plain).given == (3, 0.5, ["a"], None)
 
 
 def test_postponed_annotations_of_a_dataclass_are_resolved(command_line: CommandLine, written: Any) -> None:
     command_line("--data.steps", "3", "--data.flags", "y", "n", "--data.name", "none")
-
     assert lightning_cli(written.Data) == written.Data(3, [True, False], None)
 
 

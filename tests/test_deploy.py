@@ -111,13 +111,11 @@ def test_services_refer_to_what_there_is() -> None:
 
 def test_every_store_server_is_probed_where_it_answers_for_its_database() -> None:
     probes = [compose()["services"][name]["healthcheck"]["test"][3] for name in STORES]
-
     assert all(probe.endswith("/ready") for probe in probes)
 
 
 def test_secrets_come_from_files_alone() -> None:
     secret = re.compile("PASSWORD|TOKEN|KEY")
-
     for service in compose()["services"].values():
         for name, value in service.get("environment", {}).items():
             assert not secret.search(name) or (name.endswith("_FILE") and value.startswith("/run/secrets/"))

@@ -47,7 +47,6 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_fence_of_a_page_is_understood(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-
     assert len(BLOCK.findall(text)) == text.count(FENCE)
 
 

@@ -35,14 +35,12 @@ def test_table_gives_each_variable_a_meaning_and_a_default_of_its_type(variable:
 )
 def test_words_for_yes_and_no_are_read(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
     monkeypatch.setenv(MANAGED.value, text)
-
     assert resolve_bool_env_var(MANAGED, fallback=not value) is value
 
 
 @pytest.mark.parametrize("text", ["maybe", "", "2"])
 def test_other_words_are_rejected_with_the_accepted_ones(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(MANAGED.value, text)
-
     with pytest.raises(
         ConfigurationError, match="AGL_MANAGED_STORE must be one of 1, true, yes, on, 0, false, no, off"
     ):
@@ -51,38 +49,32 @@ def test_other_words_are_rejected_with_the_accepted_ones(monkeypatch: pytest.Mon
 
 def test_false_as_override_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MANAGED.value, "true")
-
     assert resolve_bool_env_var(MANAGED, override=False, fallback=True) is False
 
 
 def test_integer_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORT.value, " 8080 ")
-
     assert resolve_int_env_var(PORT, fallback=4747) == 8080
 
 
 def test_zero_as_override_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORT.value, "8080")
-
     assert resolve_int_env_var(PORT, 0, 4747) == 0
 
 
 def test_text_that_is_no_integer_is_rejected_as_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORT.value, "http")
-
     with pytest.raises(ValueError, match="AGL_SERVER_PORT must be an integer; it is 'http'"):
         resolve_int_env_var(PORT)
 
 
 def test_override_wins_without_reading_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORT.value, "http")
-
     assert resolve_int_env_var(PORT, override=1) == 1
 
 
 def test_text_is_read_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST.value, " example.org ")
-
     assert resolve_str_env_var(HOST, fallback="localhost") == " example.org "
 
 

@@ -51,7 +51,6 @@ def test_error_stands_below_its_parent(leaf: Leaf) -> None:
 @every_leaf
 def test_error_inherits_the_builtin_it_refines(leaf: Leaf) -> None:
     refined = getattr(builtins, leaf.builtin) if leaf.builtin else getattr(errors, leaf.parent)
-
     assert issubclass(getattr(errors, leaf.name), refined)
 
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from rich.logging import RichHandler
@@ -35,11 +35,6 @@ def unchanged_logging() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
-
-
-def _pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Called in the test itself, because pytest changes standard error between fixture and test."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
 
 def _loggers() -> list[logging.Logger]:
@@ -77,10 +72,7 @@ def test_configuring_twice_leaves_one_handler(capsys: pytest.CaptureFixture[str]
     logger.info("once")
 
     assert capsys.readouterr().err.count("once") == 1
-
-
-def test_configured_logger_does_not_propagate() -> None:
-    assert configure_logger(name="agentlightning.sample").propagate is False
+    assert logger.propagate is False
 
 
 @pytest.mark.parametrize("level", ["debug", " DEBUG ", logging.DEBUG])
@@ -91,15 +83,6 @@ def test_levels_are_names_in_any_case_or_numbers(level: int | str) -> None:
 def test_unknown_level_is_rejected_with_the_accepted_ones() -> None:
     with pytest.raises(ConfigurationError, match="'LOUD' is unknown; use one of CRITICAL, ERROR, WARNING, INFO"):
         setup_logging("LOUD")
-
-
-def test_unknown_submodule_level_changes_nothing() -> None:
-    before = _state(logging.getLogger(PACKAGE))
-
-    with pytest.raises(ConfigurationError, match="LOUD"):
-        setup_logging(submodule_levels={"agentlightning.store": "LOUD"})
-
-    assert _state(logging.getLogger(PACKAGE)) == before
 
 
 def test_setting_up_twice_writes_every_line_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -113,6 +96,47 @@ def test_setting_up_twice_writes_every_line_once(capsys: pytest.CaptureFixture[s
     written = capsys.readouterr().err.splitlines()
     assert len(written) == 2
     assert written == file.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "color", "kind"),
+    [(True, True, RichHandler), (True, False, logging.StreamHandler), (False, True, logging.StreamHandler)],
+    ids=["terminal", "plain terminal", "redirected"],
+)
+def test_console_is_rich_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+    color: bool,
+    kind: type[logging.Handler],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    setup_logging(color=color)
+
+    logging.getLogger(PACKAGE).warning("colourful")
+
+    assert [type(handler) for handler in logging.getLogger(PACKAGE).handlers] == [kind]
+    assert "colourful" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"submodule_levels": {"agentlightning.store": "LOUD"}}, ConfigurationError),
+        ({"files": "missing/all.log"}, FileNotFoundError),
+    ],
+    ids=["level", "file"],
+)
+def test_what_cannot_be_set_up_changes_nothing(
+    options: dict[str, Any], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = _state(logging.getLogger(PACKAGE))
+
+    with pytest.raises(error):
+        setup_logging(**options)
+
+    assert _state(logging.getLogger(PACKAGE)) == before
 
 
 def test_setup_closes_the_file_of_an_earlier_setup(tmp_path: Path) -> None:
@@ -136,66 +160,17 @@ def test_setup_leaves_handlers_of_the_application_open(tmp_path: Path) -> None:
     mine.close()
 
 
-def test_console_off_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging(console=False)
-
-    logging.getLogger(PACKAGE).error("nobody hears this")
-
-    assert capsys.readouterr().err == ""
-
-
-def test_console_is_rich_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_terminal(monkeypatch)
-    setup_logging()
-
-    logging.getLogger(PACKAGE).warning("colourful")
-
-    assert [type(handler) for handler in logging.getLogger(PACKAGE).handlers] == [RichHandler]
-    assert "colourful" in capsys.readouterr().err
-
-
-def test_console_without_colour_is_plain_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_terminal(monkeypatch)
-
-    setup_logging(color=False)
-
-    assert [type(handler) for handler in logging.getLogger(PACKAGE).handlers] == [logging.StreamHandler]
-
-
-def test_console_is_plain_when_redirected() -> None:
-    setup_logging(color=True)
-
-    assert [type(handler) for handler in logging.getLogger(PACKAGE).handlers] == [logging.StreamHandler]
-
-
 def test_mapping_of_files_splits_the_records(tmp_path: Path) -> None:
-    setup_logging(
-        console=False, files={"agentlightning.store": tmp_path / "store.log", PACKAGE: str(tmp_path / "all.log")}
-    )
+    for _ in range(2):  # the second time changes nothing
+        setup_logging(
+            console=False, files={"agentlightning.store": tmp_path / "store.log", PACKAGE: str(tmp_path / "all.log")}
+        )
 
     logging.getLogger("agentlightning.store").info("stored")
     logging.getLogger("agentlightning.runner").info("ran")
 
     assert [line.split()[-1] for line in (tmp_path / "store.log").read_text().splitlines()] == ["stored"]
     assert [line.split()[-1] for line in (tmp_path / "all.log").read_text().splitlines()] == ["stored", "ran"]
-
-
-def test_mapping_of_files_twice_writes_every_line_once(tmp_path: Path) -> None:
-    for _ in range(2):
-        setup_logging(console=False, files={"agentlightning.store": tmp_path / "store.log"})
-
-    logging.getLogger("agentlightning.store").info("stored")
-
-    assert (tmp_path / "store.log").read_text().count("stored") == 1
-
-
-def test_file_that_cannot_be_opened_changes_nothing(tmp_path: Path) -> None:
-    before = _state(logging.getLogger(PACKAGE))
-
-    with pytest.raises(FileNotFoundError):
-        setup_logging(files=tmp_path / "missing" / "all.log")
-
-    assert _state(logging.getLogger(PACKAGE)) == before
 
 
 def test_submodule_levels_apply_to_single_loggers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,26 +204,13 @@ def test_captured_warnings_are_logged(capsys: pytest.CaptureFixture[str]) -> Non
     assert "mind the gap" in written
 
 
-def test_other_loggers_stay_enabled_by_default() -> None:
-    other = logging.getLogger("other")
-
-    setup_logging()
-
-    assert other.disabled is False
-
-
 def test_other_loggers_are_silenced_on_request() -> None:
     other, child = logging.getLogger("other"), logging.getLogger("agentlightning.store")
 
+    setup_logging()
+    assert other.disabled is False
     setup_logging(disable_existing_loggers=True)
-
-    assert other.disabled is True
-    assert child.disabled is False
-
-
-def test_set_up_again_enables_a_silenced_logger() -> None:
-    logging.getLogger("other").disabled = True
-
+    assert (other.disabled, child.disabled) == (True, False)
     assert setup_module_logging(name="other").disabled is False
 
 

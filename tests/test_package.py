@@ -160,25 +160,21 @@ def run_python(code: str) -> str:
 
 def test_importing_pulls_in_nothing_heavy() -> None:
     loaded = run_python("import agentlightning, sys; print(*sys.modules)").split()
-
     assert [name for name in HEAVY if name in loaded] == []
 
 
 def test_importing_is_quick() -> None:
     code = "import time; b = time.perf_counter(); import agentlightning; print(time.perf_counter() - b)"
-
     assert min(float(run_python(code)) for _ in range(3)) < LONGEST_IMPORT_SECONDS
 
 
 def test_importing_the_store_needs_no_server_and_no_model() -> None:
     loaded = run_python("import agentlightning.store, sys; print(*sys.modules)").split()
-
     assert [name for name in HEAVY[:7] if name in loaded] == []
 
 
 def test_importing_configures_no_logging() -> None:
     code = "import agentlightning.store, logging as l; print(l.getLogger('agentlightning').handlers, l.root.handlers)"
-
     assert run_python(code) == "[] []\n"
 
 
@@ -189,5 +185,4 @@ def test_version_is_text() -> None:
 @pytest.mark.parametrize("room", ["adapter", "emitter", "events", "store", "tracer", "types"])
 def test_rooms_can_be_reached_through_the_package(room: str) -> None:
     told = run_python(f"import agentlightning as agl; print(agl.{room}.__name__)")
-
     assert told.strip() == f"agentlightning.{room}"

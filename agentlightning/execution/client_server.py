@@ -255,7 +255,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         owned = None if self._serves(store) else self._client(store) or store
         started: list[BaseProcess] = []
         for number in range(self.n_runners):
-            work = functools.partial(_work_as_runner, self, runner, number, owned, stop_evt)
+            run = functools.partial(self._run_in_runner_process, runner, number, owned)
+            work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
             if self.max_restarts > 0:
                 restarts = (handshake, number, self.max_restarts, self.allowed_exit_codes)
                 work = functools.partial(children.restart_on_failure, work, stop_evt, *restarts)
@@ -265,8 +266,18 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _spawn_algorithm_process(
         self, algorithm: AlgorithmBundle, store: LightningStore, stop_evt: ExecutionEvent, *, ctx: Any
     ) -> BaseProcess:
-        work = functools.partial(_work_as_algorithm, self, algorithm, store, stop_evt)
+        run = functools.partial(self._execute_algorithm, algorithm, store)
+        work = functools.partial(children.run_in_child, run, stop_evt, self.graceful_timeout)
         return children.start_process(ctx, work, "algorithm")
+
+    async def _run_in_runner_process(
+        self, runner: RunnerBundle, number: int, store: LightningStore | None, stop: ExecutionEvent
+    ) -> None:
+        self.release_port()
+        token = StopToken(stop)
+        signal.signal(signal.SIGINT, token.interrupt)
+        work = self._execute_runner(runner, number, store, token)
+        await run_until_stopped(work, token.is_set, self.graceful_timeout)
 
     def _join_until_deadline(self, processes: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
         """Wait for all, for so long altogether; returns those that still run."""
@@ -462,27 +473,3 @@ class _ServedToTheEnd:
         event.set()
         interval_seconds = POLL_SECONDS / 4
         await until(self.has_left.is_set, timeout_seconds=self.patience_seconds, interval_seconds=interval_seconds)
-
-
-def _work_as_runner(
-    strategy: ClientServerExecutionStrategy,
-    runner: RunnerBundle,
-    number: int,
-    store: LightningStore | None,
-    stop: ExecutionEvent,
-) -> None:
-    """What a runner process does."""
-    children.prepare_child(stop, strategy.graceful_timeout)
-    strategy.release_port()
-    token = StopToken(stop)
-    signal.signal(signal.SIGINT, token.interrupt)
-    work = strategy._execute_runner(runner, number, store, token)
-    children.run_in_child(run_until_stopped(work, token.is_set, strategy.graceful_timeout))
-
-
-def _work_as_algorithm(
-    strategy: ClientServerExecutionStrategy, algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent
-) -> None:
-    """What an algorithm's process does."""
-    children.prepare_child(stop, strategy.graceful_timeout)
-    children.run_in_child(strategy._execute_algorithm(algorithm, store, stop))

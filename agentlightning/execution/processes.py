@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Final, Literal
@@ -31,7 +30,6 @@ __all__ = [
     "RestartHandshake",
     "RunnerProcesses",
     "handle_signals",
-    "prepare_child",
     "recover_attempts",
     "restart_on_failure",
     "run_in_child",
@@ -81,24 +79,19 @@ def start_process(ctx: Any, work: Callable[[], None], name: str) -> BaseProcess:
     return process
 
 
-def prepare_child(stop: ExecutionEvent, grace_seconds: float) -> None:
-    """In a child: end with the parent, after a grace; and end at SIGTERM, whatever the parent does about its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def run_in_child(
+    work: Callable[[ExecutionEvent], Coroutine[Any, Any, Any]], stop: ExecutionEvent, grace: float
+) -> None:
+    """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1.
 
-    def leave() -> None:
-        stop.set()
-        time.sleep(grace_seconds)
-
-    leave_with_parent(leave)
-
-
-def run_in_child(work: Coroutine[Any, Any, Any]) -> None:
-    """In a child: run to the end. Ctrl-C ends it well; anything else is logged, and the exit code is 1."""
+    The child ends at SIGTERM, whatever the parent does about its own, and with the parent, after so many seconds.
+    """
+    _end_with_parent(stop, grace)
     # What is loaded by now stays: the collector need not look at it again, which would stop all rollouts for as long as
     # fifty of their steps take, and would copy memory that is shared with the parent.
     gc.freeze()
     try:
-        asyncio.run(work)
+        asyncio.run(work(stop))
     except KeyboardInterrupt:
         return
     except Exception:  # the parent sees the exit code, and the reader the log
@@ -106,13 +99,17 @@ def run_in_child(work: Coroutine[Any, Any, Any]) -> None:
         sys.exit(1)
 
 
+def _end_with_parent(stop: ExecutionEvent, grace: float) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def leave() -> None:
+        stop.set()
+        time.sleep(grace)
+
+    leave_with_parent(leave)
+
+
 # ---------------------------------------------------------------------- starting again
-
-
-@dataclass(frozen=True)
-class _Restart:
-    number: int
-    exit_code: int
 
 
 class RestartHandshake:
@@ -127,7 +124,7 @@ class RestartHandshake:
 
     def announce(self, number: int, exit_code: int, stop: ExecutionEvent) -> None:
         """In a child: wait until the parent has acknowledged the restart, or is not going to."""
-        self._announced.put(_Restart(number, exit_code))
+        self._announced.put((number, exit_code))
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         while not self._acknowledged[number].acquire(timeout=POLL_SECONDS):
             if stop.is_set() or time.monotonic() > deadline:
@@ -136,9 +133,9 @@ class RestartHandshake:
     async def acknowledge_all(self, recover: "Callable[[int, int], Coroutine[Any, Any, None]]") -> None:
         """In the parent: recover the work of those that are to be started again, by number and exit code."""
         while not self._announced.empty():
-            restart: _Restart = self._announced.get()
-            await recover(restart.number, restart.exit_code)
-            self._acknowledged[restart.number].release()
+            number, exit_code = self._announced.get()
+            await recover(number, exit_code)
+            self._acknowledged[number].release()
 
 
 def restart_on_failure(
@@ -153,7 +150,7 @@ def restart_on_failure(
 
     The process that starts others again has nothing else to do, so that it can fork without tearing threads apart.
     """
-    prepare_child(stop, 0.0)
+    _end_with_parent(stop, 0.0)
     name = multiprocessing.current_process().name
     for restarts_left in range(most_restarts, -1, -1):
         process = start_process(start_context(), work, name)
@@ -205,7 +202,7 @@ class RunnerProcesses:
 
         That is when none is left and one of them died, or when one has failed and set the stop event.
         """
-        seen: set[int] = set()
+        watched = dict(enumerate(self.processes))
 
         async def recover(number: int, exit_code: int) -> None:
             if exit_code != 0 and not self._stop.is_set():
@@ -213,10 +210,8 @@ class RunnerProcesses:
 
         while True:
             await self._handshake.acknowledge_all(recover)
-            for number, process in enumerate(self.processes):
-                if process.exitcode is not None and number not in seen:
-                    seen.add(number)
-                    await recover(number, process.exitcode)
+            for number in [number for number, process in watched.items() if process.exitcode is not None]:
+                await recover(number, watched.pop(number).exitcode or 0)
             if self.has_failed() and not self._is_dismissed and (self.have_ended() or self._stop.is_set()):
                 return
             await asyncio.sleep(POLL_SECONDS)

@@ -48,7 +48,11 @@ class FailureNote:
     @classmethod
     def of(cls, error: BaseException) -> "FailureNote":
         text = "".join(traceback.format_exception(type(error), error, agent_traceback(error)))
-        return cls(type(error).__name__, _message_of(error)[:LONGEST_TEXT], text[-LONGEST_TEXT:])
+        try:
+            message = str(error)
+        except Exception as reason:  # noqa: BLE001 # the agent's own exception, which may do anything
+            message = f"<its text cannot be shown: {type(reason).__name__}>"
+        return cls(type(error).__name__, message[:LONGEST_TEXT], text[-LONGEST_TEXT:])
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any] | None) -> "FailureNote | None":
@@ -56,7 +60,9 @@ class FailureNote:
         noted = (metadata or {}).get("error")
         if not isinstance(noted, Mapping):
             return None
-        return cls(*(_printable(noted.get(name)) for name in ("type", "message", "traceback")))
+        texts = [str(noted.get(name) or "") for name in ("type", "message", "traceback")]
+        # Without anything that a terminal could take for a command.
+        return cls(*("".join(one if one.isprintable() or one in "\n\t" else " " for one in text) for text in texts))
 
     def as_metadata(self) -> dict[str, Any]:
         return {**vars(self), "time": time.time()}
@@ -79,18 +85,6 @@ def agent_traceback(error: BaseException) -> TracebackType | None:
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         found = found.tb_next
     return found or (None if isinstance(error, AgentLightningError) else error.__traceback__)
-
-
-def _printable(text: object) -> str:
-    """A text out of a store without anything that a terminal could take for a command."""
-    return "".join(one if one.isprintable() or one in "\n\t" else " " for one in str(text or ""))
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as reason:  # noqa: BLE001 # the agent's own exception, which may do anything
-        return f"<its text cannot be shown: {type(reason).__name__}>"
 
 
 @dataclass

@@ -84,7 +84,12 @@ class _Walk:
     def _number(self, value: float, level: int) -> Any:
         self._left -= _BYTES_OF_A_NUMBER
         if isinstance(value, int):
-            return int(value) if abs(value) <= _LARGEST_INTEGER else self._text(_digits(value), level)
+            if abs(value) <= _LARGEST_INTEGER:
+                return int(value)
+            try:
+                return self._text(str(value), level)
+            except ValueError:  # more digits than Python writes
+                return self._text(hex(value), level)
         return float(value) if math.isfinite(value) else str(float(value))  # JSON has no word for the others
 
     def _text(self, text: str, level: int) -> str:
@@ -152,10 +157,3 @@ def _described(value: object) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001 # as above
         return f"<{type(value).__name__}>"
-
-
-def _digits(value: int) -> str:
-    try:
-        return str(value)
-    except ValueError:  # more digits than Python writes
-        return hex(value)

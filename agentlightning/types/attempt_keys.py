@@ -60,7 +60,9 @@ def read_attempt_key(secret: str, key: str) -> AttemptKey | None:
     if not hmac.compare_digest(signature, _signature(secret, signed)):
         return None
     try:
-        names = json.loads(_from_base64(signed.removeprefix(ATTEMPT_KEY_PREFIX)).decode("utf-8", "surrogatepass"))
+        encoded = signed.removeprefix(ATTEMPT_KEY_PREFIX)
+        decoded = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        names = json.loads(decoded.decode("utf-8", "surrogatepass"))
     except (binascii.Error, ValueError):  # signed with this secret, but by someone who writes other keys
         return None
     if not isinstance(names, list) or len(names) != _NAMES:
@@ -77,7 +79,3 @@ def _signature(secret: str, signed: str) -> str:
 
 def _as_base64(value: bytes) -> str:
     return base64.urlsafe_b64encode(value).decode().rstrip("=")
-
-
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

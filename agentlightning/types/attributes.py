@@ -37,13 +37,10 @@ def sum_of_numbers(values: Sequence[object]) -> int | float | None:
 def _checked(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes with every sequence as a list, which is what JSON gives back."""
     for name, value in attributes.items():
-        if type(value) not in _SCALARS and not _is_plain_list(value):
+        is_plain_list = type(value) is list and sum_of_numbers(value) is not None
+        if type(value) not in _SCALARS and not is_plain_list:
             attributes[name] = _as_attribute_value(name, value)
     return attributes
-
-
-def _is_plain_list(value: object) -> bool:
-    return type(value) is list and sum_of_numbers(value) is not None
 
 
 def _as_attribute_value(name: str, value: object) -> object:

@@ -59,7 +59,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
-            is_large = _bits(left) * abs(right if isinstance(right, int) else 1) > _MAX_POWER_BITS
+            bits = left.bit_length() if isinstance(left, int) else 0
+            is_large = bits * abs(right if isinstance(right, int) else 1) > _MAX_POWER_BITS
         elif operator == "*":
             is_large = _length(left) * _count(right) > MAX_CHARACTERS or _length(right) * _count(left) > MAX_CHARACTERS
         else:
@@ -77,10 +78,6 @@ def _length(value: Any) -> int:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 0
 
 
 def render_jinja(template: str, values: Mapping[str, Any]) -> str:

@@ -180,7 +180,11 @@ class PromptTemplate(Resource):
         if self.engine == "f-string":
             return _FStringFormatter().vformat(self.template, (), kwargs)
         if self.engine == "jinja":
-            return _format_jinja(self.template, kwargs)
+            try:
+                from agentlightning.types.jinja_sandbox import render_jinja
+            except ImportError as error:
+                raise ImportError("Jinja prompt templates need jinja2: pip install jinja2") from error
+            return render_jinja(self.template, kwargs)
         if self._is_from_store and not resolve_bool_env_var(LightningEnvVar.AGL_ALLOW_POML, fallback=False):
             raise TemplateNotAllowed(
                 "This POML template came out of a store, and templates are code; where everybody who writes to the "
@@ -194,14 +198,6 @@ class PromptTemplate(Resource):
         copy = self.model_copy()
         copy._is_from_store = is_from_store
         return copy
-
-
-def _format_jinja(template: str, values: dict[str, Any]) -> str:
-    try:
-        from agentlightning.types.jinja_sandbox import render_jinja
-    except ImportError as error:
-        raise ImportError("Jinja prompt templates need jinja2: pip install jinja2") from error
-    return render_jinja(template, values)
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

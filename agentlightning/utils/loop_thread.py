@@ -124,13 +124,13 @@ class CrossLoopLock:
                     return
                 turn = self._waiting.popleft()
             try:
-                turn.get_loop().call_soon_threadsafe(_grant, turn, self)
+                turn.get_loop().call_soon_threadsafe(_grant, turn)
             except RuntimeError:  # that loop is closed
                 continue
             return
 
 
-def _grant(turn: "asyncio.Future[None]", lock: CrossLoopLock) -> None:
+def _grant(turn: "asyncio.Future[None]") -> None:
     """Runs in the waiter's loop; a waiter that was cancelled passes the lock on in `_leave_line`."""
     if not turn.done():
         turn.set_result(None)

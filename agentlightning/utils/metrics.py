@@ -205,18 +205,15 @@ def _line(series: _Series, seconds: float) -> str:
     if metric.kind == "counter":
         return f"{title}: total={series.total:g} rate={_per_second(series.sum, seconds)}"
     ordered = sorted(series.sample)
-    percentiles = " ".join(f"p{percent}={_percentile(ordered, percent):.6g}" for percent in (50, 95, 99))
+    # The smallest value that so many percent of the values do not exceed.
+    at_percent = {percent: ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)] for percent in (50, 95, 99)}
+    percentiles = " ".join(f"p{percent}={value:.6g}" for percent, value in at_percent.items())
     rate = _per_second(series.count, seconds)
     return f"{title}: count={series.count} rate={rate} mean={series.sum / series.count:.6g} {percentiles}"
 
 
 def _per_second(amount: float, seconds: float) -> str:
     return f"{amount / seconds:.2f}/s" if seconds > 0 else "n/a"
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest value that so many percent of the values do not exceed."""
-    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
 class PrometheusMetricsBackend(_CheckedBackend):

@@ -87,19 +87,18 @@ def _gpus() -> list[dict[str, Any]]:
         text=True,
         timeout=_NVIDIA_SMI_TIMEOUT_SECONDS,
     )
-    return [_gpu(row) for row in csv.reader(answer.stdout.splitlines(), skipinitialspace=True) if row]
-
-
-def _gpu(row: Sequence[str]) -> dict[str, Any]:
-    index, name, usage, used_mib, total_mib, temperature = row
-    return {
-        "index": int(index),
-        "name": name,
-        "usage_pct": _number(usage),
-        "mem_used_gb": _number(used_mib, divisor=_MIB_PER_GIB),
-        "mem_total_gb": _number(total_mib, divisor=_MIB_PER_GIB),
-        "temperature_c": _number(temperature),
-    }
+    rows = [row for row in csv.reader(answer.stdout.splitlines(), skipinitialspace=True) if row]
+    return [
+        {
+            "index": int(index),
+            "name": name,
+            "usage_pct": _number(usage),
+            "mem_used_gb": _number(used_mib, divisor=_MIB_PER_GIB),
+            "mem_total_gb": _number(total_mib, divisor=_MIB_PER_GIB),
+            "temperature_c": _number(temperature),
+        }
+        for index, name, usage, used_mib, total_mib, temperature in rows
+    ]
 
 
 def _number(text: str, *, divisor: float = 1.0) -> float | None:

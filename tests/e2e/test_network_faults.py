@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {
     "outage_seconds": 20.0,
     "request_timeout": 5.0,
 }
-OUTAGE_SECONDS = 3.0
+OUTAGE_SECONDS = 1.0
 TRANSPORTS = ["http", "ws"]
 
 
@@ -181,8 +181,7 @@ async def test_half_open_connection_is_noticed_by_the_request_timeout(transport:
 
 
 @pytest.mark.timeout(40)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("worker_id", [None, "w"])
+@pytest.mark.parametrize(("transport", "worker_id"), [("http", None), ("ws", "w")])
 async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
     transport: Any, worker_id: str | None
 ) -> None:
@@ -205,8 +204,9 @@ async def test_claims_whose_replies_were_lost_together_come_with_the_next_calls(
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("operation", ["dequeue_many_rollouts", "claim_rollouts"])
-@pytest.mark.parametrize("wait", [None, 1.0], ids=["at-once", "waiting"])
+@pytest.mark.parametrize(
+    ("operation", "wait"), [("dequeue_many_rollouts", None), ("claim_rollouts", 1.0)], ids=["at-once", "waiting"]
+)
 async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
     transport: Any, operation: str, wait: float | None
 ) -> None:
@@ -231,8 +231,9 @@ async def test_claims_of_a_caller_whose_patience_ended_are_not_lost(
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("operation", ["dequeue_rollout", "dequeue_many_rollouts"])
-@pytest.mark.parametrize("wait", [None, 5.0], ids=["at-once", "waiting"])
+@pytest.mark.parametrize(
+    ("operation", "wait"), [("dequeue_rollout", 5.0), ("dequeue_many_rollouts", None)], ids=["waiting", "at-once"]
+)
 async def test_claim_of_a_cancelled_caller_goes_back_to_the_queue(
     transport: Any, operation: str, wait: float | None
 ) -> None:

@@ -29,7 +29,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_it_prints_what_its_description_promises(watched: tuple[Path, str]) -> None:
     (promised,) = re.findall(r"```text\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-
     assert watched[1] == promised
 
 

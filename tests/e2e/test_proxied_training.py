@@ -137,6 +137,5 @@ def test_function_as_an_algorithm_is_given_the_proxy(model: StubModel) -> None:
 
 def test_algorithm_without_the_proxy_that_it_needs_is_told() -> None:
     trainer = agl.Trainer(algorithm=Publishing(), strategy=strategy("shm"), progress="off")
-
     with pytest.raises(ValueError, match="needs an LLM proxy"):
         trainer.fit(Asking(), TASKS)

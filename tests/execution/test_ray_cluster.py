@@ -47,7 +47,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-
     with pytest.raises(ImportError, match=r"strategy='ray' needs the package ray: run `pip install .*\[?ray"):
         Trainer(strategy="ray")
 
@@ -125,7 +124,6 @@ def test_the_folder_of_the_program_stays(program: Path, address: Any, runtime_en
 
 def test_a_submitted_job_has_sent_its_folder_itself(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-
     assert sent_environment("auto") is None
 
 
@@ -157,7 +155,6 @@ def test_a_store_that_other_machines_reach_asks_for_a_token(monkeypatch: pytest.
 
 def test_nodes_are_told_this_machines_address_where_the_store_is_served_everywhere() -> None:
     server = RayExecutionStrategy("auto", server_port=5000)._server(InMemoryLightningStore(), "0.0.0.0", SECRET)
-
     assert server.endpoint == "http://192.0.2.7:5000"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from agentlightning.execution import ExecutionEvent, ExecutionStrategy, SharedMemoryExecutionStrategy, ThreadingEvent
-from agentlightning.execution.base import resolve_managed_store_flag
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreThreaded
 
 NAMES = ("runner-", "algorithm")
@@ -54,14 +53,6 @@ def of_runner(**options: Any) -> SharedMemoryExecutionStrategy:
 # ---------------------------------------------------------------------- configuration
 
 
-def test_options_are_attributes() -> None:
-    strategy = SharedMemoryExecutionStrategy()
-
-    assert (strategy.n_runners, strategy.main_thread, strategy.join_timeout) == (1, "runner", 15.0)
-    assert (strategy.graceful_delay, strategy.poll_interval, strategy.managed_store) == (5.0, 0.05, True)
-    assert strategy.alias == "shm"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -74,19 +65,6 @@ def test_options_are_attributes() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SharedMemoryExecutionStrategy(**options)
-
-
-@pytest.mark.parametrize(
-    ("text", "flag"),
-    [("1", True), ("true", True), (" YES ", True), ("on", True), ("0", False), ("False", False), ("no", False)],
-)
-def test_the_environment_says_whether_the_store_is_ours_to_manage(
-    monkeypatch: pytest.MonkeyPatch, text: str, flag: bool
-) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", text)
-
-    assert resolve_managed_store_flag(None) is flag
-    assert resolve_managed_store_flag(not flag) is not flag
 
 
 def test_a_strategy_must_say_how_it_executes() -> None:
@@ -247,13 +225,6 @@ async def run_with(work: Any, event: ThreadingEvent, **options: Any) -> Any:
     return await strategy._run_until_completed_or_canceled(work, event)
 
 
-async def test_what_completes_gives_its_result() -> None:
-    async def work() -> int:
-        return 7
-
-    assert await run_with(work(), ThreadingEvent()) == 7
-
-
 async def test_what_completes_in_its_grace_gives_its_result(caplog: pytest.LogCaptureFixture) -> None:
     event = ThreadingEvent()
 
@@ -300,14 +271,6 @@ async def test_what_ignores_being_cancelled_is_abandoned(caplog: pytest.LogCaptu
     await asyncio.sleep(0)
 
     assert "did not stop after cancellation; abandoning task" in caplog.text
-
-
-async def test_what_fails_is_raised() -> None:
-    async def work() -> None:
-        raise KeyError("work")
-
-    with pytest.raises(KeyError, match="work"):
-        await run_with(work(), ThreadingEvent())
 
 
 @pytest.mark.parametrize("has_queue", [True, False])

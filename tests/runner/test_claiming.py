@@ -11,7 +11,7 @@ from agentlightning.runner.attempt import MOST_KNOWN_RESOURCES, KnownResources
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.claims import Claim
 from agentlightning.tracer import DummyTracer
-from agentlightning.types import AttemptedRollout, Hook, NamedResources, PromptTemplate, Rollout, RolloutConfig
+from agentlightning.types import Attempt, AttemptedRollout, Hook, NamedResources, PromptTemplate, Rollout, RolloutConfig
 from agentlightning.utils.metrics import MetricsBackend
 from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, Awaiting, until, work_off
 
@@ -132,6 +132,24 @@ async def test_an_outage_or_a_refused_span_does_not_make_later_attempts_go_the_l
     assert [await worked.rewards(number) for number in range(4)] == [[1.0]] * 4
     assert len(tracker.of("finish_and_claim")) == 2
     assert len(tracker.of("add_many_spans")) == 1
+
+
+class LosesItsAnswer(InMemoryLightningStore):
+    """Finishes an attempt, and says that it could not."""
+
+    async def finish_attempt(self, *args: Any, **kwargs: Any) -> Attempt:  # type: ignore[override] # as it comes
+        await super().finish_attempt(*args, **kwargs)
+        raise StoreUnavailable("the answer was lost")
+
+
+async def test_spans_whose_arrival_was_not_confirmed_are_stored_once() -> None:
+    store = LosesItsAnswer()
+    await store.add_resources(RESOURCES)
+
+    worked = await work_off(Answering(lambda _: 1.0), store=store)
+
+    assert await worked.statuses() == ["succeeded"]
+    assert await worked.span_names() == ["agentlightning.reward"]
 
 
 async def test_a_hook_that_exits_does_not_keep_an_attempt_from_its_status() -> None:

@@ -34,7 +34,6 @@ def test_failures_of_one_kind_differ_in_what_varies_alone(
     one: BaseException, other: BaseException, are_alike: bool
 ) -> None:
     kinds = {FailureNote.of(raised(error)).kind for error in (one, other)}
-
     assert (len(kinds) == 1) is are_alike
 
 

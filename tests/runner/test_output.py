@@ -86,7 +86,6 @@ def test_a_result_becomes_json(result: object, output: object) -> None:
 
 def test_the_key_of_a_model_s_resource_is_left_out() -> None:
     llm = LLM(endpoint="http://host/v1", model="tiny", api_key="secret")
-
     assert "secret" not in str(output_of({"llm": llm}))
 
 
@@ -106,7 +105,6 @@ def test_long_text_within_a_mapping_leaves_room_for_what_follows() -> None:
 
 def test_a_long_list_is_cut_with_a_mark() -> None:
     output = output_of([0.5] * 100_000)
-
     assert output[-1] == "… (100,000 items in all)"
 
 

@@ -16,7 +16,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import LightningStore
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
 from agentlightning.types import NamedResources, Rollout, RolloutRawResult, Span, SpanCoreFields, TraceStatus
-from tests.runner.working import Answering, Awaiting, stocked_store, work_off
+from tests.runner.working import Answering, stocked_store, work_off
 
 
 class OldTracer(Tracer):
@@ -78,9 +78,9 @@ class ArrayOfNoDimensions:
     ids=repr,
 )
 async def test_a_number_is_stored_once_as_the_reward(
-    any_tracer: Tracer, result: Any, reward: float, caplog: pytest.LogCaptureFixture
+    result: Any, reward: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+    worked = await work_off(Answering(lambda _: result))
 
     assert await worked.statuses() == ["succeeded"]
     assert caplog.text == ""
@@ -88,21 +88,26 @@ async def test_a_number_is_stored_once_as_the_reward(
     assert find_final_reward(list(await worked.store.query_spans(worked.rollout_ids[0]))) == reward
 
 
-async def test_a_coroutine_s_number_is_stored_once_as_the_reward(any_tracer: Tracer) -> None:
-    async def answer(_: Any) -> float:
-        return 0.25
+async def test_rewards_are_stored_with_every_tracer(any_tracer: Tracer) -> None:
+    results: list[Any] = [0.25, True, {"speed": 0.5, "reward": 0.75}, "text"]
 
-    worked = await work_off(Awaiting(answer), tracer=any_tracer)
+    worked = await work_off(Answering(lambda number: results[number]), *range(4), tracer=any_tracer)
 
-    assert await worked.rewards() == [0.25]
+    assert await worked.statuses() == ["succeeded"] * 4
+    assert [await worked.rewards(number) for number in range(4)] == [[0.25], [1.0], [0.75], []]
+    assert (await worked.rollout(3)).output == "text"
 
 
-@pytest.mark.parametrize("result", [math.nan, math.inf])
-async def test_a_reward_that_is_not_finite_is_refused_in_words(any_tracer: Tracer, result: float) -> None:
-    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [(math.nan, "finite"), (math.inf, "finite"), ({"a": 1.0, "b": math.nan}, "nan as its reward 'b'")],
+    ids=repr,
+)
+async def test_a_reward_that_is_not_finite_is_refused_in_words(result: Any, words: str) -> None:
+    worked = await work_off(Answering(lambda _: result))
 
     assert await worked.statuses() == ["failed"]
-    assert "finite" in (await worked.error())["message"]
+    assert words in (await worked.error())["message"]
 
 
 async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
@@ -126,8 +131,8 @@ async def test_nothing_returned_stores_nothing(any_tracer: Tracer) -> None:
     ],
     ids=repr,
 )
-async def test_anything_else_is_the_rollout_s_output(any_tracer: Tracer, result: Any, output: Any) -> None:
-    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+async def test_anything_else_is_the_rollout_s_output(result: Any, output: Any) -> None:
+    worked = await work_off(Answering(lambda _: result))
 
     assert await worked.statuses() == ["succeeded"]
     assert (await worked.rollout()).output == output
@@ -145,22 +150,13 @@ async def test_anything_else_is_the_rollout_s_output(any_tracer: Tracer, result:
     ],
     ids=repr,
 )
-async def test_a_mapping_of_numbers_is_rewards_by_name(
-    any_tracer: Tracer, result: Any, named: dict[str, float]
-) -> None:
-    worked = await work_off(Answering(lambda _: result), tracer=any_tracer)
+async def test_a_mapping_of_numbers_is_rewards_by_name(result: Any, named: dict[str, float]) -> None:
+    worked = await work_off(Answering(lambda _: result))
 
     (span,) = await worked.store.query_spans(worked.rollout_ids[0])
     assert {reward.name: reward.value for reward in get_rewards_from_span(span)} == named
     assert find_final_reward([span]) == next(iter(named.values()))
     assert (await worked.rollout()).output is None
-
-
-async def test_a_mapping_with_a_number_that_is_not_finite_fails_the_attempt_in_words(any_tracer: Tracer) -> None:
-    worked = await work_off(Answering(lambda _: {"a": 1.0, "b": math.nan}), tracer=any_tracer)
-
-    assert await worked.statuses() == ["failed"]
-    assert "nan as its reward 'b'" in (await worked.error())["message"]
 
 
 async def test_a_hint_comes_once_for_each_type_of_output(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,11 +279,11 @@ async def test_returned_otel_spans_that_were_traced_are_stored_once(kind: str) -
     def answer(_: Any) -> list[Any]:
         with trace.get_tracer("agent").start_as_current_span("mine") as span:
             pass
-        return [span]
+        return [span, core_span("core")]
 
     worked = await work_off(Answering(answer), tracer=KINDS[kind]())
 
-    assert await worked.span_names() == ["mine"]
+    assert sorted(await worked.span_names()) == ["core", "mine"]
 
 
 async def test_what_an_emitter_returned_is_stored_once(any_tracer: Tracer) -> None:
@@ -312,29 +308,13 @@ async def test_an_emitted_and_a_returned_reward_are_both_there_and_the_returned_
 
 
 @pytest.mark.parametrize("other", [0.5, "text", {"name": "span"}, None], ids=repr)
-async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(any_tracer: Tracer, other: Any) -> None:
-    worked = await work_off(Answering(lambda _: [core_span("one"), other]), tracer=any_tracer)
+async def test_a_list_of_spans_and_others_fails_the_attempt_in_words(other: Any) -> None:
+    worked = await work_off(Answering(lambda _: [core_span("one"), other]))
 
     assert await worked.statuses() == ["failed"]
+    assert "one" not in await worked.span_names()
     error = await worked.error()
     assert (error["type"], "such a list may hold spans only" in error["message"]) == ("ValueError", True)
-
-
-async def test_a_mixed_list_that_is_refused_stores_none_of_it() -> None:
-    worked = await work_off(Answering(lambda _: [core_span("one"), "text"]))
-
-    assert "one" not in await worked.span_names()
-
-
-async def test_all_kinds_of_spans_may_be_in_one_list() -> None:
-    def answer(_: Any) -> list[Any]:
-        with trace.get_tracer("agent").start_as_current_span("traced") as span:
-            pass
-        return [span, core_span("core")]
-
-    worked = await work_off(Answering(answer))
-
-    assert sorted(await worked.span_names()) == ["core", "traced"]
 
 
 async def test_emitted_spans_are_stored_once_and_in_order(any_tracer: Tracer) -> None:

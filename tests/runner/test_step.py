@@ -116,7 +116,6 @@ def test_a_step_may_be_run_without_an_event_loop() -> None:
 
 async def test_a_step_may_be_run_inside_an_event_loop_too() -> None:
     runner = a_runner()
-
     with runner.run_context(agent=Answering(lambda _: 1.0), store=await stocked_store()):
         assert runner.step_sync("task").status == "succeeded"
 

@@ -18,9 +18,11 @@ from tests.runner.working import PATIENCE_SECONDS, RESOURCES, Answering, until, 
 from tests.store.test_foreign import OldStore
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
-@pytest.mark.parametrize("is_shared", [False, True], ids=["bare", "threaded"])
-@pytest.mark.parametrize("tracer", [OtelTracer, DummyTracer], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    ("tracer", "is_shared", "concurrency"),
+    [(OtelTracer, False, 1), (OtelTracer, True, 4), (DummyTracer, True, 1), (DummyTracer, False, 4)],
+    ids=["otel", "otel-threaded-4", "dummy-threaded", "dummy-4"],
+)
 async def test_a_store_of_the_0_2_release_will_do(tracer: Any, is_shared: bool, concurrency: int) -> None:
     old = OldStore()
     await old.add_resources(RESOURCES)
@@ -99,7 +101,7 @@ class ByTask(LitAgent[Any]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("concurrency", [4])
 async def test_a_server_that_is_restarted_meanwhile_loses_nothing(tmp_path: Path, concurrency: int) -> None:
     agent, event = ByTask(), ThreadingEvent()
     runner: LitAgentRunner[Any] = LitAgentRunner(

@@ -40,7 +40,6 @@ def test_key_says_whom_it_was_made_for(rollout_id: str, attempt_id: str, agent: 
 
 def test_key_has_the_documented_format() -> None:
     names = json.dumps(["ro-1", "at-1", "writer"], separators=(",", ":")).encode()
-
     assert derive_attempt_key(SECRET, "ro-1", "at-1", "writer") == signed(names)
 
 

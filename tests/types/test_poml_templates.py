@@ -84,7 +84,6 @@ def test_a_template_reads_no_file(tmp_path: Path, template: str) -> None:
 
 def test_a_template_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_SECRET_OF_THIS_TEST", "SECRET")
-
     assert poml("<poml><p>env {{ JSON.stringify(process.env) }}</p></poml>").format() == "env {}"
 
 
@@ -107,20 +106,17 @@ def test_a_template_does_not_change_what_it_may_load(expression: str) -> None:
 
 def test_a_template_holds_no_connection_and_no_input() -> None:
     template = "<poml><p>it is {{ typeof process.stdout._handle }}, {{ typeof process.stdin._handle }}</p></poml>"
-
     assert poml(template).format() == "it is undefined, undefined"
 
 
 def test_a_template_that_writes_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poml_sandbox, "MAX_OUTPUT_BYTES", 1000)
-
     with pytest.raises(RuntimeError, match="more than 1000 bytes"):
         poml("<poml><p>{{ 'x'.repeat(2000) }}</p></poml>").format()
 
 
 def test_a_template_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poml_sandbox, "RENDER_SECONDS", 4.0)
-
     with pytest.raises(RuntimeError, match="not rendered within 4 s"):
         poml("<poml><p>{{ (() => { while (true); })() }}</p></poml>").format()
 

@@ -60,7 +60,6 @@ def test_any_other_key_is_given_as_it_is(key: str | None) -> None:
 
 def test_a_reference_to_the_secret_of_a_proxy_is_no_key() -> None:
     llm = ProxyLLM(endpoint="http://h:1", model="m", api_key="agl-proxyref-0123")
-
     for bind in (lambda: llm.get_api_key("R", "A"), lambda: llm.with_attempted_rollout(attempted())):
         with pytest.raises(ConfigurationError, match="attempt 'A' for the LLM proxy at http://h:1 did not come"):
             bind()

@@ -71,17 +71,8 @@ def test_required_field_is_demanded(model: type[BaseModel], fields: Fields, name
     assert [(error["type"], error["loc"]) for error in refusal.value.errors()] == [("missing", (name,))]
 
 
-@pytest.mark.parametrize(
-    ("model", "tag"), [(LLM, "proxy_llm"), (ProxyLLM, "llm")], ids=["LLM-as-proxy", "ProxyLLM-as-plain"]
-)
-def test_llm_refuses_the_type_of_another_resource(model: type[LLM], tag: str) -> None:
-    with pytest.raises(ValidationError, match="resource_type"):
-        model.model_validate({"resource_type": tag, "endpoint": "e", "model": "m"})
-
-
 def test_plain_llm_answers_its_endpoint_whatever_it_is_asked() -> None:
     llm = LLM(endpoint="http://h:1/v1/", model="m")
-
     assert llm.get_base_url() == llm.get_base_url("ro-1", attempt_id=2) == "http://h:1/v1/"
 
 
@@ -111,11 +102,6 @@ def test_proxy_refuses_half_an_address(rollout_id: Any, attempt_id: Any) -> None
         proxy().get_base_url(rollout_id, attempt_id)
 
 
-def test_proxy_demands_both_ids() -> None:
-    with pytest.raises(TypeError, match="attempt_id"):
-        proxy().get_base_url("R")  # type: ignore[call-arg] # that is the point
-
-
 def test_reading_the_endpoint_of_a_proxy_warns_each_time(caplog: pytest.LogCaptureFixture) -> None:
     llm = proxy()
 
@@ -143,15 +129,7 @@ def test_proxy_is_handled_without_a_warning(
     caplog: pytest.LogCaptureFixture, use: Callable[[ProxyLLM], object]
 ) -> None:
     use(proxy())
-
     assert warnings_in(caplog) == []
-
-
-def test_copy_of_a_proxy_warns_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    copy = proxy().model_copy(update={"endpoint": "http://other"})
-
-    assert copy.endpoint == "http://other"
-    assert len(warnings_in(caplog)) == 1
 
 
 def test_endpoint_of_a_proxy_can_be_changed() -> None:
@@ -161,11 +139,6 @@ def test_endpoint_of_a_proxy_can_be_changed() -> None:
 
     assert llm.get_base_url("R", "A") == "http://h:2/rollout/R/attempt/A/v1"
     assert llm.model_dump()["endpoint"] == "http://h:2/v1"
-
-
-def test_proxies_are_equal_by_their_endpoint() -> None:
-    assert proxy() == proxy()
-    assert proxy() != proxy("http://h:2")
 
 
 def test_proxy_becomes_a_plain_llm_for_one_attempt(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,20 +156,8 @@ def test_proxy_becomes_a_plain_llm_for_one_attempt(caplog: pytest.LogCaptureFixt
 
 
 def test_f_string_template_is_filled() -> None:
-    template = PromptTemplate(template="Hello {name}, {{literally}} {n:02d}", engine="f-string")
-
-    assert template.format(name="Ada", n=7) == "Hello Ada, {literally} 07"
-
-
-def test_f_string_template_demands_every_value() -> None:
-    with pytest.raises(KeyError, match="name"):
-        PromptTemplate(template="Hello {name}", engine="f-string").format(other=1)
-
-
-def test_f_string_template_follows_attributes_and_items() -> None:
-    template = PromptTemplate(template="{a.real} {b[0]} {c[key]!r:>5} {d:{width}.1f}", engine="f-string")
-
-    assert template.format(a=1, b=[2], c={"key": "x"}, d=0.25, width=6) == "1 2   'x'    0.2"
+    template = PromptTemplate(template="{{x}} {a.real} {b[0]} {c[key]!r:>5} {d:{width}.1f}", engine="f-string")
+    assert template.format(a=1, b=[2], c={"key": "x"}, d=0.25, width=6) == "{x} 1 2   'x'    0.2"
 
 
 class Task:
@@ -236,18 +197,18 @@ def test_f_string_template_fails_as_str_format_does(template: str, error: type[E
 
 
 def test_jinja_template_is_filled() -> None:
-    template = PromptTemplate(template="{% for n in names %}- {{ n | upper }}\n{% endfor %}", engine="jinja")
-
-    assert template.format(names=["ada", "bob"]) == "- ADA\n- BOB\n"
-
-
-def test_jinja_template_keeps_its_last_line_break() -> None:
-    assert PromptTemplate(template="{{ x }}\n", engine="jinja").format(x=1) == "1\n"
+    text = "{% for n in names %}{{ loop.index }} {{ n | upper }}\n{% endfor %}"
+    filled = PromptTemplate(template=text, engine="jinja").format(names=(name for name in ("ada", "bob")))
+    assert filled == "1 ADA\n2 BOB\n"
 
 
-def test_jinja_template_demands_every_value() -> None:
-    with pytest.raises(UndefinedError, match="'name' is undefined"):
-        PromptTemplate(template="Hello {{ name }}", engine="jinja").format(other=1)
+@pytest.mark.parametrize(
+    ("engine", "template", "error"),
+    [("f-string", "Hello {name}", KeyError), ("jinja", "Hello {{ name }}", UndefinedError)],
+)
+def test_template_demands_every_value(engine: Any, template: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="name"):
+        PromptTemplate(template=template, engine=engine).format(other=1)
 
 
 @pytest.mark.parametrize(
@@ -293,28 +254,19 @@ def test_jinja_template_makes_no_huge_value(template: str) -> None:
 
 def test_jinja_template_renders_no_huge_text() -> None:
     template = PromptTemplate(template="{% for i in range(20) %}{{ x }}{% endfor %}", engine="jinja")
-
     with pytest.raises(RuntimeError, match="more than 10000000 characters"):
         template.format(x="x" * 1_000_000)
-
-
-def test_jinja_loops_know_where_they_are() -> None:
-    template = "{% for n in ns %}{{ loop.index }}/{{ loop.length }}{{ ', ' if not loop.last }}{% endfor %}"
-
-    assert PromptTemplate(template=template, engine="jinja").format(ns=(n for n in "ab")) == "1/2, 2/2"
 
 
 @pytest.mark.slow
 def test_poml_template_is_filled() -> None:
     template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
-
     assert template.format(name="Ada") == "Hello Ada!"
 
 
 @pytest.mark.slow
 def test_poml_template_demands_every_value() -> None:
     template = PromptTemplate(template="<poml><p>Hello {{ name }}!</p></poml>", engine="poml")
-
     with pytest.raises(RuntimeError, match="POML command failed"):
         template.format(other=1)
 
@@ -328,11 +280,6 @@ def test_missing_engine_is_an_import_error_that_names_the_package(
 
     with pytest.raises(ImportError, match=rf"need {package}: .*pip install"):
         PromptTemplate(template="t", engine=engine).format()
-
-
-def test_unknown_engine_is_refused() -> None:
-    with pytest.raises(ValidationError, match="engine"):
-        PromptTemplate(template="t", engine="mustache")
 
 
 # ---------------------------------------------------------------------- publication
@@ -349,7 +296,6 @@ def test_unknown_engine_is_refused() -> None:
 )
 def test_resource_type_decides_the_class(fields: Fields, expected: type[Resource]) -> None:
     resource: Resource = TypeAdapter(ResourceUnion).validate_python(fields)
-
     assert type(resource) is expected
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from opentelemetry import trace as otel
 from opentelemetry.sdk.resources import Resource as SdkResource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel, ValidationError
@@ -149,25 +148,12 @@ def test_extra_fields_of_a_mock_are_json_safe() -> None:
 
 def test_context_has_hexadecimal_ids_and_its_trace_state() -> None:
     source = otel.SpanContext(0xAB, 0xCD, is_remote=True, trace_state=otel.TraceState([("vendor", "x")]))
-
     assert SpanContext.from_opentelemetry(source) == SpanContext(
         trace_id="000000000000000000000000000000ab",
         span_id="00000000000000cd",
         is_remote=True,
         trace_state={"vendor": "x"},
     )
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "description"),
-    [
-        pytest.param(otel.Status(), "UNSET", None, id="unset"),
-        pytest.param(otel.Status(otel.StatusCode.OK), "OK", None, id="ok"),
-        pytest.param(otel.Status(otel.StatusCode.ERROR, "broken"), "ERROR", "broken", id="error"),
-    ],
-)
-def test_status_is_named(status: otel.Status, code: str, description: str | None) -> None:
-    assert TraceStatus.from_opentelemetry(status) == TraceStatus(status_code=code, description=description)
 
 
 def test_span_is_converted_whole(record: Record) -> None:
@@ -184,8 +170,10 @@ def test_span_is_converted_whole(record: Record) -> None:
 
     (source,) = record(act)
 
+    converted = convert(source)
     own, other = (SpanContext.from_opentelemetry(context) for context in (source.get_span_context(), linked))
-    assert convert(source) == Span(
+    assert Span.model_validate(converted.model_dump(mode="json")) == converted
+    assert converted == Span(
         rollout_id="ro-1",
         attempt_id="at-1",
         sequence_id=3,
@@ -208,10 +196,6 @@ def test_span_is_converted_whole(record: Record) -> None:
     )
 
 
-def test_lists_among_the_attributes_are_kept(record: Record) -> None:
-    assert list(convert(one_span(record, attributes={"tokens": [1, 2]})).attributes["tokens"]) == [1, 2]
-
-
 def test_child_span_names_its_parent(record: Record) -> None:
     def act(sdk: otel.Tracer) -> None:
         with sdk.start_as_current_span("outer"):
@@ -228,20 +212,6 @@ def test_span_without_context_gets_ids_of_zeros() -> None:
 
     assert (span.trace_id, span.span_id, span.context) == ("0" * 32, "0" * 16, None)
     assert (span.start_time, span.end_time) == (None, None)
-
-
-def test_span_still_running_is_converted_without_end(record: Record) -> None:
-    running: list[Span] = []
-
-    def act(sdk: otel.Tracer) -> None:
-        span = sdk.start_span("work")
-        assert isinstance(span, SdkSpan)
-        running.append(convert(span))
-        span.end()
-
-    record(act)
-
-    assert running[0].end_time is None
 
 
 def test_span_keeps_what_others_hung_on_it(record: Record) -> None:
@@ -311,15 +281,6 @@ def test_span_from_attributes_keeps_what_it_is_given() -> None:
     assert {name: getattr(span, name) for name in given} == given
 
 
-def test_span_from_attributes_has_attributes_of_its_own() -> None:
-    attributes = {"a": 1}
-    span = Span.from_attributes(attributes=attributes)
-
-    attributes["late"] = 2
-
-    assert span.attributes == {"a": 1}
-
-
 def test_span_from_core_fields_takes_them_over() -> None:
     core = SpanCoreFields(
         name="work", status=TraceStatus(status_code="ERROR"), attributes={"a": 1}, start_time=1.0, end_time=2.0
@@ -339,12 +300,6 @@ def test_span_from_core_fields_starts_now_unless_they_say_otherwise() -> None:
     assert span.start_time is not None
     assert began <= span.start_time <= time.time()
     assert span.end_time is None
-
-
-def test_span_from_core_fields_may_start_at_zero() -> None:
-    core = SpanCoreFields(name="work", status=TraceStatus(status_code="OK"), attributes={}, start_time=0.0)
-
-    assert Span.from_core_fields(core).start_time == 0.0
 
 
 # ---------------------------------------------------------------------- on the wire
@@ -376,19 +331,6 @@ def test_every_field_of_a_span_must_be_given(name: str) -> None:
 def test_part_of_a_span_is_validated(model: type[BaseModel], fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(fields)
-
-
-def test_converted_span_survives_the_wire(record: Record) -> None:
-    context = otel.SpanContext(1, 2, is_remote=True)
-
-    def act(sdk: otel.Tracer) -> None:
-        with sdk.start_as_current_span("work", links=[otel.Link(context, {"why": "retry"})]) as span:
-            span.add_event("event", {"n": 1})
-            span.set_status(otel.Status(otel.StatusCode.ERROR, "broken"))
-
-    span = convert(record(act)[0])
-
-    assert Span.model_validate(span.model_dump(mode="json")) == span
 
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -17,7 +17,6 @@ def clipped(text: str, *, piece: int = 7, size: int = 10) -> ClippedText:
 @pytest.mark.parametrize("text", ["", "short", "0123456789abcdefghij"])
 def test_what_fits_is_kept_whole(text: str, piece: int) -> None:
     clip = clipped(text, piece=piece)
-
     assert (clip.text(), clip.end(), clip.cut_bytes) == (text, text, 0)
 
 

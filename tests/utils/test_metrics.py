@@ -215,7 +215,6 @@ def test_metric_that_prometheus_refuses_stays_unregistered() -> None:
 
 def test_missing_prometheus_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-
     with pytest.raises(ImportError, match=r"pip install .*\[prometheus\]"):
         PrometheusMetricsBackend()
 

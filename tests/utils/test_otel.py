@@ -94,7 +94,6 @@ def test_without_force_what_json_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize("value", [None, {}, [1, "x"], [[1]], float("nan"), b"x"])
 def test_a_value_no_attribute_can_hold_is_named(value: Any) -> None:
     check_attributes_sanity({"a": 1, "b": ["x"], "c": True})
-
     with pytest.raises(ValueError, match="Attribute 'bad'"):
         check_attributes_sanity({"bad": value})
 

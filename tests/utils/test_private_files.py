@@ -50,7 +50,6 @@ def test_the_environment_gives_new_files_another_mode(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("text", ["", "rw-r-----", "0400", "0755", "9", "-600", "1640", "0"])
 def test_a_senseless_mode_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("AGL_FILE_MODE", text)
-
     with pytest.raises(ConfigurationError, match=r"AGL_FILE_MODE is .* such as 0600 or 0640"):
         create_file("never made")
 
@@ -109,7 +108,6 @@ def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777], ids=lambda mode: f"{mode:04o}")
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-
     with pytest.raises(ConfigurationError, match=f"mode {mode:04o}.*chmod go-w"):
         check_own_folder(tmp_path)
 
@@ -117,13 +115,11 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_a_folder_that_others_may_only_read_is_taken(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-
     check_own_folder(tmp_path)
 
 
 def test_a_folder_of_another_account_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-
     with pytest.raises(ConfigurationError, match="belongs to the account"):
         check_own_folder(tmp_path)
 

@@ -39,5 +39,4 @@ def test_texts_under_secret_names_are_masked_at_any_depth() -> None:
 
 def test_numbers_and_what_is_empty_stay() -> None:
     config = {"max_tokens": 512, "api_key": None, "token": "", "key": True, 7: "seven"}
-
     assert masked(config) == config

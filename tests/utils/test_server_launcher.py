@@ -63,7 +63,6 @@ async def test_application_is_served_by_processes_of_its_own() -> None:
 
 async def test_application_that_cannot_travel_is_refused_for_processes() -> None:
     served = launcher(lambda: tell_process, launch_mode="mp")
-
     with pytest.raises(ConfigurationError, match="launch_mode='thread'"):
         await served.start()
 

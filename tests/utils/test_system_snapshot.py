@@ -54,7 +54,6 @@ def test_snapshot_is_json() -> None:
 
 def test_used_memory_is_below_the_total() -> None:
     snapshot = system_snapshot()
-
     assert 0 < snapshot["mem_used_gb"] < snapshot["mem_total_gb"]
 
 
@@ -81,7 +80,6 @@ def test_refused_figures_are_none_and_the_others_stay(
 
 def test_traffic_is_none_without_network_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
-
     assert system_snapshot()["bytes_sent_mb"] is None
 
 
@@ -95,7 +93,6 @@ def test_machine_without_nvidia_smi_has_no_gpus(path: Path) -> None:
 
 def test_gpus_are_read_from_nvidia_smi(path: Path) -> None:
     _write_nvidia_smi(path, "echo '0, NVIDIA H200, 37, 2048, 143771, 41'")
-
     assert system_snapshot(include_gpu=True)["gpus"] == [
         {
             "index": 0,
@@ -119,5 +116,4 @@ def test_figures_a_gpu_does_not_report_are_none(path: Path) -> None:
 @pytest.mark.parametrize("script", ["exit 9", "echo 'No devices were found'"], ids=["failing", "babbling"])
 def test_gpus_are_none_when_nvidia_smi_cannot_tell(path: Path, script: str) -> None:
     _write_nvidia_smi(path, script)
-
     assert system_snapshot(include_gpu=True)["gpus"] is None

@@ -226,19 +226,20 @@ class RayExecutionStrategy(ExecutionStrategy):
             return
         host = self.server_host or self._own_address()
         self._check_reachable(host, f"server_host '{host}'")
-        token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or None
-        if token is None and not is_loopback(host):
-            logger.info("The store asks for a token that only its runners have; set AGL_STORE_TOKEN to let others in.")
-            token = secrets.token_urlsafe()
-        server = LightningStoreServer(store, host, self.server_port, token=token)
-        if host in EVERYWHERE:
-            server.launcher_args.access_host = self._own_address()
+        token = _token_for(host)
+        server = self._server(store, host, token)
         await server.start()
         try:
             for_runners = None if token is None else sign_token(token, Scope("runner"), expires_at=None)
             yield _Served(server, LightningStoreClient(server.endpoint, token=for_runners))
         finally:
             await server.stop()
+
+    def _server(self, store: LightningStore, host: str, token: str | None) -> LightningStoreServer:
+        server = LightningStoreServer(store, host, self.server_port, token=token)
+        if host in EVERYWHERE:
+            server.launcher_args.access_host = self._own_address()
+        return server
 
     def _own_address(self) -> str:
         """By which the nodes reach this machine."""
@@ -268,6 +269,15 @@ class _Served:
     """For the algorithm."""
     client: LightningStoreClient
     """For runners, who may do with it what runners do, and no more."""
+
+
+def _token_for(host: str) -> str | None:
+    """What the server asks for: the user's token, or one that only runners have where other machines can come."""
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN) or None
+    if token is not None or is_loopback(host):
+        return token
+    logger.info("The store asks for a token that only its runners have; set AGL_STORE_TOKEN to let others in.")
+    return secrets.token_urlsafe()
 
 
 def _checked_count(n_runners: int) -> int:

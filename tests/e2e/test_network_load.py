@@ -13,7 +13,7 @@ from tests.e2e.server_process import ServerProcess, left_behind
 from tests.e2e.workload import make_span
 
 CLIENTS = 200
-ROLLOUTS = 4000
+ROLLOUTS = 2000
 BATCH = 500
 MOST_SECONDS = 60.0
 SPARE_DESCRIPTORS = 10

@@ -82,15 +82,12 @@ async def check_rollouts(store: agl.LightningStore, proxy: StubModel) -> None:
         assert call.attributes["gen_ai.request.model"] == "trained"
 
 
-@pytest.mark.parametrize(("n_runners", "concurrency"), [(4, 1), (1, 16)], ids=["four-threads", "sixteen-at-once"])
-def test_a_function_that_only_knows_openai_is_trained_as_it_stands(
-    original: StubModel, proxy: StubModel, n_runners: int, concurrency: int
-) -> None:
+def test_a_function_that_only_knows_openai_is_trained_as_it_stands(original: StubModel, proxy: StubModel) -> None:
     agent, client = asking(original.openai_url)
     trainer = agl.Trainer(
         algorithm=agl.Baseline(max_queue_length=16),
-        strategy=agl.SharedMemoryExecutionStrategy(n_runners=n_runners, main_thread="algorithm"),
-        runner={"max_concurrency": concurrency},
+        strategy=agl.SharedMemoryExecutionStrategy(n_runners=2, main_thread="algorithm"),
+        runner={"max_concurrency": 8},
         initial_resources=resources(proxy),
         progress="off",
     )

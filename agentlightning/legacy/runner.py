@@ -15,10 +15,10 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -44,9 +44,11 @@ from agentlightning.types.rewards import final_reward_of
 from agentlightning.utils.deprecation import deprecated
 from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method"]
+__all__ = ["LegacyAgentRunner", "call_on_loop", "call_plainly", "rollout_method", "run_in_loop"]
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 ERROR: Final = "error"
 """Metadata key of a result that says why there is none."""
@@ -112,7 +114,9 @@ class LegacyAgentRunner(ParallelWorkerBase):
         task = await self.client.poll_next_task_async()
         if task is None:
             return False
-        update = await self._resources_async(task)
+        client, by_id = self.client, task.resources_id
+        getting = client.get_latest_resources_async() if by_id is None else client.get_resources_by_id_async(by_id)
+        update: ResourcesUpdate | None = await getting
         if update is None:
             return self._without_resources(task)
         outcome = self._begun(task)
@@ -141,11 +145,6 @@ class LegacyAgentRunner(ParallelWorkerBase):
 
     def _goes_on(self, count: int) -> bool:
         return not _is_closed(self.client) and (self.max_tasks is None or count < self.max_tasks)
-
-    async def _resources_async(self, task: Task) -> ResourcesUpdate | None:
-        if task.resources_id is None:
-            return await self.client.get_latest_resources_async()
-        return await self.client.get_resources_by_id_async(task.resources_id)
 
     # ------------------------------------------------------------------ around the agent
 
@@ -297,6 +296,15 @@ def rollout_method(agent: LitAgent[Any], mode: RolloutMode | None, *, prefers_as
     return agent.rollout  # which says what is missing
 
 
+def run_in_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine on an event loop of its own."""
+    thread = LoopThread("legacy")
+    try:
+        return thread.run(work)
+    finally:
+        thread.stop()
+
+
 def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) -> object:
     """What the agent returns; a coroutine runs on an event loop of its own."""
     method = rollout_method(agent, task.mode, prefers_async=False)
@@ -304,11 +312,7 @@ def call_plainly(agent: LitAgent[Any], task: Task, resources: NamedResources) ->
         result: object = method(task.input, **_arguments(method, task, resources))
         if not inspect.iscoroutine(result):
             return result
-        thread = LoopThread("legacy-agent")
-        try:
-            return thread.run(_contained(result))
-        finally:
-            thread.stop()
+        return run_in_loop(_contained(result))
     except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
         raise RolloutFailed("The agent was cancelled from within: something it awaited was cancelled.") from error
 

@@ -2,35 +2,50 @@
 
 The server is named by its address or by a client. A data set instead of it is for the algorithm, which serves the tasks
 itself and says through `get_client` where. There is no store in this: results go to the server and nowhere else.
+
+Workers run in this process if there is one, else each in a process of its own. No process is left behind, however this
+one ends: they are ended when their work is over or interrupted, as daemons they end with a program that is done, and
+each watches for the death of its parent.
 """
 
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+import pkgutil
+import signal
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import psutil
 from typing_extensions import TypeIs
 
-from agentlightning.adapter.base import TraceAdapter
+from agentlightning.adapter.base import Adapter, TraceAdapter
 from agentlightning.algorithm import Algorithm
 from agentlightning.errors import ConfigurationError, TrainingError
+from agentlightning.execution.processes import start_context
 from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.workers import (
-    WorkerPlan,
-    already_told,
-    join_workers,
-    kill_orphaned_processes,
-    worker_processes,
-)
+from agentlightning.legacy.runner import LegacyAgentRunner, run_in_loop
 from agentlightning.litagent import LitAgent
+from agentlightning.tracer import Tracer
 from agentlightning.trainer import Trainer
 from agentlightning.types import Dataset
+from agentlightning.utils.child_process import end_process, leave_with_parent
 from agentlightning.utils.deprecation import deprecated
-from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["TrainerLegacy", "fit_v0"]
+__all__ = [
+    "TrainerLegacy",
+    "WorkerPlan",
+    "fit_v0",
+    "join_workers",
+    "kill_orphaned_processes",
+    "orphaned_among",
+    "worker_processes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -80,19 +95,15 @@ def fit_v0(
                     _run(algorithm, train_data, val_data)
             else:
                 _tell_unused(trainer, val_data)
-                _work(plan, trainer)
+                if trainer.n_workers == 1:
+                    plan.work(0)
+                else:
+                    with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon) as processes:
+                        join_workers(processes)
         except KeyboardInterrupt:
             logger.info("Interrupted; the workers have ended.")
         finally:
             trainer.tracer.teardown()
-
-
-def _work(plan: WorkerPlan, trainer: Trainer) -> None:
-    if trainer.n_workers == 1:
-        plan.work(0)
-        return
-    with worker_processes(plan, trainer.n_workers, daemon=trainer.daemon) as processes:
-        join_workers(processes)
 
 
 # ---------------------------------------------------------------------- where tasks come from
@@ -178,11 +189,142 @@ def _bind(algorithm: Algorithm, trainer: Trainer) -> None:
 def _run(algorithm: Algorithm, train_data: Any, val_data: Any) -> None:
     result = algorithm.run(train_dataset=train_data, val_dataset=val_data)
     if inspect.iscoroutine(result):
-        thread = LoopThread("legacy-algorithm")
+        run_in_loop(result)
+
+
+# ---------------------------------------------------------------------- workers
+
+
+NAME_PREFIX: Final = "AgentLightning-"
+"""How names of worker processes begin. Linux shows the first 15 letters of a name, which are these."""
+
+
+@contextmanager
+def already_told() -> Iterator[None]:
+    """No warnings of deprecation: whoever used what is deprecated has had one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What every worker does; it travels to their processes."""
+
+    agent: LitAgent[Any]
+    client: AgentLightningClient
+    tracer: Tracer
+    triplet_exporter: Adapter[Any, Any]
+    max_tasks: int | None = None
+
+    def work(self, worker_id: int) -> int:
+        """Do tasks here until there are enough; how many were done."""
+        self.tracer.init_worker(worker_id)
         try:
-            thread.run(result)
+            with already_told():
+                runner = LegacyAgentRunner(
+                    self.agent, self.client, self.tracer, self.triplet_exporter, worker_id, self.max_tasks
+                )
+            return run_in_loop(runner.iter_async()) if self.agent.is_async() else runner.iter()
         finally:
-            thread.stop()
+            self.tracer.teardown_worker(worker_id)
+
+    def work_as_process(self, worker_id: int, name: str) -> None:
+        """In a child: as `work`. Ctrl-C is for the parent, which ends its children."""
+        leave_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _show_name(name)
+        logger.info("%s has done %d tasks.", name, self.work(worker_id))
+
+
+def _show_name(name: str) -> None:
+    """Have the system show the process under its name: the whole of it where setproctitle is installed."""
+    try:
+        pkgutil.resolve_name("setproctitle:setproctitle")(name)
+    except ImportError:
+        with suppress(OSError):  # only Linux has this file
+            Path("/proc/self/comm").write_text(name, encoding="utf-8")
+
+
+@contextmanager
+def worker_processes(plan: WorkerPlan, count: int, *, daemon: bool = True) -> Iterator[Sequence[BaseProcess]]:
+    """So many processes that work, until the context is left.
+
+    Args:
+        daemon: False lets an agent start processes with multiprocessing, which a daemon may not.
+    """
+    context = start_context()
+    processes: list[BaseProcess] = []
+    try:
+        for number in range(count):
+            name = f"{NAME_PREFIX}Worker-{number}"
+            target, arguments = plan.work_as_process, (number, name)
+            process: BaseProcess = context.Process(target=target, args=arguments, name=name, daemon=daemon)
+            with already_told():  # Python 3.12 warns of threads in a process that forks
+                process.start()
+            processes.append(process)
+        yield processes
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            end_process(process)
+
+
+def join_workers(processes: Sequence[BaseProcess]) -> None:
+    """Wait until all have ended by themselves; TrainingError if one failed."""
+    for process in processes:
+        process.join()
+    failed = [f"{process.name} (exit code {process.exitcode})" for process in processes if process.exitcode]
+    if failed:
+        raise TrainingError(f"Subprocesses failed: {', '.join(failed)}; the log says why.")
+
+
+# ---------------------------------------------------------------------- workers that were left behind
+
+# Our workers end with the process that started them; those of earlier releases may have been left. A process is killed
+# only if it bears a worker's name, belongs to the user who asks, and is a child of this process or an orphan: workers
+# of another training on the same machine are neither.
+
+
+def kill_orphaned_processes() -> None:
+    """Kill the workers that were left behind by this user's trainings, and those of this process."""
+    for process in orphaned_among(psutil.process_iter()):
+        try:
+            process.kill()  # psutil makes sure that the number does not belong to another process by now
+        except psutil.Error as error:
+            logger.warning("Process %d could not be killed: %s", process.pid, error)
+        else:
+            logger.info("Killed process %d, which was left behind.", process.pid)
+
+
+def orphaned_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that may be killed; a process that cannot be looked at, or ends meanwhile, is none of them."""
+    me = psutil.Process()
+    found = []
+    for process in processes:
+        try:
+            if _may_be_killed(process, me):
+                found.append(process)
+        except psutil.Error as error:
+            logger.debug("Process %d is left alone: %s", process.pid, error)
+    return found
+
+
+def _may_be_killed(process: psutil.Process, me: psutil.Process) -> bool:
+    if process == me or not process.name().startswith(NAME_PREFIX):
+        return False
+    if process.username() != me.username() or process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    # An orphan is adopted by a process of the system. A worker runs the same Python as its trainer, under the same
+    # user, so a parent that does not has adopted it; this holds in a container too, where the trainer may be number 1.
+    parent = process.parent()
+    if parent is None or parent == me or parent.username() != process.username():
+        return True
+    try:
+        return parent.exe() != process.exe()
+    except psutil.AccessDenied:  # it has more rights than its children
+        return True
 
 
 # ---------------------------------------------------------------------- the trainer of the first release

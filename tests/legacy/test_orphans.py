@@ -15,8 +15,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.legacy.trainer import TrainerLegacy
-from agentlightning.legacy.workers import WorkerPlan, join_workers, orphaned_among, worker_processes
+from agentlightning.legacy.trainer import TrainerLegacy, WorkerPlan, join_workers, orphaned_among, worker_processes
 from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from tests.legacy.agents import Newer

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from agentlightning.legacy.otel_json import entry_from_span, span_from_entry
-from agentlightning.legacy.results import final_reward_of, rollout_from_result, spans_of
+from agentlightning.legacy.results import (
+    entry_from_span,
+    final_reward_of,
+    rollout_from_result,
+    span_from_entry,
+    spans_of,
+)
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.types import Attempt, RolloutLegacy, Span, SpanNames, Task, Triplet
 

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["StoreApp", "build_app"]
 
 NOT_SUPPORTED = ("/v1/metrics", "/v1/logs", "/v1/development/profiles")
-_NOT_MODIFIED = 304
-_NOT_IMPLEMENTED = 501
-_UNAVAILABLE = 503
-_PREFIX = "agl_store_"
+_NOT_MODIFIED, _NOT_FOUND, _NOT_IMPLEMENTED, _UNAVAILABLE = 304, 404, 501, 503
 
 
 class StoreApp(fastapi.FastAPI):
     """The application of one server, with the service its routes share."""
 
     service: StoreService
+    registry: "CollectorRegistry | None" = None
+    """Where figures are kept for Prometheus; None without that package."""
 
     def begin_shutdown(self) -> None:
         """Called in the serving loop before connections are closed: what waits is told to ask again later."""
@@ -57,14 +56,6 @@ def build_app(
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
 ) -> StoreApp:
     """An application that serves a store."""
-    registry = _new_registry()
-    service = StoreService(
-        store,
-        token=token,
-        allowed_origins=cors_allow_origins or (),
-        tracker=_trackers(registry, tracker),
-        max_request_bytes=max_request_bytes,
-    )
     app = StoreApp(
         title="Agent Lightning store",
         version=agentlightning.__version__,
@@ -72,143 +63,129 @@ def build_app(
         redoc_url=None,
         telemetry=UNOBSERVED,
     )
-    app.service = service
-    app.add_middleware(StoreRoutes, service=service)
+    if importlib.util.find_spec("prometheus_client") is not None:
+        from prometheus_client import CollectorRegistry
+
+        app.registry = CollectorRegistry()
+        own = PrometheusMetricsBackend(registry=app.registry)
+        tracker = own if tracker is None else MultiMetricsBackend([own, tracker])
+    app.service = StoreService(
+        store,
+        token=token,
+        allowed_origins=cors_allow_origins or (),
+        tracker=tracker,
+        max_request_bytes=max_request_bytes,
+    )
+    app.add_middleware(StoreRoutes, service=app.service)
     if cors_allow_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors_allow_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.include_router(_around(service, registry))
-    app.include_router(_dashboard())
+    app.include_router(_router)
     return app
 
 
-def _new_registry() -> "CollectorRegistry | None":
-    if importlib.util.find_spec("prometheus_client") is None:
-        return None
-    from prometheus_client import CollectorRegistry
-
-    return CollectorRegistry()
+_router = fastapi.APIRouter()
 
 
-def _trackers(registry: "CollectorRegistry | None", tracker: MetricsBackend | None) -> MetricsBackend | None:
-    if registry is None:
-        return tracker
-    own = PrometheusMetricsBackend(registry=registry)
-    return own if tracker is None else MultiMetricsBackend([own, tracker])
+@_router.get("/health", tags=["server"])
+@_router.get("/v1/agl/health", tags=["server"])
+async def health() -> dict[str, str]:
+    """The server runs."""
+    return {"status": "ok"}
 
 
-def _around(service: StoreService, registry: "CollectorRegistry | None") -> fastapi.APIRouter:
-    router = fastapi.APIRouter()
-
-    @router.get("/health", tags=["server"])
-    @router.get("/v1/agl/health", tags=["server"])
-    async def health() -> dict[str, str]:
-        """The server runs."""
-        return {"status": "ok"}
-
-    docs_page = Path(__file__).with_name("docs.html").read_text(encoding="utf-8")
-    docs_headers = {"content-security-policy": _policy_of(docs_page)}
-
-    @router.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(docs_page, headers=docs_headers)
-
-    @router.get("/ready", tags=["server"], responses={_UNAVAILABLE: {"description": "The store cannot be used."}})
-    async def ready() -> Response:
-        """The server runs, and its store can be read and written to."""
-        is_ready = await service.is_ready()
-        return JSONResponse({"status": "ready" if is_ready else "unavailable"}, 200 if is_ready else _UNAVAILABLE)
-
-    @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
-    @router.get("/v1/prometheus", tags=["server"], response_class=PlainTextResponse, include_in_schema=False)
-    @router.get("/v1/prometheus/", tags=["server"], response_class=PlainTextResponse, include_in_schema=False)
-    async def metrics() -> Response:
-        """Figures for Prometheus."""
-        if registry is None:
-            detail = "Metrics need the package prometheus_client; on the server, run `pip install prometheus-client`."
-            return JSONResponse({"detail": detail, "error_type": "NotInstalled"}, _NOT_IMPLEMENTED)
-        return PlainTextResponse(await _exposition(service, registry))
-
-    for path in NOT_SUPPORTED:
-        router.add_api_route(path, _not_supported, methods=["POST"], tags=["server"], status_code=_NOT_IMPLEMENTED)
-    return router
+@_router.get("/ready", tags=["server"], responses={_UNAVAILABLE: {"description": "The store cannot be used."}})
+async def ready(request: fastapi.Request) -> Response:
+    """The server runs, and its store can be read and written to."""
+    is_ready = await request.app.service.is_ready()
+    return JSONResponse({"status": "ready" if is_ready else "unavailable"}, 200 if is_ready else _UNAVAILABLE)
 
 
-def _policy_of(page: str) -> str:
-    """A policy that lets a page run the script and the style that stand in it, and call its own server."""
+@_router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+@_router.get("/v1/prometheus", response_class=PlainTextResponse, include_in_schema=False)
+@_router.get("/v1/prometheus/", response_class=PlainTextResponse, include_in_schema=False)
+async def metrics(request: fastapi.Request) -> Response:
+    """Figures for Prometheus."""
+    service: StoreService = request.app.service
+    if request.app.registry is None:
+        detail = "Metrics need the package prometheus_client; on the server, run `pip install prometheus-client`."
+        return _failure(_NOT_IMPLEMENTED, "NotInstalled", detail)
+    from prometheus_client import generate_latest
 
-    def hashes_of(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
-
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {hashes_of('script')}",
-            f"style-src {hashes_of('style')}",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",
-        )
-    )
-
-
-def _dashboard() -> fastapi.APIRouter:
-    """The page and its files. Addresses are relative, so that a server behind another one's path works too."""
-    router = fastapi.APIRouter(include_in_schema=False)
-
-    @router.api_route("/", methods=["GET", "HEAD"])
-    async def root() -> Response:
-        return RedirectResponse(DASHBOARD_PATH.removeprefix("/"))
-
-    @router.api_route(f"{DASHBOARD_PATH}/", methods=["GET", "HEAD"])
-    async def below() -> Response:
-        return RedirectResponse(f"..{DASHBOARD_PATH}")
-
-    @router.api_route(DASHBOARD_PATH, methods=["GET", "HEAD"])
-    async def page(request: fastapi.Request) -> Response:
-        return _asset_response(request, "")
-
-    @router.api_route(f"{DASHBOARD_PATH}/{{name}}", methods=["GET", "HEAD"])
-    async def file(request: fastapi.Request, name: str) -> Response:
-        return _asset_response(request, name)
-
-    return router
-
-
-def _asset_response(request: fastapi.Request, name: str) -> Response:
-    asset = asset_at(name)
-    if asset is None:
-        detail = f"The dashboard has no file '{name}'; the page is at {DASHBOARD_PATH}."
-        return JSONResponse({"detail": detail, "error_type": "UnknownRoute"}, 404)
-    if asset.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=_NOT_MODIFIED, headers=asset.headers)
-    return Response(asset.body, headers=asset.headers)
+    counts = await service.counts()
+    gauges: dict[str, Any] = {
+        "agl_server_live_connections": service.live_connections,
+        "agl_server_waiting_calls": service.waiting_calls,
+        "agl_store_up": int(counts is not None),
+    }
+    gauges |= {f"agl_store_{name}": value for name, value in (counts or {}).items() if isinstance(value, (int, float))}
+    lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()]
+    return PlainTextResponse(generate_latest(request.app.registry).decode() + "".join(lines))
 
 
 async def _not_supported() -> Response:
     """Only traces are taken over OTLP."""
     detail = "This server takes traces over OTLP, no metrics, logs or profiles; send traces to /v1/traces."
-    return JSONResponse({"detail": detail, "error_type": "NotSupported"}, _NOT_IMPLEMENTED)
+    return _failure(_NOT_IMPLEMENTED, "NotSupported", detail)
 
 
-async def _exposition(service: StoreService, registry: "CollectorRegistry") -> str:
-    """What was measured, and what the store holds right now."""
-    from prometheus_client import generate_latest
+for _path in NOT_SUPPORTED:
+    _router.add_api_route(_path, _not_supported, methods=["POST"], tags=["server"], status_code=_NOT_IMPLEMENTED)
 
-    gauges: dict[str, float] = {
-        "agl_server_live_connections": service.live_connections,
-        "agl_server_waiting_calls": service.waiting_calls,
-        f"{_PREFIX}up": 1,
-    }
-    counts = await service.counts()
-    if counts is None:
-        gauges[f"{_PREFIX}up"] = 0
-    gauges |= {_PREFIX + name: value for name, value in (counts or {}).items() if isinstance(value, (int, float))}
-    lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()]
-    measured: str = generate_latest(registry).decode()
-    return measured + "".join(lines)
+
+def _failure(status: int, error_type: str, detail: str) -> Response:
+    return JSONResponse({"detail": detail, "error_type": error_type}, status)
+
+
+# ---------------------------------------------------------------------- pages
+
+
+@_router.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    page = Path(__file__).with_name("docs.html").read_text(encoding="utf-8")
+    policy = (
+        "default-src 'none'",
+        f"script-src {_hashes_of('script', page)}",
+        f"style-src {_hashes_of('style', page)}",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+    return HTMLResponse(page, headers={"content-security-policy": "; ".join(policy)})
+
+
+def _hashes_of(tag: str, page: str) -> str:
+    """What lets a page run the scripts, or the styles, that stand in it, and no others."""
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+# Addresses of the dashboard are relative, so that a server behind another one's path works too.
+
+
+@_router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def root() -> Response:
+    return RedirectResponse(DASHBOARD_PATH.removeprefix("/"))
+
+
+@_router.api_route(f"{DASHBOARD_PATH}/", methods=["GET", "HEAD"], include_in_schema=False)
+async def below_dashboard() -> Response:
+    return RedirectResponse(f"..{DASHBOARD_PATH}")
+
+
+@_router.api_route(DASHBOARD_PATH, methods=["GET", "HEAD"], include_in_schema=False)
+@_router.api_route(f"{DASHBOARD_PATH}/{{name}}", methods=["GET", "HEAD"], include_in_schema=False)
+async def dashboard(request: fastapi.Request, name: str = "") -> Response:
+    """The page, or one of its files."""
+    asset = asset_at(name)
+    if asset is None:
+        return _failure(
+            _NOT_FOUND, "UnknownRoute", f"The dashboard has no file '{name}'; the page is at {DASHBOARD_PATH}."
+        )
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=_NOT_MODIFIED, headers=asset.headers)
+    return Response(asset.body, headers=asset.headers)

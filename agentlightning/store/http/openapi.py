@@ -1,11 +1,10 @@
 """The OpenAPI description of the store's routes, derived from the same table that serves them."""
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from agentlightning.store.http.codec import OperationCodec
 from agentlightning.store.http.routes import NOTICES_PATH, RestRoute, routes
 from agentlightning.store.http.service import NoticesQuery
 
@@ -38,58 +37,41 @@ def describe(document: dict[str, Any]) -> dict[str, Any]:
     for route in routes():
         document["paths"].setdefault(route.path, {})[route.verb.lower()] = _operation(route, schemas)
     document["paths"]["/v1/traces"] = {"post": _traces()}
-    document["paths"][NOTICES_PATH] = {"get": _notices(schemas)}
+    document["paths"][NOTICES_PATH] = {"get": _notices()}
     return document
 
 
 def _operation(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     op = route.codec.op
+    required = [p.name for p in op.signature.parameters.values() if p.default is inspect.Parameter.empty]
+
+    def parameter(name: str, place: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"name": name, "in": place, "required": place == "path" or name in required, "schema": schema}
+
     described: dict[str, Any] = {
         "operationId": f"{'old_' if route.is_old else ''}{route.verb.lower()}_{op.name}",
         "summary": op.name,
         "description": inspect.getdoc(op.declared) or "",
         "tags": ["older paths" if route.is_old else "store"],
-        "parameters": [*_in_path(route), *_in_query(route, schemas)],
-        "responses": {str(route.status): _content("The result.", _result_schema(route, schemas))} | _failures(),
+        "parameters": [
+            *(parameter(name, "path", {"type": "string"}) for name in route.path_names),
+            *(parameter(name, "query", _schema(op.adapters[name], schemas)) for name in route.query_names),
+        ],
+        "responses": _responses(_result_schema(route, schemas), status=route.status),
     }
-    if route.verb == "POST":
-        described["requestBody"] = _body(route, schemas)
-    return described
-
-
-def _in_path(route: RestRoute) -> list[dict[str, Any]]:
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.path_names]
-
-
-def _in_query(route: RestRoute, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": name in _required(route.codec),
-            "schema": _schema(route.codec.op.adapters[name], schemas),
+    if route.verb == "POST" and route.body is not None:
+        described["requestBody"] = _json(_schema(op.adapters[route.body], schemas)) | {"required": True}
+    elif route.verb == "POST":
+        names = [name for name in op.hints if name not in route.path_names]
+        needed = [name for name in names if name in required]
+        arguments = {
+            "type": "object",
+            "properties": {name: _schema(op.adapters[name], schemas) for name in names},
+            "required": needed,
+            "additionalProperties": False,
         }
-        for name in route.query_names
-    ]
-
-
-def _body(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in route.codec.op.hints if name not in (*route.path_names, *route.query_names)]
-    if route.body is not None:
-        return _content("", _schema(route.codec.op.adapters[route.body], schemas)) | {"required": True}
-    required = [name for name in names if name in _required(route.codec)]
-    shape = {
-        "type": "object",
-        "properties": {name: _schema(route.codec.op.adapters[name], schemas) for name in names},
-        "required": required,
-        "additionalProperties": False,
-    }
-    return _content("", shape) | {"required": bool(required)}
-
-
-def _required(codec: OperationCodec) -> frozenset[str]:
-    parameters = codec.op.signature.parameters.values()
-    return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
+        described["requestBody"] = _json(arguments) | {"required": bool(needed)}
+    return described
 
 
 def _result_schema(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +82,9 @@ def _result_schema(route: RestRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     return _schema(route.codec.op.result, schemas, mode="serialization")
 
 
-def _schema(adapter: TypeAdapter[Any], schemas: dict[str, Any], mode: Any = "validation") -> dict[str, Any]:
+def _schema(
+    adapter: TypeAdapter[Any], schemas: dict[str, Any], mode: Literal["validation", "serialization"] = "validation"
+) -> dict[str, Any]:
     """The schema of one value; models it names are put with the others."""
     schema = adapter.json_schema(ref_template=_SCHEMAS, mode=mode)
     for name, definition in schema.pop("$defs", {}).items():
@@ -108,18 +92,18 @@ def _schema(adapter: TypeAdapter[Any], schemas: dict[str, Any], mode: Any = "val
     return schema
 
 
-def _failures() -> dict[str, Any]:
-    failure = {"$ref": _SCHEMAS.format(model="Failure")}
-    return {status: _content(meaning, failure) for status, meaning in _FAILURES.items()}
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
 
 
-def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"content": {"application/json": {"schema": schema}}}
-    return content | ({"description": description} if description else {})
+def _responses(schema: dict[str, Any] | None, text: str = "The result.", status: int = 200) -> dict[str, Any]:
+    """A success, and every failure there may be."""
+    failure = _json({"$ref": _SCHEMAS.format(model="Failure")})
+    success = {"description": text} | ({} if schema is None else _json(schema))
+    return {str(status): success} | {code: {"description": meaning} | failure for code, meaning in _FAILURES.items()}
 
 
 def _traces() -> dict[str, Any]:
-    message = {"description": "An OTLP ExportTraceServiceRequest."}
     return {
         "operationId": "export_traces",
         "summary": "OTLP/HTTP traces",
@@ -130,24 +114,22 @@ def _traces() -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-                "application/json": {"schema": {"type": "object", **message}},
+                "application/json": {"schema": {"type": "object", "description": "An OTLP ExportTraceServiceRequest."}},
             },
         },
-        "responses": {"200": {"description": "Taken; spans that were not are counted in the answer."}} | _failures(),
+        "responses": _responses(None, "Taken; spans that were not are counted in the answer."),
     }
 
 
-def _notices(schemas: dict[str, Any]) -> dict[str, Any]:
-    shape = TypeAdapter(NoticesQuery).json_schema()
-    parameters = [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in shape["properties"].items()
-    ]
+def _notices() -> dict[str, Any]:
+    fields = TypeAdapter(NoticesQuery).json_schema()["properties"]
     return {
         "operationId": "read_notices",
         "summary": "Changes behind a cursor",
         "description": "For clients without a WebSocket: waits up to `wait` seconds for changes behind `after`.",
         "tags": ["store"],
-        "parameters": parameters,
-        "responses": {"200": _content("The new cursor and the notices before it.", {"type": "object"})} | _failures(),
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in fields.items()
+        ],
+        "responses": _responses({"type": "object"}, "The new cursor and the notices before it."),
     }

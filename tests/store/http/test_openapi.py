@@ -21,7 +21,7 @@ from agentlightning.store.http.app import NOT_SUPPORTED, build_app
 from agentlightning.store.operations import operations_of
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
-EXAMPLES = int(os.environ.get("AGL_TEST_OPENAPI_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("AGL_TEST_OPENAPI_EXAMPLES", "8"))
 """Requests for each route; several hundred look more closely."""
 LONGEST_WAIT_SECONDS = 0.01
 KNOWN_FAILURES = {*errors.__all__, "MethodNotAllowed", "UnknownRoute"}

@@ -1,6 +1,7 @@
 """Permissions: every operation is decided for every scope, and an attempt writes for itself alone."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ ADMIN_ONLY = {
     "mark_worker_lost",
     "add_metrics",
 }
-every_operation = pytest.mark.parametrize("name", operations_of(LightningStore))
 
 
 def span_of(owner: tuple[str, str]) -> Span:
@@ -39,7 +39,6 @@ CALLS_ABOUT: dict[str, Callable[..., dict[str, Any]]] = {
     "get_many_span_sequence_ids": lambda *owners: {"rollout_attempt_ids": list(owners)},
 }
 """The operations an attempt may call, with arguments that are about these owners."""
-every_call = pytest.mark.parametrize("name", CALLS_ABOUT)
 
 
 def is_allowed(scope: Scope, name: str, arguments: dict[str, Any] | None = None) -> bool:
@@ -50,43 +49,24 @@ def is_allowed(scope: Scope, name: str, arguments: dict[str, Any] | None = None)
     return True
 
 
-@every_operation
-def test_admin_may_do_everything(name: str) -> None:
+@pytest.mark.parametrize("name", operations_of(LightningStore))
+def test_every_operation_is_decided_for_every_scope(name: str) -> None:
+    is_read = not operations_of(LightningStore)[name].mutates
+    own = CALLS_ABOUT[name](OWN) if name in CALLS_ABOUT else {"rollout_id": OWN[0], "attempt_id": OWN[1]}
+
     assert is_allowed(ADMIN, name)
-
-
-@every_operation
-def test_runner_may_do_all_but_direct(name: str) -> None:
     assert is_allowed(RUNNER, name) == (name not in ADMIN_ONLY)
+    assert is_allowed(READER, name) == is_read
+    assert is_allowed(ATTEMPT, name, own) == (name in CALLS_ABOUT)
+    assert not (is_read and name in ADMIN_ONLY)
 
 
-@every_operation
-def test_runner_may_read_everything(name: str) -> None:
-    assert operations_of(LightningStore)[name].mutates or is_allowed(RUNNER, name)
-
-
-@every_operation
-def test_reader_may_read_everything_and_change_nothing(name: str) -> None:
-    assert is_allowed(READER, name) == (not operations_of(LightningStore)[name].mutates)
-
-
-@every_operation
-def test_attempt_may_only_write_spans(name: str) -> None:
-    arguments = CALLS_ABOUT[name](OWN) if name in CALLS_ABOUT else {"rollout_id": OWN[0], "attempt_id": OWN[1]}
-
-    assert is_allowed(ATTEMPT, name, arguments) == (name in CALLS_ABOUT)
-
-
-@every_call
+@pytest.mark.parametrize("name", CALLS_ABOUT)
 @pytest.mark.parametrize("foreign", [FOREIGN, ("ro-2", "at-1"), ("ro-1", "latest"), ("", "")], ids=str)
 def test_attempt_may_not_write_for_another(name: str, foreign: tuple[str, str]) -> None:
     assert not is_allowed(ATTEMPT, name, CALLS_ABOUT[name](foreign))
     assert not is_allowed(ATTEMPT, name, CALLS_ABOUT[name](OWN, foreign))
-
-
-@every_call
-def test_runner_may_write_for_any_attempt(name: str) -> None:
-    assert is_allowed(RUNNER, name, CALLS_ABOUT[name](OWN, FOREIGN))
+    assert is_allowed(RUNNER, name, CALLS_ABOUT[name](OWN, foreign))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"span": None}, {"span": {"rollout_id": "ro-1", "attempt_id": "at-1"}}])
@@ -122,32 +102,26 @@ def test_refusal_names_scope_operation_and_way_out(scope: Scope, name: str, refu
     assert not isinstance(caught.value, InvalidToken)
 
 
-@pytest.mark.parametrize("scope", [ADMIN, RUNNER, READER], ids=str)
-def test_all_but_an_attempt_may_subscribe(scope: Scope) -> None:
-    check_subscription(scope)
-
-
-def test_attempt_may_not_subscribe() -> None:
+def test_all_but_an_attempt_may_subscribe() -> None:
+    for scope in (ADMIN, RUNNER, READER):
+        check_subscription(scope)
     with pytest.raises(NotAllowed, match="does not permit 'subscribe'; use a runner's token"):
         check_subscription(ATTEMPT)
 
 
-@pytest.mark.parametrize("scope", [ADMIN, RUNNER], ids=str)
-def test_admin_and_runner_may_send_any_traces(scope: Scope) -> None:
-    check_traces(scope, {OWN, FOREIGN})
-
-
-def test_reader_may_send_no_traces() -> None:
-    for owners in ([OWN], []):
-        with pytest.raises(NotAllowed, match="reader does not permit OTLP spans"):
-            check_traces(READER, owners)
-
-
-def test_attempt_may_send_its_own_traces() -> None:
-    check_traces(ATTEMPT, [OWN, OWN])
-    check_traces(ATTEMPT, [])
-
-
-def test_attempt_may_not_send_the_traces_of_another() -> None:
-    with pytest.raises(NotAllowed, match="OTLP spans for attempt 'at-2'"):
-        check_traces(ATTEMPT, [OWN, FOREIGN])
+@pytest.mark.parametrize(
+    ("scope", "owners", "refusal"),
+    [
+        pytest.param(ADMIN, [OWN, FOREIGN], None, id="admin"),
+        pytest.param(RUNNER, [OWN, FOREIGN], None, id="runner"),
+        pytest.param(READER, [], "reader does not permit OTLP spans", id="reader"),
+        pytest.param(ATTEMPT, [OWN, OWN], None, id="attempt"),
+        pytest.param(ATTEMPT, [], None, id="attempt, nothing"),
+        pytest.param(ATTEMPT, [OWN, FOREIGN], "OTLP spans for attempt 'at-2'", id="another attempt"),
+    ],
+)
+def test_traces_are_taken_from_those_who_may_write_them(
+    scope: Scope, owners: list[tuple[str, str]], refusal: str | None
+) -> None:
+    with pytest.raises(NotAllowed, match=refusal) if refusal is not None else nullcontext():
+        check_traces(scope, owners)

@@ -28,33 +28,31 @@ def escaped(identifier: str) -> str:
     return "".join(f"%{byte:02X}" for byte in identifier.encode())
 
 
-@pytest.mark.parametrize("identifier", AWKWARD_IDS)
 @pytest.mark.parametrize("path", ["/v1/agl/workers/", "/v1/agl/rollouts/", "/get_rollout_by_id/"])
-async def test_any_id_can_stand_in_a_path(
-    path: str, identifier: str, server: LightningStoreServer, session: aiohttp.ClientSession
-) -> None:
-    await server.enqueue_rollout("a", rollout_id=identifier)
-    await server.update_worker(identifier)
+async def test_any_id_can_stand_in_a_path(path: str, serve: Any, session: aiohttp.ClientSession) -> None:
+    server = await serve()
+    for identifier in AWKWARD_IDS:
+        await server.enqueue_rollout("a", rollout_id=identifier)
+        await server.update_worker(identifier)
 
-    status, answer = await call(session, "GET", server, path + escaped(identifier))
+        status, answer = await call(session, "GET", server, path + escaped(identifier))
 
-    assert status == 200
-    assert identifier in (answer.get("worker_id"), answer.get("rollout_id"))
+        assert status == 200
+        assert identifier in (answer.get("worker_id"), answer.get("rollout_id"))
 
 
 @pytest.mark.parametrize("transport", ["http", "ws"])
-@pytest.mark.parametrize("identifier", AWKWARD_IDS)
-async def test_client_can_name_any_id(
-    identifier: str, transport: str, server: LightningStoreServer, connect: Any
-) -> None:
+async def test_client_can_name_any_id(transport: str, serve: Any, connect: Any) -> None:
+    server = await serve()
     client = connect(server.endpoint, transport=transport)
-    await server.enqueue_rollout("a", rollout_id=identifier)
+    for identifier in AWKWARD_IDS:
+        await server.enqueue_rollout("a", rollout_id=identifier)
 
-    started = await client.start_attempt(identifier)
-    found = await client.get_rollout_by_id(identifier)
+        started = await client.start_attempt(identifier)
+        found = await client.get_rollout_by_id(identifier)
 
-    assert found.rollout_id == identifier
-    assert await client.get_latest_attempt(identifier) == started.attempt
+        assert found.rollout_id == identifier
+        assert await client.get_latest_attempt(identifier) == started.attempt
 
 
 @pytest.mark.parametrize("path", ["/v1/agl/rollouts/{}/attempts/latest", "/update_attempt"])

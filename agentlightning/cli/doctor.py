@@ -1,9 +1,10 @@
-"""The installation, examined: what is there, what is missing or too old, and what would get in the way of a training.
+"""`agl doctor`: the installation, examined: what is there, what is missing or too old, and what would get in the way of a training.
 
 Each check looks at one thing of this machine and says in a line that it is well, or returns a finding with what to do.
 Nothing is sent anywhere but to this machine's own loopback address.
 """
 
+import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
@@ -18,14 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentlightning.cli.command import Command, CommandParser, print_json
 from agentlightning.litagent import rollout
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
 from agentlightning.utils.installation import install_command
 from agentlightning.verdict.findings import Finding
 
-__all__ = ["Check", "examine"]
+__all__ = ["COMMAND", "Check", "examine", "main"]
 
+EXAMPLES: Final = """\
+examples:
+  agl doctor           a line for each thing that was looked at; exit code 1 if something is wrong
+  agl doctor --json    the same as one line of JSON"""
 LEAST_PYTHON: Final = (3, 10)
 LEAST_DISK_GB: Final = 1.0
 LEAST_FILES: Final = 1024
@@ -207,3 +213,31 @@ def _one_rollout() -> Check:
 
 def _echo(task: float) -> float:
     return task
+
+
+def _add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    checks = []
+    for check in examine():
+        checks.append(check)
+        if not arguments.json:
+            advice = "" if check.finding is None else f" {check.finding.advice}"
+            sys.stdout.write(f"{'ok   ' if check.finding is None else 'WRONG'} {check.name:<9} {check.said}{advice}\n")
+    is_well = all(check.finding is None for check in checks)
+    if arguments.json:
+        told = [{"name": one.name, "said": one.said, "advice": one.finding and one.finding.advice} for one in checks]
+        print_json({"is_well": is_well, "checks": told})
+    return 0 if is_well else 1
+
+
+COMMAND = Command(
+    name="doctor",
+    description="Look at the installation: what is there, what is missing, and what would get in the way.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

@@ -93,7 +93,7 @@ def _failed(evidence: Evidence) -> Finding | None:
         return Finding(
             "timeout",
             f"{said} ran out of time.",
-            "Raise rollout_timeout, or find what the agent waits for (`agl why ROLLOUT`).",
+            "Raise rollout_timeout, or find what the agent waits for (`agl why STORE ROLLOUT`).",
             figures,
         )
     if status == "unresponsive":

@@ -1,0 +1,76 @@
+"""`agl why`: what a run gained or why it gained nothing, and what became of a rollout."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from agentlightning.cli.command import Command, CommandParser, print_json
+from agentlightning.cli.stores import open_store
+from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
+from agentlightning.errors import ConfigurationError
+from agentlightning.store import LightningStore
+from agentlightning.verdict import verdict_of_rollout, verdict_of_run
+
+__all__ = ["COMMAND", "main"]
+
+EXAMPLES = """\
+examples:
+  agl why runs.db                          the newest run of a store
+  agl why runs.db run-4f2a                 this run
+  agl why http://127.0.0.1:4747 ro-81c3    what became of one rollout
+  agl why runs.db --json                   the same as one line of JSON
+
+docs/how-to/my-agent-does-not-learn.md has every finding, what it means and what to do."""
+
+
+def _add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="a server's address, a file, or postgresql://…")
+    parser.add_argument("id", metavar="RUN|ROLLOUT", nargs="?", help="of the run or rollout; the newest run by default")
+    parser.add_argument("--token", help="that the server requires (default: AGL_STORE_TOKEN)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    token = resolve_str_env_var(LightningEnvVar.AGL_STORE_TOKEN, arguments.token)
+    store = open_store(arguments.store, token, must_exist=True)
+    found, lines = asyncio.run(_judged(store, arguments.id))
+    if arguments.json:
+        print_json(found)
+    else:
+        sys.stdout.write("".join(f"{_printable(line)}\n" for line in lines))
+    return 0
+
+
+async def _judged(store: LightningStore, wanted: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The answer as data and as lines."""
+    try:
+        if wanted is not None and (rollout := await store.get_rollout_by_id(wanted)) is not None:
+            lines = await verdict_of_rollout(store, rollout)
+            return {"rollout_id": wanted, "lines": lines}, lines
+        newest = await store.query_runs(sort_by="start_time", sort_order="desc", limit=1) if wanted is None else ()
+        run = await store.get_run_by_id(wanted) if wanted is not None else next(iter(newest), None)
+        if run is None:
+            what = "has no runs yet" if wanted is None else f"has no run and no rollout '{wanted}'"
+            raise ConfigurationError(f"The store {what}; `agl dashboard STORE` shows what is there.")
+        verdict = await verdict_of_run(store, run)
+        head = f"Run '{run.name}' ({run.run_id}) is '{run.status}'."
+        return {"run_id": run.run_id, "status": run.status, **verdict.as_summary()}, [head, *str(verdict).splitlines()]
+    finally:
+        close = getattr(store, "close", None)
+        if close is not None:
+            await close()
+
+
+def _printable(line: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in line)
+
+
+COMMAND = Command(
+    name="why",
+    description="Tell what a run gained, or why it gained nothing, with the figure that shows it and what to try.",
+    examples=EXAMPLES,
+    add_arguments=_add_arguments,
+    run=_run,
+)
+main = COMMAND.main

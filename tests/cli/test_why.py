@@ -1,0 +1,103 @@
+"""`agl why` and `agl doctor`: what a run gained, what became of a rollout, and how the installation is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentlightning.cli import doctor, main
+from agentlightning.store import SqliteLightningStore
+from tests.verdict.recorded import Recorded
+
+
+@pytest.fixture
+async def recorded(tmp_path: Path) -> tuple[Path, str]:
+    """A store with a run in which no answer was ever right, and the id of one of its rollouts."""
+    path = tmp_path / "runs.db"
+    async with SqliteLightningStore(path) as store:
+        run = await Recorded(store).begin()
+        for step in range(4):
+            await run.group([0.0] * 4, step=step)
+        await run.metrics({"samples/used": 0.0, "reward/min": 0.0, "reward/max": 0.0})
+        await run.end()
+        return path, (await store.query_rollouts(limit=1))[0].rollout_id
+
+
+def test_the_newest_run_is_explained(recorded: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(recorded[0])]) == 0
+
+    said = capsys.readouterr().out
+    assert "Run 'GRPO' (run-1) is 'succeeded'." in said
+    assert "no answer was ever right" in said
+    assert "Give easier tasks" in said
+
+
+def test_a_run_is_explained_as_json(recorded: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(recorded[0]), "run-1", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run_id"], found["outcome"], found["findings"][0]["name"]) == ("run-1", "no gain", "all_wrong")
+
+
+def test_a_rollout_is_explained(recorded: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", *map(str, recorded)]) == 0
+
+    assert "Its reward is 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{store}", "run-9"], "has no run and no rollout 'run-9'"),
+        (["{folder}/missing.db"], "There is no store"),
+        ([], "STORE"),
+    ],
+    ids=["unknown id", "no such file", "no store"],
+)
+def test_what_is_not_there_is_one_line(
+    recorded: tuple[Path, str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.format(store=recorded[0], folder=recorded[0].parent) for word in words]
+
+    try:
+        code: object = main(["why", *given])
+    except SystemExit as error:
+        code = error.code
+
+    out = capsys.readouterr()
+    assert (code != 0, said in out.err, out.err.count("\n"), out.out) == (True, True, 1, "")
+
+
+def test_the_installation_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["is_well"]
+    assert {"python", "packages", "loopback", "rollout"} <= {check["name"] for check in found["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("version", "limits", "fits"),
+    [
+        ("2.10.1", [(">=", "2.9")], True),
+        ("2.9", [(">=", "2.10")], False),
+        ("1.0", [(">=", "1"), ("<", "2")], True),
+        ("0.25.0", [(">=", "0.24"), ("<", "0.25")], False),
+        ("1.82.7", [("!=", "1.82.7")], False),
+        ("2.13.0+cpu", [(">=", "2.10")], True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version: str, limits: list[tuple[str, str]], fits: bool) -> None:
+    assert doctor._fits(version, limits) is fits
+
+
+def test_a_proxy_that_would_catch_local_calls_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    assert main(["doctor"]) == 1
+
+    assert "Set NO_PROXY=127.0.0.1,localhost." in capsys.readouterr().out

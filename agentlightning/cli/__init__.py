@@ -20,6 +20,8 @@ COMMANDS = {
     "demo": "watch an agent learn, in about a minute",
     "store": "serve a store, look into it, copy it, move it",
     "dashboard": "look at a store in the browser",
+    "why": "tell what a run gained, or why it gained nothing",
+    "doctor": "look at the installation",
     "runner": "join a training from this machine",
     "run": "run any program once, with its model calls recorded",
     "proxy": "serve models to agents, and record every call",
@@ -54,6 +56,7 @@ examples:
   agl store --backend sqlite --path runs.db
   agl store status runs.db
   agl dashboard runs.db
+  agl why runs.db
   agl store export runs.db runs.jsonl
   agl runner --store http://trainer:4747 my_agent:agent
   agl run --store runs.db -- python my_script.py

@@ -1,4 +1,4 @@
-"""`agl doctor`: the installation, examined: what is there, what is missing or too old, and what would get in the way of a training.
+"""`agl doctor`: what is installed, what is missing or too old, and what would get in the way of a training.
 
 Each check looks at one thing of this machine and says in a line that it is well, or returns a finding with what to do.
 Nothing is sent anywhere but to this machine's own loopback address.

@@ -4,15 +4,21 @@ Under a tracer of ours that writes with OpenTelemetry, or with a provider of the
 the current span. Other tracers of ours `create_span`. Where no tracer is active, `NoActiveTracer` is raised.
 """
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel
 
-from agentlightning.emitter.plain_values import plain_attributes
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.instrumentation.otel_internals import events_of
 from agentlightning.tracer.binding import Binding, binding_here, get_active_tracer
@@ -22,7 +28,7 @@ from agentlightning.tracer.spans import core_fields_of, readable_span
 from agentlightning.types import SpanCoreFields
 from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes
 
-__all__ = ["EmittedSpan", "TracerSource", "emit", "user_attributes"]
+__all__ = ["EmittedSpan", "TracerSource", "emit", "plain_value", "user_attributes"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +86,60 @@ class EmittedSpan(ReadableSpan):
         return core_fields_of(self)
 
 
+def plain_value(value: Any) -> Any:
+    """A value that JSON does not know, one step closer to what it knows; TypeError for other types.
+
+    Made for `json.dumps(default=…)`, which looks at what is inside by itself.
+    """
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        try:
+            return sorted(value)
+        except TypeError:  # of several types
+            return list(value)
+    if isinstance(value, (PurePath, UUID, Decimal)):
+        return str(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"objects of type {type(value).__qualname__} cannot be written as JSON")
+
+
+def _plain_attributes(value: Any) -> Any:
+    """Nested attributes with plain values; fields of a model that hold None are left out, as no attribute can.
+
+    What is of no known type stays, for the check of the attributes to name it.
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain_attributes(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_attributes(item) for item in value]
+    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, Enum)):
+        return value
+    try:
+        plain = plain_value(value)
+    except TypeError:
+        return value
+    if isinstance(plain, dict):
+        plain = {name: item for name, item in plain.items() if item is not None}
+    return _plain_attributes(plain)
+
+
 def user_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
     """Attributes a caller wants on the span, flattened; ValueError for values a span cannot hold."""
     if not attributes:
         return {}
     flat = flatten_attributes(attributes)
     if not all(type(value) in _PLAIN for value in flat.values()):
-        flat = flatten_attributes(plain_attributes(attributes))
+        flat = flatten_attributes(_plain_attributes(attributes))
     check_attributes_sanity(flat)
     return flat
 

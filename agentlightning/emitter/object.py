@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from agentlightning.emitter.emission import EmittedSpan, emit, user_attributes
-from agentlightning.emitter.plain_values import plain_value
+from agentlightning.emitter.emission import EmittedSpan, emit, plain_value, user_attributes
 from agentlightning.emitter.utils import get_tracer
 from agentlightning.errors import TracingError
 from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes

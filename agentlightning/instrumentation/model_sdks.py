@@ -7,7 +7,8 @@ takes the path and the body, makes all retries, and returns an object, a stream 
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal
@@ -24,8 +25,7 @@ from agentlightning.dialects import (
 )
 from agentlightning.dialects.attributes import plain_text
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.bodies import read_along, read_whole
-from agentlightning.instrumentation.model_calls import CallWatch, ModelCall
+from agentlightning.instrumentation.model_calls import CallWatch, ModelCall, read_along, read_whole
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import (
     PLACEHOLDER_KEY,
@@ -81,33 +81,13 @@ class _BaseClientPatch(Patch):
 
     def _request(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         options, call = self._begun(client, options)
-        if call is None:
-            return original(client, cast_to, options, **kwargs)
-        token = _CALL.set(call)
-        try:
-            answer = original(client, cast_to, options, **kwargs)
-        except BaseException as error:
-            call.finish(error=error)
-            raise
-        finally:
-            _CALL.reset(token)
-        _follow(call, answer)
-        return answer
+        with _making(call):
+            return _followed(call, original(client, cast_to, options, **kwargs))
 
     async def _request_async(self, original: Any, client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         options, call = self._begun(client, options)
-        if call is None:
-            return await original(client, cast_to, options, **kwargs)
-        token = _CALL.set(call)
-        try:
-            answer = await original(client, cast_to, options, **kwargs)
-        except BaseException as error:
-            call.finish(error=error)
-            raise
-        finally:
-            _CALL.reset(token)
-        _follow(call, answer)
-        return answer
+        with _making(call):
+            return _followed(call, await original(client, cast_to, options, **kwargs))
 
     @staticmethod
     def _process_response(original: Any, client: Any, **kwargs: Any) -> Any:
@@ -194,7 +174,9 @@ class _BaseClientPatch(Patch):
         headers = dict(options.headers) if isinstance(options.headers, Mapping) else {}
         if target.api_key is not None:
             headers = self._signed(client, headers, target.api_key)
-            options.params = self._without_secret_parameters(client, options.params)
+            given = {**_mapping(vars(client).get("_custom_query")), **_mapping(options.params)}
+            if secret := [name for name in given if is_secret(name)]:
+                options.params = {**_mapping(options.params), **dict.fromkeys(secret, _omit_of(client))}
         options.headers = headers | dict(target.headers)
         return options
 
@@ -202,6 +184,7 @@ class _BaseClientPatch(Patch):
         """The headers of a request with this key, and with nothing else that says who sends it."""
         keys, omit = self._key_headers(client, api_key), _omit_of(client)
         taken = {name.lower() for name in keys}
+        beneath = _mapping(getattr(getattr(client, "_client", None), "headers", None))
         given = (*_mapping(vars(client).get("_custom_headers")), *headers, *_ACCOUNT_HEADERS)
         return {
             **{name: value for name, value in headers.items() if not is_secret(name)},
@@ -209,16 +192,11 @@ class _BaseClientPatch(Patch):
             # Headers of the HTTP client beneath cannot be taken out, only written over.
             **{
                 name: api_key if name in _OTHER_KEYS else PLACEHOLDER_KEY
-                for name in _http_headers(client)
+                for name in map(str.lower, beneath)
                 if is_secret(name) and name not in taken
             },
             **keys,  # last, because newer SDKs take the last of those that are spelled differently
         }
-
-    def _without_secret_parameters(self, client: Any, params: Any) -> Any:
-        given = {**_mapping(vars(client).get("_custom_query")), **_mapping(params)}
-        secret = [name for name in given if is_secret(name)]
-        return {**_mapping(params), **dict.fromkeys(secret, _omit_of(client))} if secret else params
 
     def _key_headers(self, client: Any, api_key: str) -> dict[str, str]:
         raise NotImplementedError
@@ -271,12 +249,6 @@ def _mapping(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _http_headers(client: Any) -> list[str]:
-    """Names of the headers that the HTTP client of an SDK's client adds, in small letters."""
-    headers = getattr(getattr(client, "_client", None), "headers", None)
-    return [name.lower() for name in headers] if isinstance(headers, Mapping) else []
-
-
 def _copy_of(options: Any) -> Any:
     """Because whoever made the options may use them again."""
     return options.model_copy() if hasattr(options, "model_copy") else options.copy()
@@ -288,12 +260,28 @@ def _body_of(options: Any) -> dict[str, Any]:
     return body | dict(options.extra_json) if isinstance(options.extra_json, Mapping) else body
 
 
-def _follow(call: ModelCall, answer: Any) -> None:
-    """Finish a call with its answer: now, or when that has been read."""
+@contextmanager
+def _making(call: ModelCall | None) -> Iterator[None]:
+    """Around a request: its call is known to what the SDK does meanwhile, and fails with what the request raises."""
+    token = _CALL.set(call)
     try:
-        if isinstance(answer, BaseModel):  # as most; to ask it for what it has not takes long
-            call.finish(answer)
-            return
+        yield
+    except BaseException as error:
+        if call is not None:
+            call.finish(error=error)
+        raise
+    finally:
+        _CALL.reset(token)
+
+
+def _followed(call: ModelCall | None, answer: Any) -> Any:
+    """The answer, with which its call is finished: now, or when that has been read."""
+    if call is None:
+        return answer
+    if isinstance(answer, BaseModel):  # as most; to ask it for what it has not takes long
+        call.finish(answer)
+        return answer
+    try:
         response = getattr(answer, "http_response", None)  # of a raw response
         if response is None and hasattr(answer, "__stream__"):
             response = answer.response
@@ -308,6 +296,7 @@ def _follow(call: ModelCall, answer: Any) -> None:
     except Exception as error:  # the caller gets its answer all the same
         logger.exception("The answer of a model could not be followed.")
         call.finish(error=f"not recorded: {error}")
+    return answer
 
 
 def _is_recorded_by_agentops(span_name: str) -> bool:

@@ -55,8 +55,7 @@ class Patch:
 
         A coroutine function stays one; its wrapper must be one too.
         """
-        replacement = _Replacement(owner, attribute, wrapper)
-        self.when_undone(replacement.undo)
+        self.when_undone(_replaced(owner, attribute, wrapper))
 
     def when_undone(self, undo: Callable[[], object]) -> None:
         """Call this when the patch is undone; the last that was given is called first."""
@@ -143,35 +142,33 @@ class Patch:
             return "(of unknown version)"
 
 
-class _Replacement:
-    """One attribute that holds our function instead of its own."""
+def _replaced(owner: Any, attribute: str, wrapper: Wrapper) -> Callable[[], None]:
+    """Put our function in the place of a plain function; returns what undoes it."""
+    found, original = vars(owner).get(attribute, _ABSENT), getattr(owner, attribute)
+    if isinstance(found, (staticmethod, classmethod, property)):
+        raise TypeError(f"{owner!r}.{attribute} is a {type(found).__name__}, not a plain function")
+    is_undone = False
 
-    def __init__(self, owner: Any, attribute: str, wrapper: Wrapper) -> None:
-        self._owner = owner
-        self._attribute = attribute
-        self._found = vars(owner).get(attribute, _ABSENT)
-        original = getattr(owner, attribute)
-        if isinstance(self._found, (staticmethod, classmethod, property)):
-            raise TypeError(f"{owner!r}.{attribute} is a {type(self._found).__name__}, not a plain function")
+    # Someone may wrap our function in turn: then it stays in place when it is undone, and does nothing.
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_undone else wrapper(original, *args, **kwargs)
 
-        # Someone may wrap our function in turn: then it stays in place when it is undone, and does nothing.
-        @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if self._is_undone else wrapper(original, *args, **kwargs)
+    @functools.wraps(original)
+    async def replaced_async(*args: Any, **kwargs: Any) -> Any:
+        return await (original(*args, **kwargs) if is_undone else wrapper(original, *args, **kwargs))
 
-        @functools.wraps(original)
-        async def replaced_async(*args: Any, **kwargs: Any) -> Any:
-            return await (original(*args, **kwargs) if self._is_undone else wrapper(original, *args, **kwargs))
+    ours = replaced_async if inspect.iscoroutinefunction(original) else replaced
+    setattr(owner, attribute, ours)
 
-        self._is_undone = False
-        self._replaced = replaced_async if inspect.iscoroutinefunction(original) else replaced
-        setattr(owner, attribute, self._replaced)
-
-    def undo(self) -> None:
-        self._is_undone = True
-        if vars(self._owner).get(self._attribute) is not self._replaced:
+    def undo() -> None:
+        nonlocal is_undone
+        is_undone = True
+        if vars(owner).get(attribute) is not ours:
             return
-        if self._found is _ABSENT:
-            delattr(self._owner, self._attribute)
+        if found is _ABSENT:
+            delattr(owner, attribute)
         else:
-            setattr(self._owner, self._attribute, self._found)
+            setattr(owner, attribute, found)
+
+    return undo

@@ -44,56 +44,44 @@ class ThreadContextPatch(Patch):
         self.replace(concurrent.futures.ThreadPoolExecutor, "submit", self._submit)
 
     def _start(self, original: Any, thread: threading.Thread) -> None:
-        carried = self._carried()
-        if carried.is_anything and not _is_servant(thread):
-            _run_with(carried, thread)
+        around = self._carrier()
+        work = getattr(thread, "_target", None)
+        serves_all = getattr(type(thread) if work is None else work, "__module__", None) in _SERVANTS
+        if around is not None and not serves_all:
+            own, run = vars(thread).get("run"), around(thread.run)
+
+            def run_once() -> None:
+                # `run` of this thread alone is changed, and until it is called, or the two would keep each other.
+                vars(thread).pop("run", None)
+                if own is not None:
+                    vars(thread)["run"] = own
+                run()
+
+            vars(thread)["run"] = run_once
         original(thread)
 
     def _submit(self, original: Any, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        carried = self._carried()
-        return original(pool, carried.around(function) if carried.is_anything else function, *args, **kwargs)
+        around = self._carrier()
+        return original(pool, function if around is None else around(function), *args, **kwargs)
 
-    def _carried(self) -> "_Carried":
-        return _Carried([(variable, variable.get()) for variable in self._variables])
+    def _carrier(self) -> "Callable[[Callable[..., Any]], Callable[..., Any]] | None":
+        """What makes a function run with the values of this moment; None if there are none to carry."""
+        values = [(variable, variable.get()) for variable in self._variables]
+        if all(value is None or value is False for _, value in values):
+            return None
+        span_context = otel_context.get_current()
 
+        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+            def carried(*args: Any, **kwargs: Any) -> Any:
+                before = [(variable, variable.set(value)) for variable, value in values]
+                token = otel_context.attach(span_context)
+                try:
+                    return function(*args, **kwargs)
+                finally:  # the thread has what it had before
+                    otel_context.detach(token)
+                    for variable, mark in before:
+                        variable.reset(mark)
 
-def _is_servant(thread: threading.Thread) -> bool:
-    work = getattr(thread, "_target", None)
-    return getattr(type(thread) if work is None else work, "__module__", None) in _SERVANTS
+            return carried
 
-
-def _run_with(carried: "_Carried", thread: threading.Thread) -> None:
-    """Change `run` of this thread alone, and until it is called, or the two would keep each other."""
-    own, run = vars(thread).get("run"), carried.around(thread.run)
-
-    def run_once() -> None:
-        vars(thread).pop("run", None)
-        if own is not None:
-            vars(thread)["run"] = own
-        run()
-
-    vars(thread)["run"] = run_once
-
-
-class _Carried:
-    """The values of one moment."""
-
-    def __init__(self, values: list[tuple[ContextVar[Any], Any]]) -> None:
-        self._values = values
-        self._span_context = otel_context.get_current()
-        self.is_anything = any(value is not None and value is not False for _, value in values)
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, called with these values; afterwards the thread has those it had before."""
-
-        def carried(*args: Any, **kwargs: Any) -> Any:
-            before = [(variable, variable.set(value)) for variable, value in self._values]
-            token = otel_context.attach(self._span_context)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                otel_context.detach(token)
-                for variable, mark in before:
-                    variable.reset(mark)
-
-        return carried
+        return around

@@ -1,4 +1,4 @@
-"""Spans that tracers write: with OpenTelemetry, or by hand; and the view of them that knows nothing of it."""
+"""Spans that tracers write, with OpenTelemetry or by hand, and their conversion to the form that a store keeps."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,16 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-from agentlightning.types import Attributes, SpanCoreFields, StatusCode, TraceStatus
+from agentlightning.instrumentation.otel_internals import attributes_of, events_of, links_of
+from agentlightning.store.values import replaced
+from agentlightning.types import Attributes, Span, SpanCoreFields, StatusCode, TraceStatus
+from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp
 from agentlightning.utils.otel import format_exception_attributes, sanitize_attributes
 
 __all__ = [
     "OtelRecording",
+    "SpanConverter",
     "SyntheticRecording",
     "core_fields_of",
     "nanoseconds",
@@ -25,6 +29,9 @@ __all__ = [
 ]
 
 _NANOSECONDS: Final = 10**9
+MOST_PATTERNS: Final = 64
+"""Examples that are kept for converting spans; a process has one resource, or few."""
+_SCALARS = frozenset({str, bool, int, float})
 
 
 def nanoseconds(seconds: float | None) -> int | None:
@@ -163,3 +170,78 @@ class SyntheticRecording:
 
     def get_recorded_span(self) -> SpanCoreFields:
         return self._span.model_copy(update={"attributes": dict(self._span.attributes)})
+
+
+# ---------------------------------------------------------------------- from OpenTelemetry's form to ours
+
+
+class SpanConverter:
+    """Gives what `Span.from_opentelemetry` gives; may be used by several threads.
+
+    That looks at everything and validates it, which costs more than storing the span. Most spans differ only in their
+    ids, times, name and attributes: no events, no links, no status, and the resource of their process. Those are made
+    from the first one of their kind; the result is the same, at a fifth of the cost.
+    """
+
+    def __init__(self) -> None:
+        self._patterns: dict[tuple[int, bool], tuple[Resource, Span]] = {}
+        """By the id of their resource, which is kept with them, and whether there is a parent."""
+
+    def convert(self, span: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+        attributes = _plain_attributes(span) if _is_plain(span) else None
+        key = (id(span.resource), span.parent is not None)
+        known = self._patterns.get(key)
+        if attributes is None or known is None:
+            made = Span.from_opentelemetry(span, rollout_id, attempt_id, sequence_id)
+            if attributes is not None:
+                if len(self._patterns) >= MOST_PATTERNS:
+                    self._patterns.clear()
+                self._patterns[key] = (span.resource, made)
+            return made
+        pattern, context, parent = known[1], span.get_span_context(), span.parent
+        assert context is not None
+        assert pattern.context is not None
+        trace_id, span_id = trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+        ours = replaced(pattern.context, trace_id=trace_id, span_id=span_id, trace_state={})
+        parent_id = None if parent is None else trace.format_span_id(parent.span_id)
+        return replaced(
+            pattern,
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=sequence_id,
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=parent_id,
+            name=span.name,
+            attributes=attributes,
+            events=[],
+            links=[],
+            start_time=convert_timestamp(span.start_time),
+            end_time=convert_timestamp(span.end_time),
+            context=ours,
+            parent=None if parent is None else replaced(ours, span_id=parent_id, trace_state={}),
+        )
+
+
+def _is_plain(span: ReadableSpan) -> bool:
+    """Whether only ids, times, name and attributes are its own."""
+    context, parent = span.get_span_context(), span.parent
+    if type(span) is not ReadableSpan or context is None or context.is_remote or context.trace_state:
+        return False
+    if parent is not None and (parent.trace_id != context.trace_id or parent.is_remote or parent.trace_state):
+        return False
+    has_status = span.status.status_code is not trace.StatusCode.UNSET or span.status.description is not None
+    return not (has_status or len(events_of(span)) or len(links_of(span)))
+
+
+def _plain_attributes(span: ReadableSpan) -> dict[str, Any] | None:
+    """A copy in which sequences are lists; None if there is a value that needs a closer look."""
+    attributes = dict(attributes_of(span))
+    for name, value in attributes.items():
+        kind = type(value)
+        if kind in _SCALARS:
+            continue
+        if kind is not tuple or not (all(type(item) is str for item in value) or sum_of_numbers(value) is not None):
+            return None
+        attributes[name] = list(value)
+    return attributes

@@ -29,8 +29,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.behaviour.open_spans import outline_of
 from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding
-from agentlightning.tracer.conversion import SpanConverter
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
+from agentlightning.tracer.spans import SpanConverter
 from agentlightning.types import Span, TraceStatus
 from agentlightning.types.tracer import convert_timestamp
 from agentlightning.utils.loop_thread import LoopThread

@@ -30,8 +30,7 @@ from agentlightning.dialects import (
     responses,
 )
 from agentlightning.dialects.attributes import field, items, text_of
-from agentlightning.instrumentation.bodies import read_along, read_whole
-from agentlightning.instrumentation.model_calls import ModelCall
+from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
 from agentlightning.instrumentation.steps import as_json
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation.asking import HTTP

@@ -11,7 +11,7 @@ from agentlightning.types import AttemptedRollout, Span
 from tests.contract.remote import start_remote
 
 
-@pytest.fixture(params=["memory", "sqlite", "client-ws", "client-http"])
+@pytest.fixture(params=["sqlite", "client-ws", "client-http"])  # the clients' server has the memory store
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LightningStore]:
     built: LightningStore = InMemoryLightningStore()
     if request.param == "sqlite":

@@ -34,6 +34,8 @@ from agentlightning.types import Span
 from tests.instrumentation.observing import Trace
 from tests.stub_model.server import StubModel
 
+RUNS_IN = ("agentops",)
+
 ROOT = Path(__file__).parent.parent.parent
 IDS = {"return_token_ids": True}
 

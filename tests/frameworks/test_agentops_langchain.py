@@ -22,6 +22,8 @@ from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("agentops",)
+
 
 @pytest.fixture
 def instrumented() -> Iterator[None]:

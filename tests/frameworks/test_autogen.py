@@ -46,6 +46,8 @@ from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode
 
+RUNS_IN = ("openai2", "openai3")
+
 
 async def run(agent: AssistantAgent, task: str) -> Any:
     return (await agent.run(task=task)).messages[-1].content

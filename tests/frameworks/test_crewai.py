@@ -34,6 +34,8 @@ from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("openai2",)
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(.* is )?deprecated:DeprecationWarning",  # CrewAI uses fields it has deprecated
     "ignore:Item 'summary' on TypedDict class:UserWarning",  # of LiteLLM

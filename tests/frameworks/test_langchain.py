@@ -37,6 +37,8 @@ from tests.instrumentation.observing import observed, observed_async
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel
 
+RUNS_IN = ("openai2", "openai3")
+
 TEXT_CALL = ["chat_model.llm", ["openai.completion"]]
 
 

@@ -17,6 +17,8 @@ from tests.instrumentation.observing import Trace, observed, observed_async
 from tests.stub_model.script import Request, Script, Turn
 from tests.stub_model.server import StubModel
 
+RUNS_IN = ("openai2", "openai3")
+
 with warnings.catch_warnings():  # langchain-community, where it is installed, announces its end
     warnings.filterwarnings("ignore", "`langchain-community` is being sunset", DeprecationWarning)
     from langchain_classic.agents import AgentExecutor, AgentType, create_tool_calling_agent, initialize_agent

@@ -36,6 +36,8 @@ from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("openai2", "openai3")
+
 # ---------------------------------------------------------------------- a graph that asks a database
 
 

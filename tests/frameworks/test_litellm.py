@@ -31,6 +31,8 @@ from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode, id_of
 
+RUNS_IN = ("openai2", "litellm")
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Item 'summary' on TypedDict class:UserWarning",
     "ignore:unclosed:ResourceWarning",  # it does not close its clients

@@ -33,6 +33,8 @@ from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("openai2", "openai3")
+
 MODELS = {"openai.chat.completion": OpenAIChatCompletionsModel, "openai.responses": OpenAIResponsesModel}
 WITH_TOKEN_IDS = ModelSettings(extra_body={"return_token_ids": True})
 

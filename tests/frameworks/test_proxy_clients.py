@@ -3,6 +3,8 @@
 from tests.llm_proxy.fixtures import door as door
 from tests.llm_proxy.openai_suite import OpenAIChatSuite, OpenAIErrorsSuite, OpenAIOtherSuite
 
+RUNS_IN = ("openai2", "openai3")
+
 
 class TestOpenAIChat(OpenAIChatSuite):
     """With the release of the group."""

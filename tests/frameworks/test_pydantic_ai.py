@@ -23,6 +23,8 @@ from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("openai3",)
+
 SETTINGS: Any = {"extra_body": {"return_token_ids": True}}
 
 

@@ -15,6 +15,8 @@ from tests.frameworks.contract import forecast
 from tests.stub_model.script import Script
 from tests.stub_model.server import StubModel, running
 
+RUNS_IN = ("openai2", "openai3")
+
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # frameworks do not close their clients
 
 

@@ -18,6 +18,8 @@ from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 
+RUNS_IN = ("openai2", "openai3")
+
 LOOKING = ["python_interpreter.tool", ["weather.tool"]]
 ANSWERING = ["python_interpreter.tool", ["final_answer.tool"]]
 

@@ -24,6 +24,8 @@ from agentlightning.types import Span
 from tests.instrumentation.observing import Trace
 from tests.stub_model.server import StubModel
 
+RUNS_IN = ("agentops",)
+
 CONTEXT = importlib.import_module("weave.trace.context.weave_client_context")
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -124,20 +123,6 @@ def test_tokens_are_counted_where_the_call_would_go_and_nothing_is_recorded(else
     assert trace.result == len(request.prompt_token_ids)
     assert (request.path, request.body["model"]) == ("/v1/messages/count_tokens", "mine")
     assert "sk-mine" not in str(request)
-
-
-def test_the_router_is_told_what_is_asked(client: openai.OpenAI, elsewhere: StubModel) -> None:
-    seen: list[ModelRequest] = []
-
-    def run() -> None:
-        with redirected(noting(seen, to(elsewhere))):
-            client.chat.completions.create(**CHAT)
-
-    observed(run)
-
-    assert [(request.sdk, request.client, request.path, request.model) for request in seen] == [
-        ("openai", client, "/chat/completions", "stub-model")
-    ]
 
 
 def test_neither_client_nor_arguments_are_changed(client: openai.OpenAI, elsewhere: StubModel) -> None:
@@ -545,22 +530,3 @@ async def test_64_tasks_with_one_client_reach_their_own_servers(two_models: list
 
     check(two_models, 64, 3)
     assert models == [[f"model-{number}"] * 3 for number in range(64)]
-
-
-def test_16_threads_with_one_client_reach_their_own_servers(two_models: list[StubModel]) -> None:
-    def work(client: openai.OpenAI, number: int) -> None:
-        with redirected(router_of(two_models, number)):
-            for stream in (False, True, False):
-                read(client.chat.completions.create(**said(number), stream=stream))
-            inner = threading.Thread(target=client.chat.completions.create, kwargs=said(number))
-            inner.start()
-            inner.join()
-
-    with OtelTracer().lifespan(), openai.OpenAI(base_url=NOWHERE, api_key="mine") as client:
-        threads = [threading.Thread(target=work, args=(client, number)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    check(two_models, 16, 4)

@@ -22,7 +22,6 @@ from opentelemetry import trace
 
 from agentlightning.instrumentation.redirect import Target, current_router, redirected
 from agentlightning.instrumentation.threads import ThreadContextPatch
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.binding import CARRIED, Recorder, current_binding, unobserved
 from tests.stub_model.server import StubModel
@@ -194,18 +193,17 @@ def test_a_thread_belongs_to_the_rollout_that_starts_it(
     assert work.parent.span_id == agent.get_span_context().span_id
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_64_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExecutor, way: Callable[..., None]) -> None:
+def test_64_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExecutor) -> None:
     traces: dict[int, Recorder] = {}
     begin = threading.Barrier(64)
+    ways = (bare, nested, shared_pool, own_pool, thread_in_pool, to_thread)
 
     def rollout(number: int) -> None:
         begin.wait(60)
         with tracer._trace_context_sync() as traces[number]:
-            for step in range(3):
+            for way in ways:
                 way(lambda: mark(f"{number}"), pool)
                 mark(f"{number}")
-                assert step < 3
 
     threads = [threading.Thread(target=rollout, args=(number,)) for number in range(64)]
     for thread in threads:
@@ -214,28 +212,7 @@ def test_64_rollouts_at_once_do_not_mix(tracer: OtelTracer, pool: ThreadPoolExec
         thread.join()
 
     found = {number: Counter(names(recorder)) for number, recorder in traces.items()}
-    assert found == {number: Counter({f"{number}": 6}) for number in range(64)}
-
-
-async def test_64_rollouts_in_tasks_reach_the_store_whole(tracer: OtelTracer, pool: ThreadPoolExecutor) -> None:
-    store = InMemoryLightningStore()
-
-    async def rollout(number: int) -> str:
-        attempted = await store.start_rollout(number)
-        ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-        async with tracer.trace_context(store=store, **ids):
-            for way in (bare, shared_pool, own_pool, thread_in_pool):
-                await asyncio.to_thread(way, lambda: mark(f"{number}"), pool)
-            await asyncio.get_running_loop().run_in_executor(pool, mark, f"{number}")
-            thread = threading.Thread(target=mark, args=(f"{number}",))
-            thread.start()
-            await asyncio.to_thread(thread.join)
-        return attempted.rollout_id
-
-    rollout_ids = await asyncio.gather(*(rollout(number) for number in range(64)))
-
-    for number, rollout_id in enumerate(rollout_ids):
-        assert [span.name for span in await store.query_spans(rollout_id)] == [f"{number}"] * 6
+    assert found == {number: Counter({f"{number}": 2 * len(ways)}) for number in range(64)}
 
 
 def test_model_calls_of_threads_land_on_their_rollouts(stub_model: StubModel, pool: ThreadPoolExecutor) -> None:

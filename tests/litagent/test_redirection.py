@@ -355,20 +355,6 @@ async def test_an_agent_that_uses_its_resource_is_left_alone(
     assert "traceparent" not in request.headers
 
 
-async def test_without_a_model_that_takes_calls_they_go_where_they_went(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client:
-            client.chat.completions.create(**CHAT)
-
-    for resource in (proxied(endpoint=proxy.url, redirect=False), plain(endpoint=proxy.url)):
-        await run(agent, {"llm": resource}, threads)
-
-    assert [request.headers["authorization"] for request in stub_model.requests] == [f"Bearer {OWN_KEY}"] * 2
-    assert proxy.requests == []
-
-
 async def test_calls_are_redirected_also_where_no_tracer_instruments(
     proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:

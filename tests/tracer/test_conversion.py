@@ -7,7 +7,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from agentlightning.tracer.conversion import SpanConverter
+from agentlightning.tracer.spans import SpanConverter
 from agentlightning.types import Span
 
 

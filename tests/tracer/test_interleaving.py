@@ -13,7 +13,6 @@ from agentlightning.emitter import emit_message
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer, get_active_tracer
-from agentlightning.tracer.binding import unobserved
 from agentlightning.types import AttemptedRollout
 
 ROLLOUTS = 64
@@ -148,20 +147,6 @@ async def test_a_span_belongs_to_where_it_began_wherever_it_ends(tracer: OtelTra
     span.end()
 
     assert [span.name for span in recorder.spans()] == ["long"]
-
-
-async def test_unobserved_code_leaves_no_span_on_a_rollout_beside_it(tracer: OtelTracer) -> None:
-    def algorithm() -> None:
-        with unobserved():
-            assert get_active_tracer() is None
-            trace.get_tracer("algorithm").start_span("call a model").end()
-
-    async with tracer.trace_context() as recorder:
-        thread = threading.Thread(target=algorithm)
-        thread.start()
-        thread.join()
-
-    assert recorder.spans() == []
 
 
 async def test_traces_do_not_nest(tracer: OtelTracer) -> None:

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from agentlightning.errors import InvalidValue, StoreUnavailable
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.binding import Binding, Recorder
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.shipper import ShipperLimits
@@ -421,24 +420,3 @@ def test_tracers_share_the_shipper_to_a_store(store: InMemoryLightningStore) -> 
     assert other is not first
     shared.release(first)
     assert shared.acquire(store) is second
-
-
-@pytest.mark.slow
-async def test_an_agent_does_not_notice_a_store_that_is_down_for_five_seconds() -> None:
-    outage = Outage()
-    store = TroubledStore(outage)
-    attempted = await store.start_rollout("task")
-    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-    ending = asyncio.get_running_loop().call_later(5.0, outage.end)
-
-    with OtelTracer(instrument=False).lifespan() as tracer:
-        async with tracer.trace_context(store=store, **ids):
-            began = time.perf_counter()
-            for number in range(100):
-                tracer.create_span(f"step {number}")
-            emitting_seconds = time.perf_counter() - began
-        losses = tracer.get_last_losses()
-    ending.cancel()
-
-    assert (emitting_seconds < 4.0, outage.is_down, losses.count) == (True, False, 0)
-    assert [span.name for span in await store.query_spans(attempted.rollout_id)] == [f"step {n}" for n in range(100)]

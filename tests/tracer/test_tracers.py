@@ -13,7 +13,7 @@ from opentelemetry import trace
 
 from agentlightning.errors import ConfigurationError, TracingError
 from agentlightning.instrumentation.imports import is_installed
-from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import (
     AgentOpsTracer,
     DummyTracer,
@@ -74,18 +74,6 @@ async def test_the_store_may_come_from_init_worker(store: InMemoryLightningStore
             tracer.create_span("one")
 
     assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["one"]
-
-
-async def test_a_sqlite_store_takes_a_trace(tracer: OtelTracer) -> None:
-    store = SqliteLightningStore()
-    rollout = await store.start_rollout("task")
-
-    async with tracer.trace_context(store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
-        for number in range(50):
-            tracer.create_span(f"step {number}")
-
-    assert [span.name for span in await store.query_spans(rollout.rollout_id)] == names(tracer)
-    await store.close()
 
 
 def test_a_trace_needs_no_event_loop(any_tracer: RecordingTracer, store: InMemoryLightningStore) -> None:

@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, StatusCode
 from typing_extensions import Self
 
 from agentlightning.instrumentation.patch import Patch
-from agentlightning.instrumentation.steps import Step, as_json, guarded
+from agentlightning.instrumentation.steps import Step, as_json, guarded, recorded
 
 __all__ = ["AutoGenPatch"]
 
@@ -30,7 +30,7 @@ _Stream = AsyncGenerator[Any, None]
 
 
 class AutoGenPatch(Patch):
-    """Tools here, and what else of AutoGen the program uses in the parts, which wait for packages of their own."""
+    """Tools here, and what else of AutoGen the program uses in the parts, which wait for modules of their own."""
 
     name = _AUTOGEN
     module = "autogen_core.tools"
@@ -51,36 +51,30 @@ class AutoGenPatch(Patch):
         super().undo()
 
     def change(self, module: ModuleType) -> None:
-        self.replace(importlib.import_module(module.BaseTool.__module__), "trace_tool_span", _tool_span)
+        self.replace(_home_of(module.BaseTool), "trace_tool_span", _tool_span)
         self.replace(module.BaseTool, "run_json", _run_tool)
         self.replace(module.BaseStreamTool, "run_json_stream", _apart(_stream_tool))
 
 
 class _RuntimePatch(Patch):
-    name = _AUTOGEN
-    module = "autogen_core"
-    distribution = "autogen-core"
+    name, module, distribution = _AUTOGEN, "autogen_core", "autogen-core"
 
     def change(self, module: ModuleType) -> None:
-        runtime = importlib.import_module(module.SingleThreadedAgentRuntime.__module__)
+        runtime = _home_of(module.SingleThreadedAgentRuntime)
         self.replace(runtime.TraceHelper, "trace_block", _trace_message)
         self.replace(runtime, "get_telemetry_envelope_metadata", _address)
 
 
 class _McpPatch(Patch):
-    name = _AUTOGEN
-    module = "autogen_ext.tools.mcp"
-    distribution = "autogen-ext"
+    name, module, distribution = _AUTOGEN, "autogen_ext.tools.mcp", "autogen-ext"
 
     def change(self, module: ModuleType) -> None:
-        self.replace(importlib.import_module(module.McpWorkbench.__module__), "trace_tool_span", _tool_span)
+        self.replace(_home_of(module.McpWorkbench), "trace_tool_span", _tool_span)
         self.replace(module.McpWorkbench, "call_tool", _call_mcp_tool)
 
 
 class _AgentsPatch(Patch):
-    name = _AUTOGEN
-    module = "autogen_agentchat.agents"
-    distribution = "autogen-agentchat"
+    name, module, distribution = _AUTOGEN, "autogen_agentchat.agents", "autogen-agentchat"
 
     def change(self, module: ModuleType) -> None:
         invoke = importlib.import_module("autogen_core").trace_invoke_agent_span
@@ -90,12 +84,15 @@ class _AgentsPatch(Patch):
 
 
 class _TeamsPatch(Patch):
-    name = _AUTOGEN
-    module = "autogen_agentchat.teams"
-    distribution = "autogen-agentchat"
+    name, module, distribution = _AUTOGEN, "autogen_agentchat.teams", "autogen-agentchat"
 
     def change(self, module: ModuleType) -> None:
         self.replace(module.BaseGroupChat, "run_stream", _apart(_run_team))
+
+
+def _home_of(kind: type) -> Any:
+    """The module in which a class is defined, which looks up its functions there."""
+    return importlib.import_module(kind.__module__)
 
 
 # ---------------------------------------------------------------------- messages
@@ -200,23 +197,15 @@ def _unchanged(stream: _Stream, /, *_args: Any, **_kwargs: Any) -> _Stream:
 
 
 async def _run_team(messages: _Stream, team: Any, /, *_args: Any, **_kwargs: Any) -> _Stream:
-    step: Step | None = None
-    error: BaseException | None = None
-    with guarded(_AUTOGEN):
+    def open_step() -> Step:
         otel_context.attach(otel_context.set_value(_ORIGIN, None))  # a team within a team has its own conversation
-        step = Step(f"{team.name}.team", {"autogen.team.name": team.name}).enter()
-    try:
+        return Step(f"{team.name}.team", {"autogen.team.name": team.name})
+
+    # A reader who has seen enough is no failure.
+    with recorded(_AUTOGEN, open_step, harmless=(GeneratorExit,)):
         async with aclosing(messages):
             async for message in messages:
                 yield message
-    except GeneratorExit:  # the reader has seen enough
-        raise
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        if step is not None:
-            step.end(error=error)
 
 
 def _invoked(invoke: Callable[..., AbstractContextManager[Span]]) -> Callable[..., _Stream]:
@@ -230,18 +219,18 @@ def _invoked(invoke: Callable[..., AbstractContextManager[Span]]) -> Callable[..
             async with aclosing(messages):
                 async for message in messages:
                     if hasattr(message, "chat_message"):  # the response, after which most readers read no more
-                        _note_handoff(message.chat_message)
+                        with guarded(_AUTOGEN):
+                            _record_handoff(message.chat_message)
                         span.close()
                     yield message
 
     return on_messages_stream
 
 
-def _note_handoff(message: Any) -> None:
-    with guarded(_AUTOGEN):
-        if getattr(message, "type", None) == "HandoffMessage":
-            between = {"handoff.from_agent": message.source, "handoff.to_agent": message.target}
-            Step(f"{message.source}.handoff", between).end()
+def _record_handoff(message: Any) -> None:
+    if getattr(message, "type", None) == "HandoffMessage":
+        between = {"handoff.from_agent": message.source, "handoff.to_agent": message.target}
+        Step(f"{message.source}.handoff", between).end()
 
 
 # ---------------------------------------------------------------------- tools

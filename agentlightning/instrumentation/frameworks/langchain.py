@@ -8,11 +8,10 @@ made in its turn.
 
 import copy
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from agentlightning.instrumentation.frameworks.langchain_runs import LANGCHAIN, Recorder, Run, enter, leave, place_kept
 from agentlightning.instrumentation.patch import Patch
@@ -49,8 +48,13 @@ class LangChainPatch(Patch):
         # A config that is copied, or sent to another process, takes a handler along that does nothing.
         as_nothing = {"__reduce__": lambda _: (base.BaseCallbackHandler, ())}
         self.recorder = type("AgentLightningHandler", (Recorder, base.BaseCallbackHandler), as_nothing)()
-        self.when_undone(self._switch_off)
-        self._change_managers(importlib.import_module("langchain_core.callbacks.manager"))
+        self.when_undone(lambda: setattr(self.recorder, "is_on", False))
+        manager = importlib.import_module("langchain_core.callbacks.manager")
+        self.replace(manager.AsyncCallbackManager, "on_llm_start", self._llm_starts)
+        for kind in ("LLM", "Chain", "Tool", "Retriever"):
+            owner = getattr(manager, f"AsyncCallbackManagerFor{kind}Run")
+            self.replace(owner, f"on_{kind.lower()}_end", self._ends)
+            self.replace(owner, f"on_{kind.lower()}_error", self._ends)
         config = importlib.import_module("langchain_core.runnables.config")
         if hasattr(config, "_set_config_context"):  # else what a lone function does lies beside it, not beneath
             self.replace(config, "_set_config_context", self._work_begins)
@@ -58,16 +62,6 @@ class LangChainPatch(Patch):
         module.register_configure_hook(everywhere, inheritable=True)
         hook = next(hook for hook in module._configure_hooks if hook[0] is everywhere)
         self.when_undone(lambda: module._configure_hooks.remove(hook))
-
-    def _switch_off(self) -> None:
-        self.recorder.is_on = False
-
-    def _change_managers(self, manager: ModuleType) -> None:
-        self.replace(manager.AsyncCallbackManager, "on_llm_start", self._llm_starts)
-        for kind in ("LLM", "Chain", "Tool", "Retriever"):
-            owner = getattr(manager, f"AsyncCallbackManagerFor{kind}Run")
-            for ending in ("end", "error"):
-                self.replace(owner, f"on_{kind.lower()}_{ending}", self._ends)
 
     async def _llm_starts(
         self, original: Any, manager: Any, serialized: Any, prompts: Any, *args: Any, **kwargs: Any
@@ -106,76 +100,64 @@ class LangChainPatch(Patch):
 
 
 class _ModelsPatch(Patch):
-    """Has each model call made in the context of its own run."""
+    """Has each model call of one kind of models made in the context of its own run."""
 
     distribution = "langchain-core"
+    model: ClassVar[str]
+    """The class of the models."""
+    maker: ClassVar[str]
+    """The method that makes the calls of runs that have begun; it is not public, and without it several calls that
+    begin at once lie beneath the last."""
 
     def __init__(self, langchain: LangChainPatch) -> None:
         super().__init__()
         self._langchain = langchain
 
-    def _change_model(self, model: Any, made_by: str) -> None:
-        """Change a class of models.
-
-        Args:
-            made_by: The method that makes the calls of runs that have begun; it is not public, and without it several
-                calls that begin at once lie beneath the last.
-        """
+    def change(self, module: ModuleType) -> None:
+        model = getattr(module, self.model)
         self.replace(model, "generate", _generate)
         self.replace(model, "agenerate", _generate_async)
-        if hasattr(model, f"_{made_by}") and hasattr(model, f"_a{made_by}"):
-            self.replace(model, f"_{made_by}", self._calls)
-            self.replace(model, f"_a{made_by}", self._calls_async)
+        if hasattr(model, f"_{self.maker}") and hasattr(model, f"_a{self.maker}"):
+            self.replace(model, f"_{self.maker}", self._make)
+            self.replace(model, f"_a{self.maker}", self._make_async)
 
-    def _calls(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._at_work(args, kwargs):
+    def _make(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with place_kept():
+            self._enter_first(args, kwargs)
             return original(*args, **kwargs)
 
-    async def _calls_async(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._at_work(args, kwargs):
+    async def _make_async(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with place_kept():
+            self._enter_first(args, kwargs)
             return await original(*args, **kwargs)
 
-    @contextmanager
-    def _at_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
-        with place_kept():
-            with guarded(LANGCHAIN):
-                self._enter_first([run for run in map(self._run_of, self._managers(args, kwargs)) if run is not None])
-            yield
+    def _enter_first(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Several prompts of one call lie beneath the first run; what is seen there is seen for all."""
+        recorder = self._langchain.recorder
+        with guarded(LANGCHAIN):
+            managers = [manager for manager in self._managers(args, kwargs) if manager is not None and recorder]
+            runs: list[Run] = [run for manager in managers if (run := recorder.run_of(manager.run_id)) is not None]
+            for run in runs:
+                if run.call is not None and runs[0].call is not None:
+                    run.call.watch = runs[0].call.watch
+            if runs:
+                enter(runs[0])
 
     def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Of the runs whose calls are made."""
-        raise NotImplementedError
-
-    def _run_of(self, manager: Any) -> Run | None:
-        recorder = self._langchain.recorder
-        return None if recorder is None or manager is None else recorder.run_of(manager.run_id)
-
-    def _enter_first(self, runs: Sequence[Run]) -> None:
-        """Several prompts of one call lie beneath the first run; what is seen there is seen for all."""
-        for run in runs:
-            if run.call is not None and runs[0].call is not None:
-                run.call.watch = runs[0].call.watch
-        if runs:
-            enter(runs[0])
+        return [kwargs.get("run_manager")]
 
 
 class _ChatModelsPatch(_ModelsPatch):
     name = "LangChain's chat models"
     module = "langchain_core.language_models.chat_models"
-
-    def change(self, module: ModuleType) -> None:
-        self._change_model(module.BaseChatModel, "generate_with_cache")
-
-    def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        return [kwargs.get("run_manager")]
+    model, maker = "BaseChatModel", "generate_with_cache"
 
 
 class _TextModelsPatch(_ModelsPatch):
     name = "LangChain's text models"
     module = "langchain_core.language_models.llms"
-
-    def change(self, module: ModuleType) -> None:
-        self._change_model(module.BaseLLM, "generate_helper")
+    model, maker = "BaseLLM", "generate_helper"
 
     def _managers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         _model, _prompts, _stop, managers, *_others = args

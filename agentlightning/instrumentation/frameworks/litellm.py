@@ -27,7 +27,6 @@ from typing import Any, Final
 
 from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, dialect_of
 from agentlightning.dialects.attributes import field, items
-from agentlightning.instrumentation.bodies import read_along, read_whole
 from agentlightning.instrumentation.frameworks.litellm_redirect import (
     CHAT_PATH,
     EMBEDDINGS_PATH,
@@ -37,7 +36,7 @@ from agentlightning.instrumentation.frameworks.litellm_redirect import (
     redirected_post,
     refuse_redirect,
 )
-from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall
+from agentlightning.instrumentation.model_calls import WATCH, CallWatch, ModelCall, read_along, read_whole
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.redirect import parent_header
 from agentlightning.instrumentation.steps import guarded, is_suppressed

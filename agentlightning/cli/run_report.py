@@ -13,8 +13,8 @@ from agentlightning.cli.command import print_json
 from agentlightning.emitter import find_final_reward
 from agentlightning.emitter.reward import get_reward_value
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.llm_proxy.flush import FlushedCalls
-from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Span
 

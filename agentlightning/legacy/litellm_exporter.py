@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agentlightning.errors import StoreError
-from agentlightning.llm_proxy.active import get_active_llm_proxy
-from agentlightning.llm_proxy.forking import inheritance
+from agentlightning.llm_proxy.proxy import get_active_llm_proxy
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.once import fork_handlers
 
 __all__ = ["LightningSpanExporter"]
 
@@ -39,7 +39,7 @@ class LightningSpanExporter(SpanExporter):
         self._buffer: list[ReadableSpan] = []
         self._exporting = threading.Lock()  # protects the buffer: spans of many threads end here
         self._loop_thread = LoopThread(_THREAD)
-        inheritance().keep_running(self)
+        fork_handlers().add(self, LightningSpanExporter.leave_to_parent)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Take spans in; FAILURE if those of a whole call could not be stored."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentlightning.legacy.litellm_exporter import LightningSpanExporter
-    from agentlightning.llm_proxy.active import get_active_llm_proxy, set_active_llm_proxy
     from agentlightning.llm_proxy.budgets import Budget
-    from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig
+    from agentlightning.llm_proxy.proxy import LLMProxy, ModelConfig, get_active_llm_proxy, set_active_llm_proxy
 
 __all__ = [
     "Budget",
@@ -28,8 +27,8 @@ _HOME_OF = {
     "LLMProxy": "llm_proxy.proxy",
     "LightningSpanExporter": "legacy.litellm_exporter",
     "ModelConfig": "llm_proxy.proxy",
-    "get_active_llm_proxy": "llm_proxy.active",
-    "set_active_llm_proxy": "llm_proxy.active",
+    "get_active_llm_proxy": "llm_proxy.proxy",
+    "set_active_llm_proxy": "llm_proxy.proxy",
 }
 
 

@@ -3,27 +3,56 @@
 The path is the usual way: `/rollout/{id}/attempt/{id}/v1/chat/completions`, with `/agent/{name}` after the attempt
 where one of several agents calls. A client that cannot take a path shows a key made for its attempt, or sends the
 headers `x-rollout-id`, `x-attempt-id` and `x-agent-name`.
+
+`Attempts` looks up what the store knows of an attempt. Most calls need none of it. Where it is needed, it is kept for a
+second; for an attempt that goes on calling it is renewed before that, in the background, so that its calls do not wait.
+Facts that are older are used only while the store is away: nobody can end an attempt in a store that is away.
 """
 
+import asyncio
 import hmac
+import logging
 import re
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 from agentlightning.dialects import DialectName
 from agentlightning.dialects.failures import Failure
-from agentlightning.llm_proxy.records import Origin
+from agentlightning.errors import StoreError, StoreUnavailable
+from agentlightning.llm_proxy.call_record import Origin
+from agentlightning.store.base import LightningStore
 from agentlightning.store.http.tokens import check_secret
+from agentlightning.types import LLM, AttemptedRollout, NamedResources
 from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX, read_attempt_key
+from agentlightning.types.scoping import pinned_id, resources_for
 
-__all__ = ["Caller", "Authenticator", "Headers", "Parent", "Refused", "Route", "as_headers", "parent_of", "route_of"]
+__all__ = [
+    "AttemptFacts",
+    "Attempts",
+    "Authenticator",
+    "Caller",
+    "Headers",
+    "Refused",
+    "Route",
+    "route_of",
+    "trace_parent",
+]
 
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS: Final = 0.5
+"""After these a call has the facts renewed, and does not wait for it."""
+FRESH_SECONDS: Final = 1.0
+STALE_SECONDS: Final = 60.0
+"""Facts older than this are not used, not even while the store is away."""
+MOST_ATTEMPTS: Final = 20_000
+MOST_RESOURCES: Final = 256
 _PREFIX: Final = re.compile(r"^/rollout/([^/]+)/attempt/([^/]+)(?:/agent/([^/]+))?(/.*)?$")
-_TRACEPARENT: Final = re.compile(r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-
+_TRACEPARENT: Final = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _DIALECTS: Final[dict[str, DialectName]] = {
     "/chat/completions": "chat",
     "/completions": "completions",
@@ -31,8 +60,11 @@ _DIALECTS: Final[dict[str, DialectName]] = {
     "/embeddings": "embeddings",
     "/messages": "messages",
 }
+_RUNNING: Final = frozenset({"preparing", "running", "unresponsive"})
+_MAIN: Final = "main_llm"
 
 Headers = dict[bytes, bytes]
+"""By name, in lower case as ASGI has them; of several, the last."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +80,11 @@ class Route:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, and whether his key was one of ours."""
+    """Who calls."""
 
     origin: Origin | None
     is_trusted: bool
     """Showed the proxy's own key."""
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The span of the caller, as the header `traceparent` names it."""
-
-    trace_id: str
-    span_id: str
 
 
 class Refused(Exception):  # it is an answer, not a fault
@@ -85,23 +109,16 @@ def route_of(path: str) -> Route:
     return Route(origin, path, _DIALECTS.get(path))
 
 
-def parent_of(headers: Headers) -> Parent | None:
-    told = headers.get(b"traceparent")
-    if told is None:
+def trace_parent(headers: Headers) -> tuple[str, str] | None:
+    """The trace and span of the caller, as the header `traceparent` names them."""
+    matched = _TRACEPARENT.match(headers.get(b"traceparent", b""))
+    if matched is None or not matched[1].strip(b"0") or not matched[2].strip(b"0"):  # zeros stand for no span
         return None
-    matched = _TRACEPARENT.match(told.decode("latin-1"))
-    if matched is None or not matched[1].strip("0") or not matched[2].strip("0"):  # zeros stand for no span
-        return None
-    return Parent(matched[1], matched[2])
-
-
-def as_headers(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """By name, in lower case as ASGI has them; of several, the last."""
-    return dict(pairs)
+    return matched[1].decode(), matched[2].decode()
 
 
 class Authenticator:
-    """Looks at keys. Without an API key of its own the proxy serves everybody."""
+    """Checks keys. Without an API key of its own the proxy serves everybody."""
 
     def __init__(self, api_key: str | None = None) -> None:
         if api_key is not None:
@@ -109,14 +126,14 @@ class Authenticator:
         self.is_locked = api_key is not None
         secret = api_key if api_key is not None else secrets.token_urlsafe(24)
         self.secret = secret if secret.startswith(PROXY_SECRET_PREFIX) else PROXY_SECRET_PREFIX + secret
-        """Makes and reads the keys of attempts; it opens as well as the key that it is made of."""
-        self._opening = [self.secret.encode()] + ([api_key.encode()] if api_key is not None else [])
+        """Makes and reads the keys of attempts; accepted like the key that it is made of."""
+        self._accepted = [self.secret.encode()] + ([api_key.encode()] if api_key is not None else [])
 
     def admit(self, route: Route, headers: Headers) -> Caller:
         """Who calls; raises `Refused` for a key that is wrong or made for another attempt."""
         key = _key_in(headers)
         named = route.origin or _origin_in(headers)
-        if key is not None and any(hmac.compare_digest(key.encode(), opening) for opening in self._opening):
+        if key is not None and any(hmac.compare_digest(key.encode(), accepted) for accepted in self._accepted):
             return Caller(named, is_trusted=True)
         attempt_key = None if key is None else read_attempt_key(self.secret, key)
         if attempt_key is not None:
@@ -137,8 +154,7 @@ class Authenticator:
 
 
 def _key_in(headers: Headers) -> str | None:
-    bearer = headers.get(b"authorization", b"").decode("latin-1")
-    scheme, _, token = bearer.partition(" ")
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
     for name in (b"x-api-key", b"api-key"):
@@ -148,10 +164,102 @@ def _key_in(headers: Headers) -> str | None:
 
 
 def _origin_in(headers: Headers) -> Origin | None:
-    rollout_id, attempt_id = headers.get(b"x-rollout-id"), headers.get(b"x-attempt-id")
-    if not rollout_id or not attempt_id:
-        return None
-    agent = headers.get(b"x-agent-name")
-    return Origin(
-        rollout_id.decode("latin-1"), attempt_id.decode("latin-1"), agent.decode("latin-1") if agent else None
-    )
+    names = (b"x-rollout-id", b"x-attempt-id", b"x-agent-name")
+    rollout_id, attempt_id, agent = (headers.get(name, b"").decode("latin-1") for name in names)
+    return Origin(rollout_id, attempt_id, agent or None) if rollout_id and attempt_id else None
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """What the store knows of an attempt."""
+
+    is_known: bool
+    is_running: bool
+    rollout: AttemptedRollout | None = None
+
+
+class Attempts:
+    """Facts of attempts, looked up where a call needs them."""
+
+    def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: dict[Origin, tuple[float, AttemptFacts]] = {}
+        self._lookups: dict[Origin, asyncio.Task[AttemptFacts]] = {}
+        self._resources: dict[str | None, tuple[float, NamedResources]] = {}
+
+    async def facts(self, origin: Origin) -> AttemptFacts:
+        """What is known of an attempt; StoreUnavailable if nothing is and the store is away."""
+        attempt = Origin(origin.rollout_id, origin.attempt_id)
+        known_at, facts = self._known.get(attempt, (float("-inf"), None))
+        age = self._clock() - known_at
+        if facts is not None and age < RENEW_SECONDS:
+            return facts
+        lookup = self._lookups.get(attempt)
+        if lookup is None:
+            lookup = self._lookups[attempt] = asyncio.create_task(self._look_up(attempt), name="agl-proxy-attempt")
+            lookup.add_done_callback(lambda done: self._end_lookup(attempt, done))
+        if facts is not None and age < FRESH_SECONDS:
+            return facts
+        try:
+            return await asyncio.shield(lookup)
+        except StoreUnavailable:
+            if facts is None or age >= STALE_SECONDS:
+                raise
+            return facts
+
+    def _end_lookup(self, attempt: Origin, lookup: asyncio.Task[AttemptFacts]) -> None:
+        del self._lookups[attempt]
+        if not lookup.cancelled() and (error := lookup.exception()) is not None:
+            logger.debug("%s could not be looked up: %s", attempt, error)
+
+    async def _look_up(self, attempt: Origin) -> AttemptFacts:
+        facts = AttemptFacts(is_known=False, is_running=False)
+        try:
+            rollout = await self._store.get_rollout_by_id(attempt.rollout_id)
+            for one in [] if rollout is None else await self._store.query_attempts(attempt.rollout_id):
+                if one.attempt_id == attempt.attempt_id:
+                    whole = AttemptedRollout.model_construct(**{**vars(rollout), "attempt": one})
+                    facts = AttemptFacts(is_known=True, is_running=one.status in _RUNNING, rollout=whole)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            logger.debug("%s is not known to the store: %s", attempt, error)
+        self._known.pop(attempt, None)  # so that it is the newest
+        if len(self._known) >= MOST_ATTEMPTS:
+            del self._known[next(iter(self._known))]
+        self._known[attempt] = (self._clock(), facts)
+        return facts
+
+    async def llm_of(self, origin: Origin) -> LLM | None:
+        """The model that an attempt's resources give to the agent which calls; None if they give none."""
+        facts = await self.facts(origin)
+        if facts.rollout is None:
+            return None
+        resources_id = facts.rollout.resources_id
+        if origin.agent is not None:
+            resources_id = pinned_id(origin.agent, facts.rollout) or resources_id
+        own = resources_for(origin.agent, await self._resources_of(resources_id))
+        models = {name: resource for name, resource in own.items() if isinstance(resource, LLM)}
+        return models.get(_MAIN) or next(iter(models.values()), None)
+
+    async def _resources_of(self, resources_id: str | None) -> NamedResources:
+        """Those of a version, or the latest; kept for a second, since both can be replaced."""
+        known_at, known = self._resources.get(resources_id, (float("-inf"), None))
+        age = self._clock() - known_at
+        if known is not None and age < FRESH_SECONDS:
+            return known
+        try:
+            if resources_id is None:
+                update = await self._store.get_latest_resources()
+            else:
+                update = await self._store.get_resources_by_id(resources_id)
+        except StoreUnavailable:
+            if known is None or age >= STALE_SECONDS:
+                raise
+            return known
+        if len(self._resources) >= MOST_RESOURCES:
+            del self._resources[next(iter(self._resources))]
+        found = {} if update is None else update.resources
+        self._resources[resources_id] = self._clock(), found
+        return found

@@ -1,18 +1,18 @@
 """Budgets: how many calls, tokens or how much money a rollout, or all of them together, may spend on models.
 
-A call is admitted while there is something left, and what it may write is limited to that. What calls under way may
-still write counts as spent until they are over, so that many at once do not spend it twice. A call that names no limit
-of its own gets a share of what is left, so that it does not keep others waiting.
+A call is admitted while there is something left, and what it may write is limited to that. What calls in flight may
+still write is reserved until they are over, so that many at once do not spend it twice. A call that names no limit of
+its own gets a share of what is left, so that it does not keep others waiting.
 
 - Calls count when they are sent to a backend, once each, however often they are tried and however they end.
-- Tokens count as the backend tells them. Those it reads are known with its answer only: they can carry the sum beyond
-  a budget by the prompts of calls that were under way, what it writes cannot. A backend that begins an answer and does
-  not tell is taken to have written all it might. A call that failed before its answer began costs nothing.
+- Tokens count as the backend reports them. Prompt tokens are known with the answer only: they can carry the sum beyond
+  a budget by the prompts of calls in flight; completion tokens cannot. A backend that begins an answer and reports no
+  usage is taken to have written all it might. A call that failed before its answer began costs nothing.
 - Answers from the record are free.
 - Numbers in a request that say how much is written are made whole numbers first, or refused, so that a backend reads
   in them what was counted.
 
-The accounts are those of a proxy object: they outlive its restarts, not its process.
+The accounts belong to a proxy object: they outlive its restarts, not its process.
 """
 
 import re
@@ -25,7 +25,16 @@ from agentlightning.dialects.failures import Failure
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy.attribution import Refused
 
-__all__ = ["Budget", "Budgets", "Prices", "Reservation", "Spent", "is_about_limit", "with_whole_counts"]
+__all__ = [
+    "Budget",
+    "Budgets",
+    "Prices",
+    "Reservation",
+    "Spent",
+    "is_about_limit",
+    "with_token_limit",
+    "with_whole_counts",
+]
 
 MOST_ROLLOUTS: Final = 100_000
 """Whose spending is remembered; the oldest go first."""
@@ -33,7 +42,8 @@ SHARES: Final = 64
 LEAST_SHARE: Final = 4096
 """Tokens. A call without a limit of its own may write one of `SHARES` of what is left, and at least this."""
 RETRY_SECONDS: Final = 1.0
-"""When to ask again, where all that is left is reserved for calls under way."""
+"""When to try again, where all that is left is reserved for calls in flight."""
+LARGEST_COUNT: Final = 2**31 - 1
 _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
     "chat": ("max_completion_tokens", "max_tokens"),
     "completions": ("max_tokens",),
@@ -43,10 +53,9 @@ _LIMIT_FIELDS: Final[dict[DialectName, tuple[str, ...]]] = {
 }
 _LEAST_FIELD: Final = "min_tokens"
 _COUNT_FIELDS: Final = ("n", "best_of", _LEAST_FIELD, "max_tokens", "max_completion_tokens", "max_output_tokens")
-"""What multiplies or limits the tokens that are written; a backend may heed those of another dialect too."""
+"""What multiplies or limits the tokens that are written; a backend may read those of another dialect too."""
 _UNCOUNTED_FIELDS: Final = ("n_predict", "num_predict", "max_new_tokens", "n_cmpl")
-"""Other names of the same that some servers put above the dialect's own."""
-LARGEST_COUNT: Final = 2**31 - 1
+"""Other names of the same that some servers prefer to the dialect's own."""
 _WITH_NEW_FIELD: Final = ("openai", "azure")
 """Providers whose newer models take the first name of a limit only; other servers may know the last alone."""
 _IS_ABOUT_LIMIT: Final = re.compile(
@@ -60,13 +69,12 @@ class Budget:
 
     calls: int | None = None
     tokens: int | None = None
-    """Read and written."""
+    """Prompt and completion."""
     cost: float | None = None
     """In the currency of the models' prices, which are `input_cost_per_token` and `output_cost_per_token`."""
 
     def __post_init__(self) -> None:
-        for name in ("calls", "tokens", "cost"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if value is not None and not value >= 0:  # not a number is not either
                 raise ConfigurationError(f"A budget cannot be negative; {name} is {value}.")
 
@@ -85,14 +93,14 @@ class Prices:
 
 @dataclass
 class Spent:
-    """What was spent, and what calls under way may still spend."""
+    """What was spent, and what calls in flight may still spend."""
 
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
     reserved_tokens: int = 0
     reserved_cost: float = 0.0
-    under_way: int = 0
+    in_flight: int = 0
 
 
 @dataclass
@@ -100,20 +108,49 @@ class Reservation:
     """What one call may cost."""
 
     prices: Prices
-    spent: tuple[Spent, ...]
+    accounts: tuple[Spent, ...]
     most_written: int | None
     """Tokens it may write for each of its choices; None is no limit of ours."""
     choices: int = 1
     is_ours: bool = False
     """Whether the caller named no limit. A backend that finds ours too large writes less anyway."""
 
+    def __post_init__(self) -> None:
+        for spent in self.accounts:
+            spent.calls += 1
+            spent.in_flight += 1
+            spent.reserved_tokens += self.tokens
+            spent.reserved_cost += self.tokens * self.prices.written
+
     @property
     def tokens(self) -> int:
         return (self.most_written or 0) * self.choices
 
-    @property
-    def cost(self) -> float:
-        return self.tokens * self.prices.written
+    def charge(self, usage: tuple[int, int] | None, *, is_begun: bool = False) -> None:
+        """The call is over; once for each reservation.
+
+        Args:
+            usage: Prompt and completion tokens; None if the backend did not say, or was not reached.
+            is_begun: Whether there was an answer, or a part of one.
+        """
+        read, written = usage or (0, self.tokens if is_begun else 0)
+        self._release()
+        for spent in self.accounts:
+            spent.tokens += read + written
+            spent.cost += read * self.prices.read + written * self.prices.written
+
+    def cancel(self) -> None:
+        """As if the call had not been admitted: it goes to a backend with other prices, and is admitted again."""
+        self._release()
+        for spent in self.accounts:
+            spent.calls -= 1
+
+    def _release(self) -> None:
+        for spent in self.accounts:
+            spent.in_flight -= 1
+            spent.reserved_tokens -= self.tokens
+            # Sums of fractions leave a rest, which must not add up.
+            spent.reserved_cost = spent.reserved_cost - self.tokens * self.prices.written if spent.in_flight else 0.0
 
 
 class Budgets:
@@ -148,62 +185,40 @@ class Budgets:
         accounts = [("run", self.per_run, self.of_run)]
         if rollout_id is not None:
             accounts.append((f"rollout '{rollout_id}'", self.per_rollout, self.of_rollout(rollout_id)))
-        choices = _choices(body) if _LIMIT_FIELDS[dialect] else 1
+        limits = _LIMIT_FIELDS[dialect]
+        choices = _choices(body) if limits else 1
         left = [_left(whose, budget, spent, prices, choices) for whose, budget, spent in accounts]
-        wanted = _asked_limit(dialect, body)
-        most = _granted(min((limit for limit in left if limit is not None), default=None), wanted)
-        if not _LIMIT_FIELDS[dialect]:
+        most = min((limit for limit in left if limit is not None), default=None)
+        # Of two limits the larger counts, since backends differ in which they read.
+        wanted = max((body[name] for name in limits if body.get(name) is not None), default=None)
+        if most is not None:
+            most = min(most, wanted if wanted is not None else max(most // SHARES, LEAST_SHARE))
+        if not limits:
             most = 0  # it writes nothing
-        spent_by = tuple(spent for _, _, spent in accounts)
-        reservation = Reservation(prices, spent_by, most, choices, is_ours=wanted is None)
-        for spent in reservation.spent:
-            spent.calls += 1
-            spent.under_way += 1
-            spent.reserved_tokens += reservation.tokens
-            spent.reserved_cost += reservation.cost
-        return reservation
+        return Reservation(prices, tuple(spent for _, _, spent in accounts), most, choices, is_ours=wanted is None)
 
-    @staticmethod
-    def settle(reservation: Reservation, usage: tuple[int, int] | None, *, is_begun: bool = False) -> None:
-        """A call is over; once for each reservation.
 
-        Args:
-            usage: Tokens read and written; None if the backend did not say, or was not reached.
-            is_begun: Whether there was an answer, or a part of one.
-        """
-        read, written = usage or (0, reservation.tokens if is_begun else 0)
-        _release(reservation)
-        for spent in reservation.spent:
-            spent.tokens += read + written
-            spent.cost += read * reservation.prices.read + written * reservation.prices.written
-
-    @staticmethod
-    def take_back(reservation: Reservation) -> None:
-        """As if the call had not been admitted: it goes to a backend with other prices, and is admitted again."""
-        _release(reservation)
-        for spent in reservation.spent:
-            spent.calls -= 1
-
-    @staticmethod
-    def limited(dialect: DialectName, body: dict[str, Any], most_written: int, provider: str = "") -> dict[str, Any]:
-        """A request that writes no more than this, for each of its choices."""
-        names = _LIMIT_FIELDS[dialect]
-        if not names:
-            return body
-        named = [name for name in names if body.get(name) is not None]
-        if not named:
-            named = [names[0] if provider in _WITH_NEW_FIELD else names[-1]]
-        if body.get(_LEAST_FIELD) is not None:  # a backend refuses less than that, and would be asked without a limit
-            named.append(_LEAST_FIELD)
-        limits = {name: most_written for name in named if body.get(name) is None or body[name] > most_written}
-        return {**body, **limits} if limits else body
+def with_token_limit(
+    dialect: DialectName, body: dict[str, Any], most_written: int, provider: str = ""
+) -> dict[str, Any]:
+    """A request that writes no more than this, for each of its choices."""
+    names = _LIMIT_FIELDS[dialect]
+    if not names:
+        return body
+    named = [name for name in names if body.get(name) is not None]
+    if not named:
+        named = [names[0] if provider in _WITH_NEW_FIELD else names[-1]]
+    if body.get(_LEAST_FIELD) is not None:  # a backend refuses less than that, and would be called without a limit
+        named.append(_LEAST_FIELD)
+    limits = {name: most_written for name in named if body.get(name) is None or body[name] > most_written}
+    return {**body, **limits} if limits else body
 
 
 def with_whole_counts(dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
     """A request whose counts are whole numbers; the same object, if they are.
 
     Raises:
-        Refused: One of them is no such number, or goes by a name that is not counted.
+        Refused: One of them is no such number, or has a name that is not counted.
     """
     if not _LIMIT_FIELDS[dialect]:
         return body
@@ -225,23 +240,9 @@ def with_whole_counts(dialect: DialectName, body: dict[str, Any]) -> dict[str, A
     return {**body, **changed} if changed else body
 
 
-def _release(reservation: Reservation) -> None:
-    for spent in reservation.spent:
-        spent.under_way -= 1
-        spent.reserved_tokens -= reservation.tokens
-        spent.reserved_cost = spent.reserved_cost - reservation.cost if spent.under_way else 0.0
-
-
 def is_about_limit(answer: bytes) -> bool:
     """Whether a backend's error may say that the limit of what is written is too large for it."""
     return _IS_ABOUT_LIMIT.search(answer) is not None
-
-
-def _granted(left: int | None, wanted: int | None) -> int | None:
-    """What a call may write, of what is left for it."""
-    if left is None:
-        return None
-    return min(left, wanted if wanted is not None else max(left // SHARES, LEAST_SHARE))
 
 
 def _left(whose: str, budget: Budget, spent: Spent, prices: Prices, choices: int) -> int | None:
@@ -261,8 +262,9 @@ def _left(whose: str, budget: Budget, spent: Spent, prices: Prices, choices: int
         if prices.written > 0:
             left.append(int((unspent_cost - spent.reserved_cost) / (prices.written * choices)))
     least = min(left, default=None)
-    if least is not None and least <= 0:
-        raise _reserved(whose)
+    if least is not None and least <= 0:  # what calls in flight do not use is there again when they are over
+        message = f"The rest of the budget of this {whose} is reserved for calls in flight; try again when one is over."
+        raise Refused(Failure(429, message, "rate_limit_error", code="budget_reserved", retry_after=RETRY_SECONDS))
     return least
 
 
@@ -271,19 +273,8 @@ def _exceeded(whose: str, what: str, used: str) -> Refused:
     return Refused(Failure(403, message, "permission_error", code="budget_exceeded"))
 
 
-def _reserved(whose: str) -> Refused:
-    """Not the end: what calls under way do not use is there again when they are over."""
-    message = f"What is left of the budget of this {whose} is reserved for calls under way; try again when one is over."
-    return Refused(Failure(429, message, "rate_limit_error", code="budget_reserved", retry_after=RETRY_SECONDS))
-
-
 def _invalid(name: str, message: str) -> Refused:
     return Refused(Failure(400, message, "invalid_request_error", param=name))
-
-
-def _asked_limit(dialect: DialectName, body: Mapping[str, Any]) -> int | None:
-    """What the caller wants to be written at most; of two, the larger, since backends differ in which they heed."""
-    return max((body[name] for name in _LIMIT_FIELDS[dialect] if body.get(name) is not None), default=None)
 
 
 def _choices(body: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The proxy's door: an ASGI application that serves model calls, and says how it is.
+"""The proxy's ASGI application: it serves model calls, and reports its state.
 
     POST  [/rollout/{id}/attempt/{id}[/agent/{name}]][/v1]/chat/completions, /completions, /responses, /embeddings
     POST  [...]/v1/messages, /messages/count_tokens
@@ -15,28 +15,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-import orjson
-
 from agentlightning.asgi.caller import CallerCheck
-from agentlightning.asgi.request import ConnectionScope, Receive, Send
-from agentlightning.asgi.response import with_nosniff
+from agentlightning.asgi.request import ConnectionScope, Receive, Request, Send
+from agentlightning.asgi.response import Response, json_response
 from agentlightning.dialects.failures import Failure, error_body
 from agentlightning.errors import NotAllowed
-from agentlightning.llm_proxy.attempts import Attempts
-from agentlightning.llm_proxy.attribution import Authenticator, Caller, Refused, Route, as_headers, route_of
+from agentlightning.llm_proxy.attribution import Attempts, Authenticator, Caller, Headers, Refused, Route, route_of
 from agentlightning.llm_proxy.backends import BackendPool
 from agentlightning.llm_proxy.budgets import Budgets
-from agentlightning.llm_proxy.counting import COUNTING_PATH, counted
-from agentlightning.llm_proxy.exchange import Exchange
+from agentlightning.llm_proxy.proxied_call import ProxiedCall
 from agentlightning.llm_proxy.recorder import Recorder
 from agentlightning.llm_proxy.replay import Replays
-from agentlightning.llm_proxy.wire import send_answer
+from agentlightning.llm_proxy.token_count import COUNT_PATH, count_tokens
 
 __all__ = ["Gateway", "GatewaySettings"]
 
 logger = logging.getLogger(__name__)
 
-_JSON: Final = [(b"content-type", b"application/json")]
 FLUSH_SECONDS: Final = 10.0
 
 
@@ -73,7 +68,7 @@ class Gateway:
         self.plain_backends: set[str] = set()
         """Names of backends that refuse requests with fields they do not know."""
         self.overridden_fields: set[tuple[str, str]] = set()
-        """Models and fields of their calls that were overridden, which is told once for each."""
+        """Models and fields of their calls that were overridden, which is logged once for each."""
         self._callers = CallerCheck(has_key=authenticator.is_locked)
         self._started = time.monotonic()
 
@@ -92,29 +87,22 @@ class Gateway:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
-        # As it was sent: a slash within an id is written %2F, and `route_of` takes ids out of it before it reads them.
-        route = route_of(scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"])
-        headers = as_headers(scope["headers"])
-        method = scope["method"]
-        send = with_nosniff(send)
+        request = Request(scope, receive)
+        route = route_of(request.raw_path.decode("latin-1"))
+        headers: Headers = dict(scope["headers"])
         try:
             self._callers.check(scope)
+            if route.dialect is not None and scope["method"] == "POST":
+                await ProxiedCall(self, route, request, headers, send).run()
+                return
+            response = await self._other(request, route, headers)
         except NotAllowed as error:
-            failure = Failure(error.http_status, str(error), "permission_error")
-            await send_answer(send, failure.status, _JSON, error_body(route.dialect or "chat", failure))
-            return
-        if route.dialect is not None and method == "POST":
-            await Exchange(self, route, headers, receive, send).run()
-            return
-        if route.path == COUNTING_PATH and method == "POST":
-            answer = await counted(self, route, headers, receive)
-            await send_answer(send, answer.status, answer.headers, answer.body)
-            return
-        try:
-            status, body = await self._other(method, route, headers)
+            response = _failed(route, Failure(error.http_status, str(error), "permission_error"))
         except Refused as refusal:
-            status, body = refusal.failure.status, error_body(route.dialect or "chat", refusal.failure)
-        await send_answer(send, status, _JSON, b"" if method == "HEAD" else body)
+            response = _failed(route, refusal.failure)
+        if scope["method"] == "HEAD":
+            response = Response(response.status, b"", headers=response.headers)
+        await response.send(send)
 
     async def check_attempt(self, caller: Caller) -> None:
         """Demand an attempt that runs, where a key must be of one or a budget is kept for each rollout.
@@ -129,43 +117,41 @@ class Gateway:
         facts = None if origin is None else await self.attempts.facts(origin)
         if facts is not None and facts.is_running:
             return
-        what = "is not known here" if facts is None or not facts.is_known else "is over"
+        state = "is not known here" if facts is None or not facts.is_known else "is over"
         if is_locked:
-            words = (
-                "This key names no attempt." if origin is None else f"The attempt of this key {what}; the key is void."
-            )
-            raise Refused(Failure(401, words, "authentication_error"))
-        why = (
-            "this call names no rollout"
-            if origin is None
-            else f"attempt '{origin.attempt_id[:80]}' of rollout '{origin.rollout_id[:80]}' {what}"
-        )
+            message = f"The attempt of this key {state}; the key is void."
+            message = "This key names no attempt." if origin is None else message
+            raise Refused(Failure(401, message, "authentication_error"))
+        reason = "this call names no rollout"
+        if origin is not None:
+            reason = f"attempt '{origin.attempt_id[:80]}' of rollout '{origin.rollout_id[:80]}' {state}"
         message = (
-            f"This proxy has a budget for each rollout, and {why}; call at /rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1 "
-            "of an attempt that runs, or start the proxy with an API key and show that."
+            f"This proxy has a budget for each rollout, and {reason}; call at /rollout/ROLLOUT_ID/attempt/ATTEMPT_ID/v1"
+            " of an attempt that runs, or start the proxy with an API key and show that."
         )
         raise Refused(Failure(403, message, "permission_error", code="no_rollout"))
 
     # ------------------------------------------------------------------ what is not a model call
 
-    async def _other(self, method: str, route: Route, headers: dict[bytes, bytes]) -> tuple[int, bytes]:
-        path, is_get = route.path, method in ("GET", "HEAD")
+    async def _other(self, request: Request, route: Route, headers: Headers) -> Response:
+        path, method = route.path, request.scope["method"]
+        is_get = method in ("GET", "HEAD")
         if path in ("/health", "/health/liveliness", "/health/readiness") and is_get:
-            return 200, orjson.dumps({"status": "ok"})
+            return json_response({"status": "ok"})
+        if path == COUNT_PATH and method == "POST":
+            return await count_tokens(self, route, request, headers)
         caller = self.authenticator.admit(route, headers)
-        if path == "/models" and is_get:
-            return 200, self._models(is_anthropic=b"anthropic-version" in headers)
-        if path.startswith("/models/") and is_get:
-            return self._model(unquote(path.removeprefix("/models/")), is_anthropic=b"anthropic-version" in headers)
+        if path.startswith("/models") and is_get:
+            return self._models(unquote(path.removeprefix("/models")), is_anthropic=b"anthropic-version" in headers)
         if path == "/agl/status" and is_get:
             if self.authenticator.is_locked and not caller.is_trusted:
-                words = "The proxy's state, with the addresses of its backends, is told to its own key alone."
-                raise Refused(Failure(403, words, "permission_error"))
-            return 200, orjson.dumps(self.status(), default=str)
+                message = "The proxy's state, with the addresses of its backends, is shown to its own key alone."
+                raise Refused(Failure(403, message, "permission_error"))
+            return json_response(self.status())
         if path == "/agl/flush" and method == "POST" and caller.origin is not None:
             is_complete = await self.recorder.flush(caller.origin, timeout=FLUSH_SECONDS)
             counts = self.recorder.counts_of(caller.origin)
-            return 200, orjson.dumps(
+            return json_response(
                 {
                     "is_complete": is_complete and not counts.lost,
                     "stored": counts.stored,
@@ -174,25 +160,27 @@ class Gateway:
                     "lost": dict(counts.lost),
                 }
             )
-        if route.dialect is not None or path == COUNTING_PATH:
+        if route.dialect is not None or path == COUNT_PATH:
             raise Refused(Failure(405, f"'{path}' takes POST, not {method}.", "invalid_request_error"))
         raise Refused(Failure(404, f"There is nothing at '{path}'; see the list of routes in the documentation.", None))
 
-    def _models(self, *, is_anthropic: bool) -> bytes:
-        listed = [_described(name, is_anthropic=is_anthropic) for name in self.backends.models()]
-        if not is_anthropic:
-            return orjson.dumps({"object": "list", "data": listed})
-        ends = [listed[0]["id"], listed[-1]["id"]] if listed else [None, None]
-        return orjson.dumps({"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]})
-
-    def _model(self, name: str, *, is_anthropic: bool) -> tuple[int, bytes]:
-        if name not in self.backends.models():
-            known = ", ".join(self.backends.models()) or "none"
+    def _models(self, place: str, *, is_anthropic: bool) -> Response:
+        """The list of models, or the one that is named behind a slash."""
+        names = self.backends.models()
+        if not place:
+            listed = [_described(name, is_anthropic=is_anthropic) for name in names]
+            if not is_anthropic:
+                return json_response({"object": "list", "data": listed})
+            ends = [names[0], names[-1]] if names else [None, None]
+            return json_response({"data": listed, "has_more": False, "first_id": ends[0], "last_id": ends[1]})
+        name = place.removeprefix("/")
+        if name not in names:
+            known = ", ".join(names) or "none"
             raise Refused(Failure(404, f"There is no model '{name}'; known are: {known}.", None, "model_not_found"))
-        return 200, orjson.dumps(_described(name, is_anthropic=is_anthropic))
+        return json_response(_described(name, is_anthropic=is_anthropic))
 
     def status(self) -> dict[str, Any]:
-        """How the proxy is: its backends, its calls, its budgets."""
+        """Backends, calls and budgets of the proxy."""
         totals, run = self.recorder.totals, self.budgets.of_run
         return {
             "uptime_seconds": time.monotonic() - self._started,
@@ -212,3 +200,7 @@ def _described(name: str, *, is_anthropic: bool) -> dict[str, Any]:
     if is_anthropic:
         return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}
+
+
+def _failed(route: Route, failure: Failure) -> Response:
+    return Response(failure.status, error_body(route.dialect or "chat", failure))

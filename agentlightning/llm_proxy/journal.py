@@ -1,12 +1,12 @@
 """A journal of answered calls whose spans the store does not have yet.
 
-A call is written here before its answer goes out, and forgotten when its spans are stored. What a process that was
-killed left behind is read by the next one that opens the journal. The file lies in the operating system's hands as
-soon as it is written: it outlives the process, though not a loss of power.
+A call is written here before its answer goes out, and forgotten when its spans are stored. The next process that opens
+the journal reads what a killed one left behind. The operating system has the data as soon as it is written: it outlives
+the process, though not a loss of power.
 
 A journal is a directory of segments, each written by one process, which holds a lock on it while it lives. An entry is
-a header with the lengths and the checksum of its four parts; what a torn last write left is told by them. An entry that
-is settled is marked in its header, so that whoever reads the segment has only the others to store.
+a header with the lengths and the checksum of its four parts, by which a torn last write is found. A stored entry is
+marked in its header, so that whoever reads the segment has only the others to store.
 """
 
 import contextlib
@@ -16,61 +16,68 @@ import struct
 import uuid
 import zlib
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.forking import inheritance
-from agentlightning.llm_proxy.records import CallRecord
+from agentlightning.llm_proxy.call_record import CallRecord
+from agentlightning.utils.once import fork_handlers
 from agentlightning.utils.private_files import check_own_folder, create_file
 
-__all__ = ["FOLDER_SUFFIX", "Journal", "LeftBehind"]
+__all__ = ["FOLDER_SUFFIX", "Journal", "OldSegment"]
 
 logger = logging.getLogger(__name__)
 
 FOLDER_SUFFIX: Final = ".proxy-journal"
 """Of the directory beside the file of a store."""
 SEGMENT_BYTES: Final = 8 * 1024**2
-"""A segment that has grown to this is closed, and goes when all its calls are stored."""
+"""A segment that has grown to this is closed, and removed when all its calls are stored."""
 _HEAD: Final = struct.Struct("<4sIIIII")
 _MAGIC: Final = b"AGLJ"
-_SETTLED: Final = b"AGLS"
+_STORED: Final = b"AGLS"
 _SUFFIX: Final = ".calls"
 _UNREADABLE: Final = ".unreadable"
 """Appended to the name of a segment that nobody can read, so that it is kept and not tried again."""
 
 
-@dataclass(frozen=True)
-class LeftBehind:
-    """A segment of a process that is gone."""
-
-    path: Path
-    calls: list[CallRecord]
-    _file: int
-    _places: dict[str, int]
-
-    def settle(self, span_id: str) -> None:
-        """A call is stored: should this process be killed, the next one leaves it out."""
-        _mark(self._file, self._places[span_id])
-
-
 class _Segment:
-    """A file of entries, some of which may be settled by now. Locked, unless it could not be."""
+    """An open file of entries, locked where the file system has locks.
+
+    A forked child closes its copy of the file, since the copy of the lock would outlive the process that took it.
+    """
+
+    def __init__(self, path: Path, file: int) -> None:
+        self.path = path
+        self.file = file
+        self.is_locked = _lock(file)
+        fork_handlers().add(self, _Segment.close_file)
+
+    def mark_stored(self, place: int) -> None:
+        """If the mark cannot be written the call is stored a second time, which the store does not mind."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self.file, _STORED, place)
+
+    def close_file(self) -> None:
+        if self.file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.file)
+        self.file = -1
+
+
+class _OwnSegment(_Segment):
+    """A segment that this process writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = create_file(path)
+        super().__init__(path, create_file(path))
         self.size = 0
         self.open_calls = 0
         # Until it is locked another process may take the empty file for a dead one's, and remove it.
-        self.is_ours = _lock(self.file) and os.fstat(self.file).st_nlink > 0
-        inheritance().keep_file(self.file)
+        self.is_ours = self.is_locked and os.fstat(self.file).st_nlink > 0
 
     def append(self, entry: bytes) -> int:
-        """Write an entry and tell where it stands; OSError if it is not there as a whole."""
+        """Write an entry and return its place; OSError if it is not there as a whole."""
         place = self.size
-        written = os.pwrite(self.file, entry, place)  # all, a part, or an error and nothing
+        written = os.pwrite(self.file, entry, place)
         if written != len(entry):  # the disk is full: the piece is as good as a torn write
             os.ftruncate(self.file, self.size)
             raise OSError(f"Only {written} of {len(entry)} bytes could be written to '{self.path}'.")
@@ -79,8 +86,8 @@ class _Segment:
 
     def read(self, place: int) -> CallRecord:
         head = os.pread(self.file, _HEAD.size, place)
-        length = sum(_HEAD.unpack(head)[2:])
-        ((_, record),) = _entries(head + os.pread(self.file, length, place + _HEAD.size), self.path)
+        body = os.pread(self.file, sum(_HEAD.unpack(head)[2:]), place + _HEAD.size)
+        ((_, record),) = _entries(head + body, self.path)
         return record
 
     def empty(self) -> None:
@@ -88,12 +95,40 @@ class _Segment:
         self.size = 0
 
     def close(self) -> None:
-        """Give the file up; it is removed if nothing in it is open."""
+        """Give the file up, and remove it if every call in it is stored."""
         if self.open_calls == 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        inheritance().release_file(self.file)
-        os.close(self.file)
+        self.close_file()
+
+
+class OldSegment(_Segment):
+    """A segment of a process that is gone."""
+
+    calls: list[CallRecord]
+    _places: dict[str, int]
+
+    def load(self) -> bool:
+        """Read its calls; False if it is gone by now or cannot be read."""
+        try:
+            entries = list(_entries(self.path.read_bytes(), self.path))
+        except FileNotFoundError:
+            return False
+        except (ValueError, TypeError, KeyError) as error:  # whole by its checksum, but not written by this release
+            aside = self.path.with_name(self.path.name + _UNREADABLE)
+            self.path.rename(aside)
+            logger.error("The calls in the journal '%s' cannot be read, so they are not stored: %r", aside, error)
+            return False
+        self.calls = [record for _, record in entries]
+        self._places = {record.span_id: place for place, record in entries}
+        return True
+
+    def settle(self, span_id: str) -> None:
+        """A call is stored: should this process be killed, the next one leaves it out."""
+        self.mark_stored(self._places[span_id])
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 class Journal:
@@ -102,10 +137,10 @@ class Journal:
     def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.directory = directory
         self._segment_bytes = segment_bytes
-        # A directory that somebody made for us and named stays when it is empty.
-        self._goes_when_empty = directory.name.endswith(FOLDER_SUFFIX) or not directory.exists()
-        self._current: _Segment | None = None
-        self._places: dict[str, tuple[_Segment, int]] = {}  # by span id
+        # An empty directory that somebody made for us and named stays.
+        self._is_removed_when_empty = directory.name.endswith(FOLDER_SUFFIX) or not directory.exists()
+        self._current: _OwnSegment | None = None
+        self._places: dict[str, tuple[_OwnSegment, int]] = {}  # by span id
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             check_own_folder(directory)
@@ -127,7 +162,7 @@ class Journal:
         try:
             place = segment.append(head + body)
         except OSError:
-            self._retire()  # the next call begins a new one, should this one be beyond repair
+            self._retire()  # the next call begins a new segment, should this one be beyond repair
             raise
         segment.open_calls += 1
         self._places[record.span_id] = segment, place
@@ -138,43 +173,33 @@ class Journal:
         return segment.read(place)
 
     def settle(self, span_id: str) -> None:
-        """The call is stored, or given up; one that was not written is none of ours."""
-        segment, place = self._places.pop(span_id, (None, 0))
-        if segment is None:
+        """The call is stored, or given up; does nothing for one that was not written."""
+        if span_id not in self._places:
             return
+        segment, place = self._places.pop(span_id)
         segment.open_calls -= 1
         if segment.open_calls:
-            _mark(segment.file, place)
-        if segment.open_calls == 0:
-            if segment is self._current:
-                segment.empty()
-            else:
-                segment.close()
+            segment.mark_stored(place)
+        elif segment is self._current:
+            segment.empty()
+        else:
+            segment.close()
 
-    def left_behind(self) -> Generator[LeftBehind, None, None]:
-        """Segments of processes that are gone; each is to be removed with `forget` once its calls are stored.
-
-        While one is looked at nobody else gets it.
-        """
+    def old_segments(self) -> Generator[OldSegment, None, None]:
+        """Segments of processes that are gone. While one is looked at no other process gets it."""
         own = {segment.path for segment, _ in self._places.values()}
         for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
             if path in own or (self._current is not None and path == self._current.path):
                 continue
             try:
-                file = os.open(path, os.O_RDWR)
+                segment = OldSegment(path, os.open(path, os.O_RDWR))
             except FileNotFoundError:
                 continue
-            inheritance().keep_file(file)
             try:
-                if _lock(file):
-                    yield from _found(path, file)
+                if segment.is_locked and segment.load():
+                    yield segment
             finally:
-                inheritance().release_file(file)
-                os.close(file)
-
-    def forget(self, path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+                segment.close_file()
 
     def close(self) -> None:
         """Calls that are still open stay, for the next process."""
@@ -185,16 +210,16 @@ class Journal:
             segment.close()
         self._places.clear()
         self._current = None
-        if self._goes_when_empty:
+        if self._is_removed_when_empty:
             with contextlib.suppress(OSError):  # it is not empty, or gone
                 self.directory.rmdir()
 
-    def _writable(self) -> _Segment:
+    def _writable(self) -> _OwnSegment:
         if self._current is not None and self._current.size >= self._segment_bytes:
             self._retire()
         while self._current is None:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # another proxy may have found it empty
-            segment = _Segment(self.directory / f"{uuid.uuid4().hex}{_SUFFIX}")
+            segment = _OwnSegment(self.directory / f"{uuid.uuid4().hex}{_SUFFIX}")
             if segment.is_ours:
                 self._current = segment
             else:
@@ -208,35 +233,14 @@ class Journal:
         self._current = None
 
 
-def _found(path: Path, file: int) -> Iterator[LeftBehind]:
-    """A segment with its calls; none, if it is gone by now or cannot be read."""
-    try:
-        entries = list(_entries(path.read_bytes(), path))
-    except FileNotFoundError:
-        return
-    except (ValueError, TypeError, KeyError) as error:  # whole by its checksum, but not written by this release
-        aside = path.with_name(path.name + _UNREADABLE)
-        path.rename(aside)
-        logger.error("The calls in the journal '%s' cannot be read, so they are not stored: %r", aside, error)
-        return
-    calls = [record for _, record in entries]
-    yield LeftBehind(path, calls, file, {record.span_id: place for place, record in entries})
-
-
-def _mark(file: int, place: int) -> None:
-    """An entry is settled; if that cannot be written it is stored a second time, which the store does not mind."""
-    with contextlib.suppress(OSError):
-        os.pwrite(file, _SETTLED, place)
-
-
 def _entries(content: bytes, path: Path) -> Iterator[tuple[int, CallRecord]]:
-    """Calls that are not settled, with their places."""
+    """Calls that are not stored, with their places."""
     position = 0
     while position + _HEAD.size <= len(content):
         magic, checksum, *lengths = _HEAD.unpack_from(content, position)
         start = position + _HEAD.size
         end = start + sum(lengths)
-        if magic not in (_MAGIC, _SETTLED) or end > len(content) or zlib.crc32(content[start:end]) != checksum:
+        if magic not in (_MAGIC, _STORED) or end > len(content) or zlib.crc32(content[start:end]) != checksum:
             logger.warning("The journal '%s' is torn after %d bytes; what lies behind is left out.", path, position)
             return
         parts = []

@@ -15,21 +15,20 @@ from urllib.parse import quote
 from typing_extensions import NotRequired, TypedDict
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.active import set_active_llm_proxy
 from agentlightning.llm_proxy.attribution import Authenticator
 from agentlightning.llm_proxy.backends import DEFAULT_DEADLINE_SECONDS, backend_of
 from agentlightning.llm_proxy.budgets import Budget, Budgets
-from agentlightning.llm_proxy.forking import inheritance
 from agentlightning.llm_proxy.gateway import GatewaySettings
 from agentlightning.llm_proxy.journal import FOLDER_SUFFIX
-from agentlightning.llm_proxy.service import Service
+from agentlightning.llm_proxy.service import Service, ServiceOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_keys import derive_attempt_key
 from agentlightning.utils.loop_thread import LoopThread
+from agentlightning.utils.once import fork_handlers, once
 from agentlightning.utils.server_launcher import is_loopback
 
-__all__ = ["LLMProxy", "ModelConfig"]
+__all__ = ["LLMProxy", "ModelConfig", "get_active_llm_proxy", "set_active_llm_proxy"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,24 @@ _LOCALHOST: Final = "127.0.0.1"
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 _MIDDLEWARES: Final = ("rollout_attempt", "stream_conversion", "message_inspection")
 _CALLBACKS: Final = ("return_token_ids", "logprobs", "opentelemetry")
+
+
+@once
+def _active() -> "list[LLMProxy]":
+    """The proxy of this process; empty before the first start."""
+    return []
+
+
+def get_active_llm_proxy() -> "LLMProxy":
+    """The proxy that was started last in this process; ValueError if there was none."""
+    if not _active():
+        raise ValueError("No LLM proxy was started in this process; create an LLMProxy and call its start().")
+    return _active()[0]
+
+
+def set_active_llm_proxy(proxy: "LLMProxy") -> None:
+    """Make it the proxy of this process."""
+    _active()[:] = [proxy]
 
 
 class ModelConfig(TypedDict):
@@ -50,7 +67,7 @@ class ModelConfig(TypedDict):
 
 
 class _Done:
-    """What has been done, or is being done in the background; to be awaited or not."""
+    """Work that is done, or that a thread does in the background; to be awaited or not."""
 
     def __init__(self, work: threading.Thread | None = None) -> None:
         self._work = work
@@ -119,23 +136,33 @@ class LLMProxy:
         self.store = store
         self.host = host or _LOCALHOST
         self.access_host = access_host
-        self.litellm_config = _config(litellm_config, num_retries)
+        self.litellm_config: dict[str, Any] = dict(litellm_config or {})
+        litellm_settings = {"num_retries": num_retries, **(self.litellm_config.get("litellm_settings") or {})}
+        self.litellm_config["litellm_settings"] = litellm_settings
         self.num_retries = num_retries
         self.api_key = api_key
-        self._middlewares = _chosen_middlewares(middlewares)
-        self._settings = _settings(callbacks, _add_return_token_ids, max_request_bytes)
         self._journal = journal
-        self._budgets = Budgets(rollout_budget, run_budget)
-        self._deadline_seconds = _deadline_seconds(deadline_seconds, self.litellm_config)
-        self._replay = replay
-        self._raw_spans = raw_spans or replay
         self._authenticator = Authenticator(api_key)
-        self._starting = threading.RLock()  # protects what follows
-        self._thread: LoopThread | None = None
-        self._service: Service | None = None
-        self._stopping: threading.Thread | None = None
-        self._parents: Any = None
+        _check_names("middleware", middlewares or (), _MIDDLEWARES)
+        _check_names("callback", callbacks or (), _CALLBACKS)
+        if deadline_seconds is None:
+            deadline_seconds = litellm_settings.get("request_timeout", DEFAULT_DEADLINE_SECONDS)
+        self._options = ServiceOptions(
+            authenticator=self._authenticator,
+            budgets=Budgets(rollout_budget, run_budget),
+            settings=GatewaySettings(
+                max_request_bytes=max_request_bytes,
+                asks_for_ids=_add_return_token_ids and (callbacks is None or "return_token_ids" in callbacks),
+                asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
+            ),
+            deadline_seconds=float(deadline_seconds),
+            num_retries=int(litellm_settings["num_retries"]),
+            replays=replay,
+            raw_spans=raw_spans or replay,
+            middlewares=[one for one in middlewares or () if not isinstance(one, str)],
+        )
         self._last_status: dict[str, Any] = {}
+        self._reset()
         _check_models(self.model_list)
         if num_workers != 1 or launch_mode != "thread" or launcher_args is not None:
             logger.debug("The proxy runs in one thread; num_workers, launch_mode and launcher_args change nothing.")
@@ -143,6 +170,12 @@ class LLMProxy:
             logger.warning(
                 "The LLM proxy will listen on %s and serve everybody who reaches it; give it an api_key.", self.host
             )
+
+    def _reset(self) -> None:
+        self._starting = threading.RLock()  # protects what follows
+        self._running: tuple[Service, LoopThread] | None = None
+        self._stopping: threading.Thread | None = None
+        self._parents: object = None
 
     # ------------------------------------------------------------------ store, port, models
 
@@ -166,16 +199,16 @@ class LLMProxy:
         _check_models(model_list)
         with self._starting:
             self.model_list = list(model_list)
-            service, thread = self._service, self._thread
-            if self.is_running() and service is not None and thread is not None:
+            if self._running is not None and self.is_running():
+                service, thread = self._running
                 thread.run(service.replace_models(self.model_list))
 
     # ------------------------------------------------------------------ life
 
     def is_running(self) -> bool:
         """Whether it serves; a forked child has the object, and serves nothing."""
-        service = self._service
-        return service is not None and service.is_serving
+        running = self._running
+        return running is not None and running[0].is_serving
 
     def initialize(self) -> None:
         """Make this the proxy of the process; ValueError without a store."""
@@ -186,7 +219,13 @@ class LLMProxy:
     def start(self) -> _Done:
         """Serve, from when this returns; a proxy that runs is restarted. RuntimeError if the port is taken."""
         with self._starting:
-            closing = self._make_way() if self._service is not None else None
+            closing = None
+            if self._running is not None:
+                service, thread = self._running
+                try:
+                    thread.run(service.stop_serving())  # which frees the port
+                finally:
+                    closing = self._shut_down()
             self._await_stop()
             self.initialize()
             thread = LoopThread("agl-llm-proxy")
@@ -195,27 +234,20 @@ class LLMProxy:
             except BaseException:
                 thread.stop()
                 raise
-            self._thread, self._service = thread, service
-            inheritance().keep_running(self)
+            self._running = service, thread
+            fork_handlers().add(self, LLMProxy._leave_to_parent)
             self.port = service.port
         return _Done(closing)
 
     async def _started(self) -> Service:
         assert self.store is not None
         service = Service(
+            self._options,
             store=self.store,
             model_list=self.model_list,
             host=self.host,
             port=self.port,
-            authenticator=self._authenticator,
-            num_retries=int(self.litellm_config["litellm_settings"]["num_retries"]),
-            deadline_seconds=self._deadline_seconds,
             journal=self.journal_directory,
-            budgets=self._budgets,
-            settings=self._settings,
-            replays=self._replay,
-            raw_spans=self._raw_spans,
-            middlewares=self._middlewares,
         )
         await service.start()
         return service
@@ -226,11 +258,11 @@ class LLMProxy:
         Within a running event loop that goes on in the background, since the store may need the loop: await the result.
         """
         with self._starting:
-            if self._service is None:
+            if self._running is None:
                 logger.warning("The LLM proxy is not running, so there is nothing to stop.")
                 return _Done(self._stopping)
             self._await_stop()
-            self._stopping = _done_beside_loops(self._stop, *self._taken())
+            self._stopping = self._shut_down()
             return _Done(self._stopping)
 
     def restart(self, *, _port: int | None = None) -> _Done:
@@ -243,50 +275,44 @@ class LLMProxy:
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all answered calls are stored; False if that took too long."""
         with self._starting:
-            service, thread = self._service, self._thread
-        if service is None or thread is None or not self.is_running():
+            running = self._running
+        if running is None or not self.is_running():
             return True
-        return thread.run(service.flush(timeout))
+        service, thread = running
+        return thread.run(service.recorder.flush(timeout=timeout))
 
     def status(self) -> dict[str, Any]:
-        """How it is: backends, calls, budgets; as the route `/agl/status` tells.
+        """Backends, calls and budgets, as the route `/agl/status` reports them.
 
-        Of one that has stopped, how it was in the end; empty before it has run.
+        Of one that has stopped, the last state; empty before it has run.
         """
         with self._starting:
-            service, thread = self._service, self._thread
-            if service is None or thread is None or not self.is_running():
+            if self._running is None or not self.is_running():
                 return dict(self._last_status)
+            service, thread = self._running
             return thread.run(service.status())
 
-    def _make_way(self) -> threading.Thread | None:
-        """Free the port; what the calls have left may be stored in a thread, which is returned."""
-        service, thread = self._taken()
+    def _shut_down(self) -> threading.Thread | None:
+        """Close at once; where the caller is a running loop, which the store may need, in a thread that is returned."""
+        assert self._running is not None
+        service, thread = self._running
+        self._running = None
+
+        def close() -> None:
+            try:
+                thread.run(service.close())
+            finally:
+                thread.stop()
+                self._last_status = service.gateway.status()
+
         try:
-            thread.run(service.stop_serving())
-        finally:
-            closing = _done_beside_loops(self._close, service, thread)
+            asyncio.get_running_loop()
+        except RuntimeError:
+            close()
+            return None
+        closing = threading.Thread(target=close, name="agl-llm-proxy-stop")
+        closing.start()
         return closing
-
-    def _stop(self, service: Service, thread: LoopThread) -> None:
-        try:
-            thread.run(service.stop_serving())
-        finally:
-            self._close(service, thread)
-
-    def _close(self, service: Service, thread: LoopThread) -> None:
-        try:
-            thread.run(service.close())
-        finally:
-            thread.stop()
-            self._last_status = service.gateway.status()
-
-    def _taken(self) -> tuple[Service, LoopThread]:
-        service, thread = self._service, self._thread
-        assert service is not None
-        assert thread is not None
-        self._service = self._thread = None
-        return service, thread
 
     def _await_stop(self) -> None:
         if self._stopping is not None:
@@ -300,27 +326,25 @@ class LLMProxy:
             return None
         if isinstance(self._journal, (str, Path)):
             return Path(self._journal)
-        path = _path_of(self.store)
+        path = _sqlite_path(self.store)
         if path is None and self._journal is True:
             raise ConfigurationError("Only an SQLite store has a place for a journal; name a directory instead.")
         return None if path is None else path.with_name(path.name + FOLDER_SUFFIX)
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the configuration; what runs, runs here."""
-        left_out = {"_starting", "_thread", "_service", "_stopping", "_parents"}
+        left_out = {"_starting", "_running", "_stopping", "_parents"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._starting = threading.RLock()
-        self._thread = self._service = self._stopping = self._parents = None
+        self._reset()
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """Called in a forked child: it does not run here."""
-        # Kept, since clearing them away would close connections of the parent.
-        self._parents = self._service, self._thread, self._stopping, self._parents
-        self._starting = threading.RLock()
-        self._thread = self._service = self._stopping = None
+        parents = self._running, self._stopping, self._parents
+        self._reset()
+        self._parents = parents  # kept, since clearing them away would close connections of the parent
 
     # ------------------------------------------------------------------ resources
 
@@ -362,33 +386,8 @@ class LLMProxy:
         names = {entry["model_name"] for entry in self.model_list}
         if len(names) == 1:
             return names.pop()
-        told = f"has several models ({', '.join(sorted(names))})" if names else "has no models"
-        raise ValueError(f"The LLM proxy {told}; say which with model=.")
-
-
-def _done_beside_loops(
-    work: Callable[[Service, LoopThread], None], service: Service, thread: LoopThread
-) -> threading.Thread | None:
-    """Do it at once; where the caller is a running loop, which the store may need, in a thread that is returned."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        work(service, thread)
-        return None
-    working = threading.Thread(target=work, args=(service, thread), name="agl-llm-proxy-stop")
-    working.start()
-    return working
-
-
-def _config(litellm_config: Mapping[str, Any] | None, num_retries: int) -> dict[str, Any]:
-    config = dict(litellm_config or {})
-    config["litellm_settings"] = {"num_retries": num_retries, **(config.get("litellm_settings") or {})}
-    return config
-
-
-def _deadline_seconds(given: float | None, config: Mapping[str, Any]) -> float:
-    seconds = given if given is not None else config["litellm_settings"].get("request_timeout")
-    return DEFAULT_DEADLINE_SECONDS if seconds is None else float(seconds)
+        found = f"has several models ({', '.join(sorted(names))})" if names else "has no models"
+        raise ValueError(f"The LLM proxy {found}; say which with model=.")
 
 
 def _check_models(model_list: Sequence[ModelConfig]) -> None:
@@ -396,31 +395,13 @@ def _check_models(model_list: Sequence[ModelConfig]) -> None:
         backend_of(entry, number)
 
 
-def _chosen_middlewares(middlewares: Sequence[str | Callable[[Any], Any]] | None) -> list[Callable[[Any], Any]]:
-    chosen: list[Callable[[Any], Any]] = []
-    for middleware in middlewares or ():
-        if isinstance(middleware, str):
-            if middleware not in _MIDDLEWARES:
-                raise ConfigurationError(f"There is no middleware '{middleware}'; known are {', '.join(_MIDDLEWARES)}.")
-        else:
-            chosen.append(middleware)
-    return chosen
+def _check_names(kind: str, given: Sequence[object], known: Sequence[str]) -> None:
+    for name in given:
+        if isinstance(name, str) and name not in known:
+            raise ConfigurationError(f"There is no {kind} '{name}'; known are {', '.join(known)}.")
 
 
-def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int) -> GatewaySettings:
-    if callbacks is None:
-        return GatewaySettings(asks_for_ids=asks_for_ids, max_request_bytes=max_request_bytes)
-    for name in callbacks:
-        if name not in _CALLBACKS:
-            raise ConfigurationError(f"There is no callback '{name}'; known are {', '.join(_CALLBACKS)}.")
-    return GatewaySettings(
-        asks_for_ids=asks_for_ids and "return_token_ids" in callbacks,
-        asks_for_logprobs="logprobs" in callbacks,
-        max_request_bytes=max_request_bytes,
-    )
-
-
-def _path_of(store: Any) -> Path | None:
+def _sqlite_path(store: Any) -> Path | None:
     """The file of an SQLite store, behind whatever wraps it."""
     while store is not None:
         path = getattr(store, "path", None)

@@ -1,4 +1,4 @@
-"""Recorder: brings the calls of a proxy to its store, and knows what became of each.
+"""Recorder: brings the calls of a proxy to its store, and counts what became of each.
 
 A call is handed over before the last byte of its answer, which waits until the store has the call: so what the agent
 does next has a higher sequence id, and whoever reads a finished rollout finds its calls. A store that is away or slow
@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agentlightning.errors import StoreError
-from agentlightning.llm_proxy.journal import Journal, LeftBehind
-from agentlightning.llm_proxy.records import CallRecord, Origin
-from agentlightning.llm_proxy.spans import spans_of
+from agentlightning.llm_proxy.call_record import CallRecord, Origin, spans_of
+from agentlightning.llm_proxy.journal import Journal, OldSegment
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits
 from agentlightning.types import Span
@@ -33,7 +32,7 @@ CALL_LIMITS: Final = ShipperLimits(
 )
 CLOSE_SECONDS: Final = 10.0
 MOST_ATTEMPTS: Final = 10_000
-"""Whose calls are counted; those of ended attempts are forgotten first."""
+"""Whose calls are counted; idle ones are forgotten first."""
 MOST_REASONS: Final = 16
 """Remembered for an attempt, since callers choose the ids that stand in them."""
 OTHER_REASONS: Final = "other reasons"
@@ -58,21 +57,15 @@ class CallCounts:
 class PendingCall(PendingItem):
     """One finished call."""
 
-    __slots__ = ("_recorder", "done", "is_lost", "may_be_stored_later", "record")
-
     def __init__(self, recorder: "Recorder", record: CallRecord) -> None:
         super().__init__(len(record.request) + len(record.sent) + len(record.response))
         self.record = record
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it is settled."""
-        self.is_lost = False
+        self.is_stored = False
         self.may_be_stored_later = False
         """Lost because the store failed, not because it refused the call."""
         self._recorder = recorder
-
-    @property
-    def is_stored(self) -> bool:
-        return self.is_settled and not self.is_lost
 
     @property
     def owner(self) -> Origin:
@@ -86,20 +79,17 @@ class PendingCall(PendingItem):
         return spans_of(self.record, with_raw=self._recorder.raw_spans)
 
     def store(self, stored: Sequence[Span | None]) -> None:
+        self.is_stored = True
         self._settle()
         self._recorder.note_stored(self.record)
 
     def lose(self, reason: str, error: Exception | None = None) -> None:
         if self.is_settled:
             return
-        self.is_lost = True
         self.may_be_stored_later = not isinstance(error, (StoreError, ValueError, TypeError))
         self._settle()
-        self._recorder.note_lost(
-            self.record,
-            reason if error is None else f"{type(error).__name__}: {error}",
-            is_kept=self.may_be_stored_later,
-        )
+        reason = reason if error is None else f"{type(error).__name__}: {error}"
+        self._recorder.note_lost(self.record, reason, is_kept=self.may_be_stored_later)
 
     def _settle(self) -> None:
         self.is_settled = True
@@ -124,7 +114,7 @@ class _CallShipper(Shipper):
 
     def _note_progress(self) -> None:
         super()._note_progress()
-        self._recorder.go_on()
+        self._recorder.note_progress()
 
 
 class Recorder:
@@ -145,18 +135,18 @@ class Recorder:
         self.totals = CallCounts()
         """The calls of all attempts."""
         self.unattributed = 0
-        """Calls that were served for no rollout, and are written nowhere."""
+        """Calls that were served for no rollout, and are recorded nowhere."""
         self._close_seconds = close_seconds
         self._shipper = _CallShipper(self, limits)
         self._counts: dict[Origin, CallCounts] = {}
         self._in_journal: deque[tuple[str, Origin]] = deque()  # span ids of calls that wait in the journal alone
-        self._settled: list[asyncio.Future[None]] = []  # of those who wait until something is settled
+        self._progress = asyncio.Event()  # set, and replaced, when something was settled
         self._recovering: asyncio.Task[None] | None = None
         self._has_warned_of_disk = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write while the block lasts, and at its end what is left."""
+        """Store calls while the block lasts, and at its end what is left."""
         shipping = asyncio.create_task(self._shipper.run(), name="agl-proxy-spans")
         try:
             yield
@@ -167,11 +157,11 @@ class Recorder:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if not is_complete:
-                self._log_left_over()
+                self._report_left_over()
             if self.journal is not None:
                 self.journal.close()
 
-    def _log_left_over(self) -> None:
+    def _report_left_over(self) -> None:
         """What could not be stored before the end waits in the journal, or is lost."""
         for call in self._shipper.outstanding():
             if isinstance(call, PendingCall) and (self.journal is None or call.record.span_id not in self.journal):
@@ -182,11 +172,10 @@ class Recorder:
         if self.journal is not None and self.totals.waiting:
             logger.error(
                 "The spans of %d model calls are not stored yet; they wait in '%s'.",
-                self.totals.waiting,
-                self.journal.directory,
+                *(self.totals.waiting, self.journal.directory),
             )
 
-    # ------------------------------------------------------------------ the gateway's side
+    # ------------------------------------------------------------------ calls
 
     def begin(self, origin: Origin) -> None:
         """A call has come in."""
@@ -203,30 +192,15 @@ class Recorder:
         call = PendingCall(self, record)
         if self._shipper.has_room:
             if self._shipper.is_stalled:
-                record.asked = record.answer = None  # it will wait, and takes less room unread
+                record.sent_json = record.answer = None  # it will wait, and takes less memory unread
             self._shipper.append(call)
             return call
         if is_in_journal:
             self._in_journal.append((record.span_id, record.origin))
             return None
         call.lose("too many calls wait for the store")
-        self.go_on()
+        self.note_progress()
         return call
-
-    @property
-    def will_record(self) -> bool:
-        """Whether a call that begins now will be recorded, as far as can be known."""
-        return self.journal is not None or not self._shipper.is_stalled
-
-    async def stored(self, call: PendingCall | None) -> bool:
-        """Wait until a call is stored; False if it is lost, or still waits after a moment."""
-        if call is None:
-            return False
-        if not call.is_settled and not self._shipper.is_stalled:
-            await asyncio.wait([call.done], timeout=self._shipper.limits.patience_seconds)
-            if not call.is_settled:
-                self._shipper.is_stalled = True
-        return call.is_stored
 
     def _write_to_journal(self, record: CallRecord) -> bool:
         """Whether there is a journal that took the call; a full disk is no reason to refuse the answer."""
@@ -236,11 +210,26 @@ class Recorder:
             self.journal.write(record)
         except OSError as error:
             if not self._has_warned_of_disk:
-                self._has_warned_of_disk = True
                 logger.error("Model calls cannot be kept in the journal, only in memory: %s", error)
+            self._has_warned_of_disk = True
             return False
         self._has_warned_of_disk = False
         return True
+
+    @property
+    def will_record(self) -> bool:
+        """Whether a call that begins now will be recorded, as far as can be known."""
+        return self.journal is not None or not self._shipper.is_stalled
+
+    async def wait_stored(self, call: PendingCall | None) -> bool:
+        """Wait until a call is stored; False if it is lost, or still waits after a moment."""
+        if call is None:
+            return False
+        if not call.is_settled and not self._shipper.is_stalled:
+            await asyncio.wait([call.done], timeout=self._shipper.limits.patience_seconds)
+            if not call.is_settled:
+                self._shipper.is_stalled = True
+        return call.is_stored
 
     async def flush(self, origin: Origin | None = None, *, timeout: float = 10.0, grace: float = 0.5) -> bool:
         """Wait until the finished calls of an attempt, or all, are settled; False if that took too long.
@@ -249,23 +238,18 @@ class Recorder:
             grace: How long calls that are still being answered are waited for.
         """
         loop = asyncio.get_running_loop()
-        deadline, patience = loop.time() + timeout, loop.time() + grace
+        deadline, grace_deadline = loop.time() + timeout, loop.time() + min(grace, timeout)
         if self._recovering is not None:
             await asyncio.wait([self._recovering], timeout=timeout)
             if not self._recovering.done():
                 return False
         while True:
             counts = self.totals if origin is None else self.counts_of(origin)
-            if not counts.waiting and (not counts.in_flight or loop.time() >= patience):
-                return True
-            left = (deadline if counts.waiting else min(patience, deadline)) - loop.time()
-            if left <= 0:
+            left = (deadline if counts.waiting else grace_deadline) - loop.time()
+            if left <= 0 or not (counts.waiting or counts.in_flight):
                 return not counts.waiting
-            settled: asyncio.Future[None] = loop.create_future()
-            self._settled.append(settled)
-            await asyncio.wait([settled], timeout=left)
-            if not settled.done():
-                self._settled.remove(settled)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._progress.wait(), left)
 
     # ------------------------------------------------------------------ what became of calls
 
@@ -304,24 +288,20 @@ class Recorder:
         if not counts.lost:
             logger.warning(
                 "A model call of rollout '%s', attempt '%s', is not recorded (%s); further ones are counted only.",
-                origin.rollout_id,
-                origin.attempt_id,
-                reason,
+                *(origin.rollout_id, origin.attempt_id, reason),
             )
         counts.lose(reason)
         totals.lose(reason.partition(":")[0])  # the kind of reason, without what the caller chose
 
-    def go_on(self) -> None:
+    def note_progress(self) -> None:
         """Something was settled: wake those who wait for it, and take calls back from the journal if there is room."""
-        waiting, self._settled = self._settled, []
-        for settled in waiting:
-            if not settled.done():
-                settled.set_result(None)
+        self._progress.set()
+        self._progress = asyncio.Event()
         while self._in_journal and not self._shipper.queue_length:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Read a batch of calls from the journal."""
+        """Queue a batch of calls from the journal."""
         assert self.journal is not None
         limits = self._shipper.limits
         size = 0
@@ -340,25 +320,23 @@ class Recorder:
     # ------------------------------------------------------------------ after a crash
 
     def recover(self) -> None:
-        """Begin to store what processes before us answered and could not store."""
+        """Begin to store what earlier processes answered and could not store."""
         if self.journal is not None and self._recovering is None:
             self._recovering = asyncio.create_task(self._recover(self.journal), name="agl-proxy-recovery")
 
     async def _recover(self, journal: Journal) -> None:
         recovered = 0
         try:
-            with contextlib.closing(journal.left_behind()) as segments:
+            with contextlib.closing(journal.old_segments()) as segments:
                 for segment in segments:
-                    calls = await self._store_recovered(segment)
-                    if not any(call.is_lost and call.may_be_stored_later for call in calls):
-                        journal.forget(segment.path)
-                    recovered += sum(call.is_stored for call in calls)
+                    recovered += await self._store_recovered(segment)
         except OSError as error:
             logger.error("The journal '%s' cannot be read: %s", journal.directory, error)
         if recovered:
             logger.info("%d model calls of an earlier process were found in the journal and stored.", recovered)
 
-    async def _store_recovered(self, segment: LeftBehind) -> list[PendingCall]:
+    async def _store_recovered(self, segment: OldSegment) -> int:
+        """Store the calls of a segment, which goes unless some may be stored later; how many were stored."""
         calls = [PendingCall(self, record) for record in segment.calls]
         for call in calls:
             for counts in self._counts_of(call.record.origin):
@@ -368,9 +346,11 @@ class Recorder:
             batch = calls[start : start + size]
             await self._shipper.ship(batch)
             for call in batch:
-                if not (call.is_lost and call.may_be_stored_later):
+                if not call.may_be_stored_later:
                     segment.settle(call.record.span_id)
-        return calls
+        if not any(call.may_be_stored_later for call in calls):
+            segment.remove()
+        return sum(call.is_stored for call in calls)
 
 
 def _attempt_of(origin: Origin) -> Origin:

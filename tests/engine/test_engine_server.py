@@ -25,7 +25,7 @@ from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
 from agentlightning.llm_proxy import LLMProxy  # noqa: E402
-from agentlightning.llm_proxy.spans import CALL_SPAN  # noqa: E402
+from agentlightning.llm_proxy.call_record import CALL_SPAN  # noqa: E402
 from agentlightning.store import InMemoryLightningStore  # noqa: E402
 from tests.engine.scripted import ScriptedModel, Served, calling, saying, serving  # noqa: E402
 

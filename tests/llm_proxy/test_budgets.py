@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy import Budget
 from agentlightning.llm_proxy.attribution import Refused
-from agentlightning.llm_proxy.budgets import LEAST_SHARE, SHARES, Budgets, Prices, Spent, is_about_limit
+from agentlightning.llm_proxy.budgets import (
+    LEAST_SHARE,
+    SHARES,
+    Budgets,
+    Prices,
+    Spent,
+    is_about_limit,
+    with_token_limit,
+)
 from agentlightning.store import InMemoryLightningStore
 from tests.llm_proxy.accounts import HERE, INPUTS, MODEL, ask, calls, chat, endpoint, entry, serving, until
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
@@ -66,13 +74,13 @@ def test_what_is_reserved_is_not_gone_but_to_be_waited_for() -> None:
     first = budgets.admit("ro", "chat", {"max_tokens": 1000}, FREE)
 
     assert refusal(budgets) == (429, "budget_reserved")
-    Budgets.settle(first, (10, 20))
+    first.charge((10, 20))
     assert budgets.admit("ro", "chat", {}, FREE).most_written == 970
 
 
 def test_what_is_used_up_is_gone() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000))
-    Budgets.settle(budgets.admit("ro", "chat", {}, FREE), (10, 990))
+    budgets.admit("ro", "chat", {}, FREE).charge((10, 990))
 
     assert refusal(budgets) == (403, "budget_exceeded")
 
@@ -80,7 +88,7 @@ def test_what_is_used_up_is_gone() -> None:
 def test_failed_call_gives_its_reservation_back_and_counts_as_a_call() -> None:
     budgets = Budgets(Budget(tokens=1000, cost=1.0, calls=2), Budget(tokens=1000))
     for _ in range(2):
-        Budgets.settle(budgets.admit("ro", "chat", {}, Prices(0.1, 0.01)), None)
+        budgets.admit("ro", "chat", {}, Prices(0.1, 0.01)).charge(None)
 
     assert budgets.of_run == Spent(calls=2)
     assert budgets.of_rollout("ro") == Spent(calls=2)
@@ -89,14 +97,14 @@ def test_failed_call_gives_its_reservation_back_and_counts_as_a_call() -> None:
 
 def test_answer_without_usage_counts_as_all_it_might_have_been() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000))
-    Budgets.settle(budgets.admit("ro", "chat", {"max_tokens": 300}, FREE), None, is_begun=True)
+    budgets.admit("ro", "chat", {"max_tokens": 300}, FREE).charge(None, is_begun=True)
 
     assert budgets.of_run.tokens == 300
 
 
 def test_call_that_is_taken_back_leaves_no_trace() -> None:
     budgets = Budgets(per_run=Budget(tokens=1000, calls=1))
-    Budgets.take_back(budgets.admit("ro", "chat", {}, Prices(1.0, 1.0)))
+    budgets.admit("ro", "chat", {}, Prices(1.0, 1.0)).cancel()
 
     assert budgets.of_run == Spent()
     assert budgets.admit("ro", "chat", {}, FREE).most_written == 1000
@@ -108,7 +116,7 @@ def test_money_limits_what_is_written() -> None:
     call = budgets.admit("ro", "chat", {}, prices)
     assert call.most_written == 100
 
-    Budgets.settle(call, (100, 50))
+    call.charge((100, 50))
 
     assert budgets.of_run.cost == pytest.approx(0.6)
     assert budgets.admit("ro", "chat", {}, prices).most_written == 40
@@ -159,7 +167,7 @@ def test_what_each_choice_may_write(dialect: Any, body: dict[str, Any], most: in
     ],
 )
 def test_request_is_limited(dialect: Any, provider: str, body: dict[str, Any], limits: dict[str, int]) -> None:
-    assert Budgets.limited(dialect, body, 100, provider) == limits
+    assert with_token_limit(dialect, body, 100, provider) == limits
 
 
 @pytest.mark.parametrize(
@@ -193,9 +201,9 @@ def test_what_is_written_never_exceeds_any_budget(made: list[Any], of_run: int, 
             under_way.append((budgets.admit(rollout_id, "chat", body, Prices(0.0, 1.0)), share, fails))
         for reservation, part, is_failed in [under_way.pop() for _ in range(min(settled, len(under_way)))]:
             written = int(reservation.tokens * part)
-            Budgets.settle(reservation, None if is_failed else (0, written))
+            reservation.charge(None if is_failed else (0, written))
     for reservation, part, is_failed in under_way:
-        Budgets.settle(reservation, None if is_failed else (0, reservation.tokens), is_begun=part > 0.5)
+        reservation.charge(None if is_failed else (0, reservation.tokens), is_begun=part > 0.5)
 
     assert budgets.of_run.tokens <= of_run
     assert budgets.of_run.calls <= 40
@@ -203,7 +211,7 @@ def test_what_is_written_never_exceeds_any_budget(made: list[Any], of_run: int, 
         spent = budgets.of_rollout(rollout_id)
         assert spent.tokens <= of_rollout
         assert spent.cost <= of_rollout * 0.5 + 1e-6
-        assert (spent.reserved_tokens, spent.reserved_cost, spent.under_way) == (0, 0.0, 0)
+        assert (spent.reserved_tokens, spent.reserved_cost, spent.in_flight) == (0, 0.0, 0)
 
 
 # ---------------------------------------------------------------------- through the proxy

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.llm_proxy import journal as journals
+from agentlightning.llm_proxy.call_record import CallRecord, Origin
 from agentlightning.llm_proxy.journal import Journal
-from agentlightning.llm_proxy.records import CallRecord, Origin
 from tests.llm_proxy.accounts import record, until
 
 
 def found(directory: Path) -> list[CallRecord]:
     """What another process finds there; it leaves it."""
-    return [call for segment in Journal(directory).left_behind() for call in segment.calls]
+    return [call for segment in Journal(directory).old_segments() for call in segment.calls]
 
 
 def ids(calls: list[CallRecord]) -> list[str]:
@@ -222,7 +222,7 @@ def test_segment_that_somebody_stores_is_given_to_nobody_else(tmp_path: Path) ->
     journal.write(record())
     journal.close()
 
-    segments = Journal(tmp_path).left_behind()
+    segments = Journal(tmp_path).old_segments()
     next(segments)
 
     assert found(tmp_path) == []
@@ -236,7 +236,7 @@ def test_segment_that_is_stored_in_part_is_taken_up_where_it_was_left(tmp_path: 
         journal.write(record(number=number))
     journal.close()
 
-    segments = Journal(tmp_path).left_behind()
+    segments = Journal(tmp_path).old_segments()
     segment = next(segments)
     for call in segment.calls[:2]:
         segment.settle(call.span_id)

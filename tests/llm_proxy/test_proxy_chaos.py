@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from agentlightning.llm_proxy.backends import BackendBroken
-from agentlightning.llm_proxy.relay import StreamRelay
+from agentlightning.llm_proxy.stream_relay import StreamRelay
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
 from tests.stub_model.raw import (
@@ -292,7 +292,7 @@ class Endless:
 
 
 async def test_stream_that_does_not_end_is_cut() -> None:
-    outgoing: Any = SimpleNamespace(backend_dialect="chat", translation=None, has_extras=False, asked={})
+    outgoing: Any = SimpleNamespace(backend_dialect="chat", translation=None, has_extras=False, requested={})
     answer: Any = Endless()
     parts = StreamRelay(answer, outgoing, 0.0, max_bytes=20_000).parts()
     whole_events = 20_000 // len(event("x" * 1000))

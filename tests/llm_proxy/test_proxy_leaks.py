@@ -19,9 +19,9 @@ import aiohttp
 import psutil
 import pytest
 
-from agentlightning.llm_proxy.exchange import Exchange
-from agentlightning.llm_proxy.records import CallRecord
-from agentlightning.llm_proxy.relay import StreamRelay
+from agentlightning.llm_proxy.call_record import CallRecord
+from agentlightning.llm_proxy.proxied_call import ProxiedCall
+from agentlightning.llm_proxy.stream_relay import StreamRelay
 from agentlightning.store import SqliteLightningStore
 from tests.llm_proxy.openai_suite import USER
 from tests.llm_proxy.proxied import MODEL, Proxied, entry, proxied
@@ -43,7 +43,7 @@ from tests.stub_model.script import Handler, Request
 from tests.stub_model.server import StubModel, serving
 
 CALLERS = 64
-CALLS = int(os.environ.get("AGL_LEAK_CALLS", "1000"))
+CALLS = int(os.environ.get("AGL_LEAK_CALLS", "500"))
 """In each round, of which the first makes what is made once."""
 ROUNDS = 3
 MOST_GROWTH_BYTES = 60 * 1024**2
@@ -52,7 +52,7 @@ MOST_NEW_OBJECTS = ROUNDS * CALLS
 """One for each call would be a leak; the records of the last batches are some hundred."""
 LAST_BATCHES = 200
 """Records of the batches that were numbered and stored last."""
-OF_ONE_CALL = (Exchange, CallRecord, StreamRelay, aiohttp.ClientResponse)
+OF_ONE_CALL = (ProxiedCall, CallRecord, StreamRelay, aiohttp.ClientResponse)
 BREAKABLE, BAD_BACKENDS = "breakable", 20
 
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from agentlightning.llm_proxy import LLMProxy, get_active_llm_proxy, set_active_llm_proxy
-from agentlightning.llm_proxy.active import _active
+from agentlightning.llm_proxy.proxy import _active
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import LLM, ProxyLLM
 from tests.llm_proxy.accounts import HERE, MODEL, ask, calls, endpoint, entry, serving, until

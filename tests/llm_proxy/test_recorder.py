@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import StoreUnavailable
+from agentlightning.llm_proxy.call_record import CallRecord, Origin
 from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.recorder import CALL_LIMITS, MOST_REASONS, CallCounts, PendingCall, Recorder
-from agentlightning.llm_proxy.records import CallRecord, Origin
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer.shipper import ShipperLimits
 from agentlightning.types import AttemptedRollout, Span
@@ -120,7 +120,7 @@ async def test_raw_spans_have_the_number_of_their_call(store: MoodyStore, rollou
 async def test_whoever_waits_for_a_call_finds_it_in_the_store(store: MoodyStore, rollout: AttemptedRollout) -> None:
     store.seconds = 0.02
     async with running(store) as recorder:
-        assert await recorder.stored(finished(recorder, record(rollout, 1)))
+        assert await recorder.wait_stored(finished(recorder, record(rollout, 1)))
 
         assert len(await calls(store, rollout)) == 1
 
@@ -129,13 +129,13 @@ async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollou
     async with running(store, limits=limited(patience_seconds=0.05)) as recorder:
         store.fall()
         assert recorder.will_record
-        assert not await recorder.stored(finished(recorder, record(rollout, 1)))
+        assert not await recorder.wait_stored(finished(recorder, record(rollout, 1)))
 
         assert not recorder.will_record
         late = finished(recorder, record(rollout, 2))
         with pytest.MonkeyPatch.context() as patched:
             patched.delattr("asyncio.wait")  # which it would wait with
-            assert not await recorder.stored(late)
+            assert not await recorder.wait_stored(late)
 
         store.rise()
         assert await recorder.flush()
@@ -144,7 +144,7 @@ async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollou
 
 async def test_a_call_that_the_store_refuses_is_not_told_as_stored(store: MoodyStore) -> None:
     async with running(store) as recorder:
-        assert not await recorder.stored(finished(recorder, record(None, 1)))
+        assert not await recorder.wait_stored(finished(recorder, record(None, 1)))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -200,7 +200,6 @@ async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: Attempt
         finished(recorder, record(rollout, 1))
 
         assert not await recorder.flush(timeout=0.05)
-        assert recorder._settled == []
         store.rise()
         assert await recorder.flush()
 
@@ -283,12 +282,12 @@ async def test_calls_beyond_the_limit_wait_in_the_journal(
 async def test_calls_that_wait_for_long_are_kept_unread(store: MoodyStore, rollout: AttemptedRollout) -> None:
     async with running(store, limits=limited(patience_seconds=0.01)) as recorder:
         store.fall()
-        await recorder.stored(finished(recorder, record(rollout, 1)))
+        await recorder.wait_stored(finished(recorder, record(rollout, 1)))
 
-        waiting = record(rollout, 2, asked={"a": 1}, answer={"b": 2})
+        waiting = record(rollout, 2, sent_json={"a": 1}, answer={"b": 2})
         finished(recorder, waiting)
 
-        assert (waiting.asked, waiting.answer) == (None, None)
+        assert (waiting.sent_json, waiting.answer) == (None, None)
         store.rise()
 
 

@@ -11,7 +11,7 @@ from agentlightning.adapter.trajectory import DropReason, Trajectory
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.algorithm.grpo.samples import RolloutOutcome
 from agentlightning.errors import TrainingError
-from agentlightning.llm_proxy.spans import CALL_SPAN, RAW_SPAN
+from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.types import Span
 
 __all__ = ["check_token_ids", "outcomes_of", "spans_of_model"]

@@ -280,7 +280,7 @@ class BackendPool:
         if isinstance(outcome, ResponseHead):
             if outcome.status not in _REDIRECTS:
                 return await self._responded(call, state, backend, outcome)
-            await outcome.body.close()
+            await outcome.close()
             message = f"redirects elsewhere ({outcome.status}): give the final address as api_base"
             outcome = SendFailure(message, "garbled")
         await self._failed(call, state, outcome)
@@ -334,7 +334,7 @@ class BackendPool:
             pause = call.next_pause(now, self._jitter)
             if pause is not None:
                 state.admission.release()
-                await head.body.close()
+                await head.close()
                 if pause > 0:
                     await self._clock.sleep(pause)
                 return None

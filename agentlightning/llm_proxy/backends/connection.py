@@ -8,8 +8,8 @@ the backend's limits and a connection until its body has come to an end or it is
 import asyncio
 import functools
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -24,24 +24,12 @@ from agentlightning.llm_proxy.backends.backend import Backend, BackendBroken, Tr
 from agentlightning.llm_proxy.backends.backend_state import BackendState
 from agentlightning.llm_proxy.backends.call_state import PreparedRequest
 
-__all__ = ["BackendResponse", "Body", "HttpSender", "ResponseHead", "SendFailure"]
+__all__ = ["BackendResponse", "HttpSender", "ResponseHead", "SendFailure"]
 
 CONNECT_SECONDS: Final = 10.0
 HEALTH_CHECK_SECONDS: Final = 5.0
 KEEP_ALIVE_SECONDS: Final = 15.0
 _SERVER_ERRORS: Final = 500
-
-
-class Body(Protocol):
-    """The bytes of a response, wherever they come from."""
-
-    async def next(self) -> bytes:
-        """The bytes that came since the last time, at least one; b"" at the end. Raises BackendBroken."""
-        ...
-
-    async def close(self) -> None:
-        """Give up the rest, and the connection with it."""
-        ...
 
 
 class ResponseHead(NamedTuple):
@@ -50,7 +38,10 @@ class ResponseHead(NamedTuple):
     status: int
     headers: Mapping[str, str]
     """Names in lower case."""
-    body: Body
+    chunks: AsyncIterator[bytes]
+    """The body as it arrives, never empty parts; BackendBroken if it does not come to its end."""
+    close: Callable[[], Awaitable[None]]
+    """Give up the rest of the body, and the connection with it; also while a chunk is awaited."""
     reason: str = ""
 
 
@@ -76,7 +67,7 @@ class BackendResponse:
         """Every try of the call, first to last; the last is this response."""
         self.waited_seconds = waited_seconds
         """Time spent in a backend's queue."""
-        self._body = head.body
+        self._head = head
         self._state = state
         self._is_over = False
 
@@ -94,22 +85,20 @@ class BackendResponse:
         return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, never empty parts; BackendBroken if it does not come to its end."""
-        while not self._is_over:
-            try:
-                part = await self._body.next()
-            except BackendBroken as error:
-                error.tries = [*self.tries]
-                if not self._is_over:  # else it was closed under the reader
-                    self._state.fail(str(error))
-                    self._end()
-                raise
-            if part:
-                yield part
-            elif not self._is_over:
-                if self.status < _SERVER_ERRORS:
-                    self._state.breaker.complete()
-                self._end()
+        """The rest of the body as it arrives; BackendBroken if it does not come to its end."""
+        try:
+            while not self._is_over:
+                yield await self._head.chunks.__anext__()
+        except StopAsyncIteration:
+            if not self._is_over and self.status < _SERVER_ERRORS:
+                self._state.breaker.complete()
+            self._end()
+        except BackendBroken as error:
+            error.tries = [*self.tries]
+            if not self._is_over:  # else it was closed under the reader
+                self._state.fail(str(error))
+            self._end()
+            raise
 
     def use_tokens(self, count: int) -> None:
         """Count tokens for the backend's limit of tokens per minute."""
@@ -119,7 +108,7 @@ class BackendResponse:
         """Give back the place and the connection; a body left half-read takes its connection with it."""
         if not self._is_over:
             self._end()
-            await self._body.close()
+            await self._head.close()
 
     async def __aenter__(self) -> "BackendResponse":
         return self
@@ -128,8 +117,9 @@ class BackendResponse:
         await self.close()
 
     def _end(self) -> None:
-        self._is_over = True
-        self._state.admission.release()
+        if not self._is_over:
+            self._is_over = True
+            self._state.admission.release()
 
 
 class _Bytes(BytesPayload):
@@ -173,47 +163,13 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
-class _HttpBody:
-    """The body of a response over HTTP."""
-
-    def __init__(self, response: aiohttp.ClientResponse, backend: Backend, open_bodies: "set[_HttpBody]") -> None:
-        self._response = response
-        self._backend = backend
-        self._open = open_bodies
-        open_bodies.add(self)
-
-    async def next(self) -> bytes:
-        try:
-            part = await self._response.content.readany()
-        except asyncio.TimeoutError:
-            message = f"fell silent for {self._backend.timeout:g} s in the middle of an answer"
-        except (aiohttp.ClientError, OSError) as error:
-            message = f"broke off in the middle of an answer ({_described(error)})"
-            # For a connection that we closed aiohttp raises one object for ever, whose traceback would keep our frames.
-            error.__traceback__ = None
-        else:
-            if not part:
-                self._open.discard(self)
-            return part
-        self.cut()
-        raise BackendBroken(f"Backend '{self._backend.name}' {message}.")
-
-    async def close(self) -> None:
-        self.cut()
-
-    def cut(self) -> None:
-        """Close the connection; whoever reads from it gets an error."""
-        self._open.discard(self)
-        self._response.close()
-
-
 class HttpSender:
     """The connections of one pool, made with the first call."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
-        self._bodies: set[_HttpBody] = set()
-        """Of responses that have not come to their end."""
+        self._open: set[aiohttp.ClientResponse] = set()
+        """Responses that have not come to their end."""
         self._is_closed = False
 
     def _connected(self) -> aiohttp.ClientSession:
@@ -225,8 +181,8 @@ class HttpSender:
 
     async def close(self) -> None:
         self._is_closed = True
-        for body in tuple(self._bodies):
-            body.cut()
+        for response in self._open:
+            response.close()  # whoever reads from it gets an error
         if self._session is not None:
             await self._session.close()
 
@@ -250,8 +206,31 @@ class HttpSender:
         response_headers = {name.lower(): value for name, value in response.headers.items()}
         if response_headers.pop("content-encoding", None) is not None:  # aiohttp has undone it
             response_headers.pop("content-length", None)
-        body_of_response = _HttpBody(response, backend, self._bodies)
-        return ResponseHead(response.status, response_headers, body_of_response, response.reason or "")
+        self._open.add(response)
+
+        async def close() -> None:
+            self._open.discard(response)
+            response.close()
+
+        chunks = self._chunks(response, backend)
+        return ResponseHead(response.status, response_headers, chunks, close, response.reason or "")
+
+    async def _chunks(self, response: aiohttp.ClientResponse, backend: Backend) -> AsyncIterator[bytes]:
+        try:
+            while part := await response.content.readany():
+                yield part
+        except asyncio.TimeoutError:
+            message = f"fell silent for {backend.timeout:g} s in the middle of an answer"
+        except (aiohttp.ClientError, OSError) as error:
+            message = f"broke off in the middle of an answer ({_described(error)})"
+            # For a connection that we closed aiohttp raises one object for ever, whose traceback would keep our frames.
+            error.__traceback__ = None
+        else:
+            self._open.discard(response)
+            return
+        self._open.discard(response)
+        response.close()
+        raise BackendBroken(f"Backend '{backend.name}' {message}.")
 
     async def is_healthy(self, backend: Backend) -> bool:
         """Whether the server answers its health check; a client error is an answer too."""

@@ -16,7 +16,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -254,50 +254,6 @@ def _place_in(request: Any, location: tuple[str | int, ...]) -> str:
 # ---------------------------------------------------------------------- sending
 
 
-class _WholeBody:
-    """A body that is there at once."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    async def next(self) -> bytes:
-        content, self._content = self._content, b""
-        return content
-
-    async def close(self) -> None:
-        self._content = b""
-
-
-class _EventBody:
-    """A body of events, one for each chunk of the library."""
-
-    def __init__(self, chunks: AsyncIterator[Any], backend: Backend) -> None:
-        self._chunks = chunks
-        self._backend = backend
-        self._is_over = False
-
-    async def next(self) -> bytes:
-        if self._is_over:
-            return b""
-        try:
-            chunk = await asyncio.wait_for(self._chunks.__anext__(), self._backend.timeout)
-        except StopAsyncIteration:
-            self._is_over = True
-            return b"data: [DONE]\n\n"
-        except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
-            message = self._backend.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
-        else:
-            return b"data: " + _json_of(chunk, is_part=True) + b"\n\n"
-        self._is_over = True
-        raise BackendBroken(f"Backend '{self._backend.name}' broke off in the middle of an answer ({message}).")
-
-    async def close(self) -> None:
-        self._is_over = True
-        close = getattr(self._chunks, "aclose", None)
-        if close is not None:
-            await close()
-
-
 class LibrarySender:
     """Sends requests through the litellm library."""
 
@@ -319,8 +275,8 @@ class LibrarySender:
         except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
             return _error_response(error, backend)
         if request.stream:
-            return ResponseHead(200, {"content-type": "text/event-stream"}, _EventBody(aiter(result), backend), "OK")
-        return ResponseHead(200, {"content-type": "application/json"}, _WholeBody(_json_of(result)), "OK")
+            return _head(200, _events(aiter(result), backend), {"content-type": "text/event-stream"})
+        return _head(200, _whole(_json_of(result)))
 
     def _arguments_of(self, backend: Backend, request: PreparedRequest) -> dict[str, Any]:
         body: dict[str, Any] = orjson.loads(request.body)
@@ -354,6 +310,32 @@ class LibrarySender:
             )
 
 
+def _head(status: int, chunks: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> ResponseHead:
+    return ResponseHead(status, headers or {"content-type": "application/json"}, chunks, chunks.aclose)
+
+
+async def _whole(content: bytes) -> AsyncGenerator[bytes, None]:
+    yield content
+
+
+async def _events(chunks: AsyncIterator[Any], backend: Backend) -> AsyncGenerator[bytes, None]:
+    """One event for each chunk of the library."""
+    try:
+        while True:
+            chunk = await asyncio.wait_for(chunks.__anext__(), backend.timeout)
+            yield b"data: " + _json_of(chunk, is_part=True) + b"\n\n"
+    except StopAsyncIteration:
+        pass
+    except Exception as error:  # noqa: BLE001  # the library raises whatever its providers raise
+        message = backend.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise BackendBroken(f"Backend '{backend.name}' broke off in the middle of an answer ({message}).") from None
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+    yield b"data: [DONE]\n\n"
+
+
 def _library() -> Any:
     os.environ.setdefault(_LOCAL_PRICES_VARIABLE, "True")
     library: Any = importlib.import_module("litellm")
@@ -381,5 +363,6 @@ def _error_response(error: Exception, backend: Backend) -> ResponseHead:
     }
     given = getattr(getattr(error, "response", None), "headers", None) or {}
     headers = {name: given[name] for name in _PASSED_HEADERS if given.get(name) is not None}
-    body = _WholeBody(orjson.dumps({"error": reported}, default=str))
-    return ResponseHead(status, {"content-type": "application/json", **headers}, body, type(error).__name__)
+    body = _whole(orjson.dumps({"error": reported}, default=str))
+    head = _head(status, body, {"content-type": "application/json", **headers})
+    return head._replace(reason=type(error).__name__)

@@ -1,7 +1,7 @@
 """What goes to a backend for a call: the caller's request, changed where it must be.
 
-It is made anew for each backend that is tried. A backend that is asked for more than it knows (token ids, usage of a
-stream) and refuses is asked again without, and remembered.
+It is made anew for each backend that is tried. A backend that refuses what the proxy added (token ids, usage of a
+stream) is called again without, and remembered.
 """
 
 import logging
@@ -17,15 +17,15 @@ from agentlightning.dialects import DialectName
 from agentlightning.dialects.token_fields import with_tokens_asked, with_usage_asked
 from agentlightning.llm_proxy.attribution import Headers
 from agentlightning.llm_proxy.backends import Backend, BackendRequest, BackendResponse, PreparedRequest
-from agentlightning.llm_proxy.budgets import Budgets, Prices, Reservation, is_about_limit, with_whole_counts
-from agentlightning.llm_proxy.records import CallRecord, Origin
-from agentlightning.llm_proxy.replay import RecordedAnswer
+from agentlightning.llm_proxy.budgets import Prices, Reservation, is_about_limit, with_token_limit, with_whole_counts
+from agentlightning.llm_proxy.call_record import CallRecord, Origin
+from agentlightning.llm_proxy.replay import RecordedResponse
 from agentlightning.llm_proxy.translation import Translation, translation
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy.gateway import Gateway
 
-__all__ = ["OutgoingCall", "ServedModel", "passed_headers", "served_model"]
+__all__ = ["ServedModel", "UpstreamRequest", "served_model", "upstream_headers"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,33 +40,33 @@ _WITH_IDS: Final = ("chat", "completions")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Which model answers a call, and with which settings."""
+    """Which model serves a call, and with which settings."""
 
     name: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request that are written over the caller's."""
+    """Request fields that replace the caller's."""
     resources_id: str | None = None
     """The version of the resources that the call is pinned to."""
 
 
-async def served_model(gateway: "Gateway", origin: Origin | None, asked: str) -> ServedModel:
-    """What the resources give to an agent that names itself comes before the model that was asked for."""
+async def served_model(gateway: "Gateway", origin: Origin | None, requested: str) -> ServedModel:
+    """What the resources give to an agent that names itself comes before the requested model."""
     if origin is None:
-        return ServedModel(asked)
+        return ServedModel(requested)
     llm = None if origin.agent is None else await gateway.attempts.llm_of(origin)
-    served = ServedModel(asked) if llm is None else ServedModel(llm.model, llm.sampling_parameters)
+    served = ServedModel(requested) if llm is None else ServedModel(llm.model, llm.sampling_parameters)
     if not gateway.backends.is_versioned(served.name):
         return served
     facts = await gateway.attempts.facts(origin)
     return served if facts.rollout is None else replace(served, resources_id=facts.rollout.resources_id)
 
 
-def passed_headers(headers: Headers) -> dict[str, str]:
+def upstream_headers(headers: Headers) -> dict[str, str]:
     """Those of the caller's headers that a backend is sent."""
     return {name.decode(): headers[name].decode("latin-1") for name in _PASSED_HEADERS if name in headers}
 
 
-class OutgoingCall:
+class UpstreamRequest:
     """One call on its way to a backend."""
 
     def __init__(
@@ -74,143 +74,144 @@ class OutgoingCall:
         gateway: "Gateway",
         dialect: DialectName,
         origin: Origin | None,
-        asked: dict[str, Any],
+        requested: dict[str, Any],
         record: CallRecord,
         headers: Headers,
     ) -> None:
         self.dialect = dialect
         """The caller's."""
-        self.asked = asked
-        """As the caller asked."""
+        self.requested = requested
+        """The caller's request."""
         self.translation: Translation | None = None
         """None, where the backend speaks the caller's dialect."""
         self.backend_dialect: DialectName = dialect
         self.has_extras = False
-        """Whether more was asked for than the caller did."""
+        """Whether more is asked of the backend than the caller did."""
         self._gateway = gateway
         self._origin = origin
         self._record = record
         self._headers = headers
-        self._overrides: Mapping[str, Any] = {}
-        self._model = str(asked["model"])
-        self._resources_id: str | None = None
+        self._model = ServedModel(str(requested["model"]))
         self._backend: Backend | None = None
         self._is_plain = False
         self._reservation: Reservation | None = None
         self._is_unlimited = False
-        self._is_replay_sought = False
+        self._is_replay_tried = False
 
-    async def settle_model(self) -> None:
-        """Which model, with which settings: what the resources give to an agent that names itself comes first."""
-        served = await served_model(self._gateway, self._origin, self._model)
-        self._model, self._overrides, self._resources_id = served.name, served.overrides, served.resources_id
+    async def resolve_model(self) -> None:
+        self._model = await served_model(self._gateway, self._origin, self._model.name)
 
-    async def answered(self) -> BackendResponse | RecordedAnswer:
-        """The answer, as it begins: of a backend or, where calls are replayed, from the record."""
+    async def send(self) -> BackendResponse | RecordedResponse:
+        """The response, as it begins: of a backend or, where calls are replayed, from the record."""
         gateway, origin = self._gateway, self._origin
-        if gateway.replays is not None and origin is not None and not self._is_replay_sought:
-            self._is_replay_sought = True  # once, also where the backend is asked a second time without extras
-            recorded = await gateway.replays.find(gateway.attempts, origin, self.dialect, self.asked)
+        if gateway.replays is not None and origin is not None and not self._is_replay_tried:
+            self._is_replay_tried = True  # once, also where the backend is called a second time without extras
+            recorded = await gateway.replays.find(gateway.attempts, origin, self.dialect, self.requested)
             if recorded is not None:
-                self._prepare_replay(recorded)
+                self._use_replay(recorded)
                 return recorded
-        request = BackendRequest(
-            model=self._model,
-            rollout_id=origin.rollout_id if origin is not None else "",
-            prepare=self._prepared,
-            resources_id=self._resources_id,
+        return await gateway.backends.send(
+            BackendRequest(
+                model=self._model.name,
+                rollout_id=origin.rollout_id if origin is not None else "",
+                prepare=self._prepare,
+                resources_id=self._model.resources_id,
+            )
         )
-        return await gateway.backends.send(request)
 
-    def _prepare_replay(self, recorded: RecordedAnswer) -> None:
+    def _use_replay(self, recorded: RecordedResponse) -> None:
         record = self._record
-        self.backend_dialect = record.backend_dialect = recorded.dialect
-        self.translation = None if recorded.dialect == self.dialect else translation(self.dialect, recorded.dialect)
-        self.has_extras = True  # what the caller did not ask for may be in it
+        self._speak(recorded.dialect)
+        self.has_extras = True  # the record may hold what the caller did not ask for
         record.sent = b"" if recorded.sent == record.request else recorded.sent
-        record.asked = orjson.loads(recorded.sent)
+        record.sent_json = orjson.loads(recorded.sent)
         record.provider, record.replayed_from = recorded.provider, recorded.span_id
-        record.backend, record.version = recorded.backend, recorded.version
+        record.backend, record.version, record.backend_dialect = recorded.backend, recorded.version, recorded.dialect
 
-    def _prepared(self, backend: Backend) -> PreparedRequest:
-        """The request for one backend."""
-        record, gateway = self._record, self._gateway
-        self._backend = backend
-        dialect = self.backend_dialect = backend.serving(self.dialect)
+    def _speak(self, dialect: DialectName) -> None:
+        self.backend_dialect = dialect
         self.translation = None if dialect == self.dialect else translation(self.dialect, dialect)
+
+    def _prepare(self, backend: Backend) -> PreparedRequest:
+        """The request for one backend."""
+        record, gateway, origin = self._record, self._gateway, self._origin
+        self._backend = backend
+        dialect = backend.serving(self.dialect)
+        self._speak(dialect)
         request = self._overridden(backend, dialect)
-        if self._overrides:
-            request = {**request, **self._overrides}
+        if self._model.overrides:
+            request = {**request, **self._model.overrides}
         body = request if self.translation is None else self.translation.request(request)
         if backend.defaults:
             body = {**backend.defaults, **body}
-        is_counted = False
+        has_new_counts = False
         if gateway.budgets.is_limited:
             whole = with_whole_counts(dialect, body)
-            is_counted = whole is not body
+            has_new_counts = whole is not body
             body = self._within_budget(backend, dialect, whole)
         if body.get("model") != backend.model:
             body = {**body, "model": backend.model}
         body = self._with_extras(backend, dialect, body)
         # A count that was made whole equals the one that came, and backends may read that as another.
-        sent = record.request if body == self.asked and not is_counted else orjson.dumps(body)
-        record.asked, record.sent = body, b"" if sent is record.request else sent
+        sent = record.request if body == self.requested and not has_new_counts else orjson.dumps(body)
+        record.sent_json, record.sent = body, b"" if sent is record.request else sent
         record.backend, record.provider, record.version = backend.name, backend.provider, backend.version
         record.backend_dialect = dialect
-        headers = passed_headers(self._headers)
-        origin = self._origin
+        headers = upstream_headers(self._headers)
         if backend.provider == "agl" and origin is not None:  # an engine of ours may need to know whose call it is
             headers["x-rollout-id"], headers["x-attempt-id"] = quote(origin.rollout_id), quote(origin.attempt_id)
         return PreparedRequest(dialect=dialect, body=sent, stream=record.is_stream, headers=headers)
 
     def _overridden(self, backend: Backend, dialect: DialectName) -> dict[str, Any]:
-        """What the caller asked for, but for fields that the backend's entry overrides for the rollout's resources."""
-        overrides = backend.overrides.get(self._resources_id or "")
+        """The caller's request, but for fields that the backend's entry overrides for the rollout's resources."""
+        overrides = backend.overrides.get(self._model.resources_id or "")
         if overrides is None or dialect == "embeddings":
-            return self.asked
+            return self.requested
         for name, value in overrides.items():
-            told = (backend.model_name, name)
-            if self.asked.get(name) not in (None, value) and told not in self._gateway.overridden_fields:
-                self._gateway.overridden_fields.add(told)
+            reported = (backend.model_name, name)
+            if self.requested.get(name) not in (None, value) and reported not in self._gateway.overridden_fields:
+                self._gateway.overridden_fields.add(reported)
                 logger.warning(
                     "Calls of model '%s' ask for %s=%.80r, which its entry of the model list overrides for their "
                     "resources '%s'; it is not heeded. Further ones are not told.",
-                    *(backend.model_name, name, self.asked[name], self._resources_id),
+                    *(backend.model_name, name, self.requested[name], self._model.resources_id),
                 )
-        gone = [name for name, value in overrides.items() if value is None]
-        return {name: value for name, value in {**self.asked, **overrides}.items() if name not in gone}
+        removed = [name for name, value in overrides.items() if value is None]
+        return {name: value for name, value in {**self.requested, **overrides}.items() if name not in removed}
 
     def _with_extras(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
         """Ask for token ids, log-probabilities and the usage of a stream, where the backend may have them."""
         settings, record = self._gateway.settings, self._record
         self.has_extras = False
         record.token_ids = "not asked"
-        if dialect not in _WITH_IDS:
-            return body
-        if self._is_plain or backend.name in self._gateway.plain_backends:
+        if dialect not in _WITH_IDS or self._is_plain or backend.name in self._gateway.plain_backends:
             return body
         ids = settings.asks_for_ids and backend.gives_token_ids is not False
         logprobs = settings.asks_for_logprobs and backend.gives_logprobs is True
-        asking = body
+        extended = body
         if ids or logprobs:
-            asking = with_tokens_asked(dialect, body, ids=ids, logprobs=logprobs)
+            extended = with_tokens_asked(dialect, body, ids=ids, logprobs=logprobs)
         asks_for_anything = settings.asks_for_ids or settings.asks_for_logprobs or self._gateway.budgets.is_limited
         if record.is_stream and asks_for_anything:
-            asking = with_usage_asked(dialect, asking)
-        self.has_extras = asking != body
-        return asking
+            extended = with_usage_asked(dialect, extended)
+        self.has_extras = extended != body
+        return extended
 
-    def takes_back_extras(self, status: int, answer: bytes) -> bool:
-        """Whether the call should be made again without what we added, because the backend did not take it."""
-        if self._takes_back_limit(status, answer):
-            return True
-        if status not in _REFUSED_STATUSES or not self.has_extras or self._is_plain:
+    def retry_without_extras(self, status: int, answer: bytes) -> bool:
+        """Whether to send the call again without what we added, because the backend did not take it."""
+        if status not in _REFUSED_STATUSES:
+            return False
+        reservation = self._reservation
+        if reservation is not None and not self._is_unlimited and reservation.is_ours:
+            # A backend with less room than our limit writes what fits if there is none.
+            self._is_unlimited = reservation.most_written is not None and is_about_limit(answer)
+            if self._is_unlimited:
+                return True
+        if not self.has_extras or self._is_plain:
             return False
         is_sure = self._backend is not None and self._backend.gives_token_ids is True
-        if is_sure and _IS_ABOUT_EXTRAS.search(answer) is None:
-            return False
-        self._is_plain = True
-        return True
+        self._is_plain = not is_sure or _IS_ABOUT_EXTRAS.search(answer) is not None
+        return self._is_plain
 
     def redacted(self, body: bytes) -> bytes:
         """A backend's error without its secrets, should it repeat them."""
@@ -231,7 +232,7 @@ class OutgoingCall:
             self._gateway.plain_backends.add(self._backend.name)
 
     def note_tokens(self, record: CallRecord) -> None:
-        """Say on the record whether the token ids came."""
+        """Write on the record whether the token ids came."""
         answer = record.answer if isinstance(record.answer, Mapping) else {}
         choices = answer.get("choices") or ()
         first = choices[0] if choices and isinstance(choices[0], Mapping) else {}
@@ -239,34 +240,26 @@ class OutgoingCall:
         has_response = answer.get("response_token_ids") or first.get("token_ids")
         if has_prompt and has_response:
             record.token_ids = "given"
-        elif self.backend_dialect in _WITH_IDS and isinstance(record.asked, Mapping):
-            record.token_ids = "not given" if record.asked.get("return_token_ids") or self._is_plain else "not asked"
+        elif self.backend_dialect in _WITH_IDS and isinstance(record.sent_json, Mapping):
+            was_asked = record.sent_json.get("return_token_ids") or self._is_plain
+            record.token_ids = "not given" if was_asked else "not asked"
 
     # ------------------------------------------------------------------ budgets
 
     def _within_budget(self, backend: Backend, dialect: DialectName, body: dict[str, Any]) -> dict[str, Any]:
         prices = Prices(backend.input_cost_per_token or 0.0, backend.output_cost_per_token or 0.0)
         if self._reservation is not None and self._reservation.prices != prices:
-            Budgets.take_back(self._reservation)
+            self._reservation.cancel()
             self._reservation = None
         if self._reservation is None:
             rollout_id = None if self._origin is None else self._origin.rollout_id
             self._reservation = self._gateway.budgets.admit(rollout_id, dialect, body, prices)
         most = self._reservation.most_written
-        return body if most is None or self._is_unlimited else Budgets.limited(dialect, body, most, backend.provider)
+        return body if most is None or self._is_unlimited else with_token_limit(dialect, body, most, backend.provider)
 
-    def _takes_back_limit(self, status: int, answer: bytes) -> bool:
-        """Whether the backend has less room than our limit: without one it writes what fits, which is less."""
-        reservation = self._reservation
-        if status not in _REFUSED_STATUSES or self._is_unlimited or reservation is None:
-            return False
-        self._is_unlimited = reservation.is_ours and reservation.most_written is not None and is_about_limit(answer)
-        return self._is_unlimited
-
-    def settle_budget(self, record: CallRecord | None) -> None:
+    def charge_budget(self, record: CallRecord) -> None:
         """The call is over, however it ended."""
         if self._reservation is not None:
-            is_begun = record is not None and bool(record.response) and record.outcome != "failed"
-            is_begun = is_begun or (record is not None and record.first_part_seconds is not None)
-            Budgets.settle(self._reservation, None if record is None else record.usage, is_begun=is_begun)
+            is_begun = record.first_part_seconds is not None or (bool(record.response) and record.outcome != "failed")
+            self._reservation.charge(record.usage, is_begun=is_begun)
             self._reservation = None

@@ -8,7 +8,7 @@ proxy. Calls that were lost are noted on the attempt; `agl run` shows them to it
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS
 from agentlightning.instrumentation.model_calls import RECORDED_AS
@@ -20,7 +20,7 @@ __all__ = ["FlushedCalls", "are_recorded", "flush_calls"]
 logger = logging.getLogger(__name__)
 
 FLUSH_PATH: Final = "/agl/flush"
-PATIENCE_SECONDS: Final = 15.0
+TIMEOUT_SECONDS: Final = 15.0
 _OK: Final = 200
 _NOT_OURS: Final = (404, 405)
 _MODEL_CALLS: Final = frozenset(
@@ -56,37 +56,29 @@ async def flush_calls(llms: Iterable[ProxyLLM], rollout: Rollout, attempt_id: st
         keys_by_url.setdefault(url, llm.get_api_key(rollout.rollout_id, attempt_id))
     for url, key in keys_by_url.items():
         try:
-            report = await _flush(url, {} if key is None else {"Authorization": f"Bearer {key}"})
+            await _flush(url, {} if key is None else {"Authorization": f"Bearer {key}"}, flushed)
         except Exception as error:  # noqa: BLE001 # whatever it is: the attempt is over all the same, and says so
             logger.warning("The LLM proxy at %s cannot say whether its calls are stored: %s", url, error)
-            words = ": ".join(filter(None, (type(error).__name__, str(error))))
-            flushed.lost[f"the proxy could not be asked: {words}"] = 0
-        else:
-            _add(flushed, report)
+            reason = ": ".join(filter(None, (type(error).__name__, str(error))))
+            flushed.lost[f"the proxy could not be asked: {reason}"] = 0
     return flushed
 
 
-async def _flush(url: str, headers: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """A proxy's report of the calls, once it has stored them; None if it is none of ours."""
+async def _flush(url: str, headers: Mapping[str, str], flushed: FlushedCalls) -> None:
+    """Add a proxy's report of the calls, once it has stored them."""
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     async with (
         aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-        session.post(url, headers=headers) as answer,
+        session.post(url, headers=headers) as response,
     ):
-        if answer.status in _NOT_OURS:
-            return None
-        if answer.status != _OK:
-            raise OSError(f"it answered {answer.status}")
-        report: Mapping[str, Any] = await answer.json()
-        return report
-
-
-def _add(flushed: FlushedCalls, report: Mapping[str, Any] | None) -> None:
-    if report is None:
-        flushed.unknown_proxies += 1
-        return
+        if response.status in _NOT_OURS:
+            flushed.unknown_proxies += 1
+            return
+        if response.status != _OK:
+            raise OSError(f"it answered {response.status}")
+        report = await response.json()
     flushed.stored += int(report.get("stored") or 0)
     flushed.unanswered += int(report.get("in_flight") or 0)
     lost = dict(report.get("lost") or {})

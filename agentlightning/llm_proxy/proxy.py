@@ -144,17 +144,12 @@ class LLMProxy:
         self._journal = journal
         self._authenticator = Authenticator(api_key)
         _check_names("middleware", middlewares or (), _MIDDLEWARES)
-        _check_names("callback", callbacks or (), _CALLBACKS)
         if deadline_seconds is None:
             deadline_seconds = litellm_settings.get("request_timeout", DEFAULT_DEADLINE_SECONDS)
         self._options = ServiceOptions(
             authenticator=self._authenticator,
             budgets=Budgets(rollout_budget, run_budget),
-            settings=GatewaySettings(
-                max_request_bytes=max_request_bytes,
-                asks_for_ids=_add_return_token_ids and (callbacks is None or "return_token_ids" in callbacks),
-                asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
-            ),
+            settings=_settings(callbacks, _add_return_token_ids, max_request_bytes),
             deadline_seconds=float(deadline_seconds),
             num_retries=int(litellm_settings["num_retries"]),
             replays=replay,
@@ -393,6 +388,15 @@ class LLMProxy:
 def _check_models(model_list: Sequence[ModelConfig]) -> None:
     for number, entry in enumerate(model_list):
         backend_of(entry, number)
+
+
+def _settings(callbacks: Sequence[str] | None, asks_for_ids: bool, max_request_bytes: int) -> GatewaySettings:
+    _check_names("callback", callbacks or (), _CALLBACKS)
+    return GatewaySettings(
+        max_request_bytes=max_request_bytes,
+        asks_for_ids=asks_for_ids and (callbacks is None or "return_token_ids" in callbacks),
+        asks_for_logprobs=callbacks is None or "logprobs" in callbacks,
+    )
 
 
 def _check_names(kind: str, given: Sequence[object], known: Sequence[str]) -> None:

@@ -114,7 +114,7 @@ async def test_a_proxy_that_has_gone_is_told_as_one_that_could_not_be_asked() ->
 async def test_a_proxy_that_does_not_answer_is_waited_for_no_longer_than_patience_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentlightning.llm_proxy.flush.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("agentlightning.llm_proxy.flush.TIMEOUT_SECONDS", 0.05)
     left = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

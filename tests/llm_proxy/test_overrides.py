@@ -82,5 +82,5 @@ def test_each_field_that_is_overridden_is_warned_of_once(made: Proxied, caplog: 
 def test_overrides_that_are_no_fields_are_refused(wrong: Any) -> None:
     listed = {**entry("http://127.0.0.1:9"), "model_info": {"overrides": wrong}}
 
-    with pytest.raises(ConfigurationError, match=r"model_info\.overrides"):
+    with pytest.raises(ConfigurationError, match="overrides"):
         LLMProxy(0, [listed], InMemoryLightningStore()).start()

@@ -22,6 +22,10 @@ from tests.llm_proxy.accounts import calls, record
 QUICK = {"close_seconds": 0.2}
 
 
+def origin_of(rollout: AttemptedRollout) -> Origin:
+    return Origin(rollout.rollout_id, rollout.attempt.attempt_id)
+
+
 def limited(**limits: Any) -> ShipperLimits:
     return replace(CALL_LIMITS, **limits)
 
@@ -52,8 +56,8 @@ class MoodyStore(InMemoryLightningStore):
             raise error
 
     def fall(self, error: Exception | None = None) -> None:
-        told = error or StoreUnavailable("The store is down.")
-        self.error = lambda _: told
+        raised = error or StoreUnavailable("The store is down.")
+        self.error = lambda _: raised
 
     def rise(self) -> None:
         self.error = lambda _: None
@@ -83,6 +87,14 @@ def finished(recorder: Recorder, call: CallRecord) -> PendingCall | None:
     return recorder.finish(call)
 
 
+def left_behind(directory: Path, rollout: AttemptedRollout, count: int) -> None:
+    """A journal with calls of an earlier process."""
+    journal = Journal(directory)
+    for number in range(count):
+        journal.write(record(rollout, number))
+    journal.close()
+
+
 def counts(of: CallCounts) -> tuple[int, int, int, int]:
     return of.in_flight, of.waiting, of.stored, sum(of.lost.values())
 
@@ -96,7 +108,6 @@ async def test_calls_are_stored_in_batches_and_numbered_by_the_store(
     async with running(store) as recorder:
         for number in range(250):
             finished(recorder, record(rollout, number))
-
         assert await recorder.flush()
 
         assert counts(recorder.totals) == (0, 0, 250, 0)
@@ -121,8 +132,8 @@ async def test_whoever_waits_for_a_call_finds_it_in_the_store(store: MoodyStore,
     store.seconds = 0.02
     async with running(store) as recorder:
         assert await recorder.wait_stored(finished(recorder, record(rollout, 1)))
-
         assert len(await calls(store, rollout)) == 1
+        assert not await recorder.wait_stored(finished(recorder, record(None, 1)))  # the store refuses it
 
 
 async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollout: AttemptedRollout) -> None:
@@ -132,7 +143,9 @@ async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollou
         assert not await recorder.wait_stored(finished(recorder, record(rollout, 1)))
 
         assert not recorder.will_record
-        late = finished(recorder, record(rollout, 2))
+        waiting = record(rollout, 2, sent_json={"a": 1}, answer={"b": 2})
+        late = finished(recorder, waiting)
+        assert (waiting.sent_json, waiting.answer) == (None, None)  # it is kept unread
         with pytest.MonkeyPatch.context() as patched:
             patched.delattr("asyncio.wait")  # which it would wait with
             assert not await recorder.wait_stored(late)
@@ -140,18 +153,6 @@ async def test_a_store_that_is_away_is_waited_for_once(store: MoodyStore, rollou
         store.rise()
         assert await recorder.flush()
         assert recorder.will_record
-
-
-async def test_a_call_that_the_store_refuses_is_not_told_as_stored(store: MoodyStore) -> None:
-    async with running(store) as recorder:
-        assert not await recorder.wait_stored(finished(recorder, record(None, 1)))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "It did not happen in time."
-        await asyncio.sleep(0.002)
 
 
 # ---------------------------------------------------------------------- flushing
@@ -162,36 +163,26 @@ async def test_flush_waits_for_the_attempt_that_asks(store: MoodyStore, rollout:
     async with running(store) as recorder:
         store.seconds = 0.05
         finished(recorder, record(rollout, 1))
-        assert await recorder.flush(Origin(other.rollout_id, other.attempt.attempt_id))
+        assert await recorder.flush(origin_of(other))
         assert recorder.totals.waiting == 1
 
-        assert await recorder.flush(Origin(rollout.rollout_id, rollout.attempt.attempt_id))
+        assert await recorder.flush(origin_of(rollout))
 
-        assert counts(recorder.counts_of(Origin(rollout.rollout_id, rollout.attempt.attempt_id))) == (0, 0, 1, 0)
+        assert counts(recorder.counts_of(origin_of(rollout))) == (0, 0, 1, 0)
     assert len(recorder._counts) == 1  # nobody is remembered for asking
 
 
-async def test_flush_waits_a_little_for_a_call_under_way(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    origin = Origin(rollout.rollout_id, rollout.attempt.attempt_id)
+async def test_flush_waits_a_little_for_a_call_in_flight(store: MoodyStore, rollout: AttemptedRollout) -> None:
     async with running(store) as recorder:
         call = record(rollout, 1)
         recorder.begin(call.origin)
+        assert await recorder.flush(grace=0.02)
+        assert recorder.totals.in_flight == 1
         asyncio.get_running_loop().call_later(0.05, recorder.finish, call)
 
-        assert await recorder.flush(origin, grace=5.0)
+        assert await recorder.flush(call.origin, grace=5.0)
 
-        assert counts(recorder.counts_of(origin)) == (0, 0, 1, 0)
-
-
-async def test_flush_does_not_wait_for_ever_for_a_call_under_way(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store) as recorder:
-        call = record(rollout, 1)
-        recorder.begin(call.origin)
-
-        assert await recorder.flush(grace=0.02)
-
-        assert recorder.totals.in_flight == 1
-        recorder.finish(call)
+        assert counts(recorder.counts_of(call.origin)) == (0, 0, 1, 0)
 
 
 async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: AttemptedRollout) -> None:
@@ -204,9 +195,6 @@ async def test_flush_gives_up_after_its_time(store: MoodyStore, rollout: Attempt
         assert await recorder.flush()
 
 
-# ---------------------------------------------------------------------- outages
-
-
 # ---------------------------------------------------------------------- refusals
 
 
@@ -217,7 +205,6 @@ async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
     async with running(store, tmp_path) as recorder:
         for number in range(6):
             finished(recorder, record(rollout, number, **({"origin": stranger} if number % 2 else {})))
-
         assert await recorder.flush()
 
         assert counts(recorder.totals) == (0, 0, 3, 3)
@@ -227,26 +214,29 @@ async def test_calls_of_a_rollout_that_the_store_does_not_know_are_counted(
 
 
 async def test_store_that_breaks_loses_calls_in_memory_and_keeps_them_in_the_journal(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
+    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    left_behind(tmp_path, rollout, 1)
+    store.fall(RuntimeError("a bug"))
     async with running(store, tmp_path) as recorder:
-        store.fall(RuntimeError("a bug"))
         finished(recorder, record(rollout, 1))
         assert await recorder.flush()
-        assert recorder.totals.lost == {"RuntimeError": 1}
+        assert recorder.totals.lost == {"RuntimeError": 2}
         store.rise()
         finished(recorder, record(rollout, 2))  # it goes on
         assert await recorder.flush()
+    assert "found in the journal and stored" not in caplog.text
 
     async with running(store, tmp_path) as recorder:
         assert await recorder.flush()
-    assert len(await calls(store, rollout)) == 2
+    assert len(await calls(store, rollout)) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- bounds
 
 
-async def test_calls_beyond_the_limit_are_lost_and_told_without_a_journal(
+async def test_calls_beyond_the_limit_are_lost_without_a_journal(
     store: MoodyStore, rollout: AttemptedRollout, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(store, limits=limited(queued_items=10), close_seconds=0.1) as recorder:
@@ -256,7 +246,6 @@ async def test_calls_beyond_the_limit_are_lost_and_told_without_a_journal(
 
         assert counts(recorder.totals) == (0, 10, 0, 15)
         assert recorder.totals.lost == {"too many calls wait for the store": 15}
-        assert recorder._shipper.queue_length == 10
     assert counts(recorder.totals) == (0, 0, 0, 25)
     assert "25 model calls are lost" in caplog.text
     assert caplog.text.count("is not recorded") == 1
@@ -277,18 +266,6 @@ async def test_calls_beyond_the_limit_wait_in_the_journal(
         assert counts(recorder.totals) == (0, 0, 50, 0)
     assert len(await calls(store, rollout)) == 50
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_calls_that_wait_for_long_are_kept_unread(store: MoodyStore, rollout: AttemptedRollout) -> None:
-    async with running(store, limits=limited(patience_seconds=0.01)) as recorder:
-        store.fall()
-        await recorder.wait_stored(finished(recorder, record(rollout, 1)))
-
-        waiting = record(rollout, 2, sent_json={"a": 1}, answer={"b": 2})
-        finished(recorder, waiting)
-
-        assert (waiting.sent_json, waiting.answer) == (None, None)
-        store.rise()
 
 
 async def test_counts_of_ended_attempts_are_forgotten_when_there_are_many(
@@ -327,48 +304,29 @@ async def test_stop_while_the_store_is_down_leaves_the_calls_to_the_next_start(
         store.fall()
         for number in range(30):
             finished(recorder, record(rollout, number))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert "30 model calls are not stored yet" in caplog.text
-    assert len(await calls(store, rollout)) == 0
-    store.rise()
 
     async with running(store, tmp_path) as recorder:
-        assert await recorder.flush(Origin(rollout.rollout_id, rollout.attempt.attempt_id))
-
-        assert counts(recorder.totals) == (0, 0, 30, 0)
-    assert len(await calls(store, rollout)) == 30
-    assert "30 model calls of an earlier process" in caplog.text
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_recovery_waits_for_the_store_and_calls_go_on_meanwhile(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
-) -> None:
-    journal = Journal(tmp_path)
-    for number in range(10):
-        journal.write(record(rollout, number))
-    journal.close()
-    store.fall()
-    async with running(store, tmp_path) as recorder:
-        finished(recorder, record(rollout, 100))
+        finished(recorder, record(rollout, 100))  # calls go on while the recovery waits for the store
         assert not await recorder.flush(timeout=0.05)
         store.rise()
+        assert await recorder.flush(origin_of(rollout))
 
-        assert await recorder.flush()
-
-    assert len(await calls(store, rollout)) == 11
+        assert counts(recorder.totals) == (0, 0, 31, 0)
+    assert len(await calls(store, rollout)) == 31
+    assert "30 model calls of an earlier process" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_recovery_that_is_broken_off_goes_on_where_it_was(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path)
-    for number in range(10):
-        journal.write(record(rollout, number))
-    journal.close()
-    limits = limited(batch_items=4)
-    async with running(store, tmp_path, limits=limits, close_seconds=0.05) as recorder:
+    left_behind(tmp_path, rollout, 10)
+    async with running(store, tmp_path, limits=limited(batch_items=4), close_seconds=0.05) as recorder:
         store.error = lambda spans: StoreUnavailable("down") if spans and recorder.totals.stored else None
-        await until(lambda: recorder.totals.stored == 4)
+        while recorder.totals.stored < 4:
+            await asyncio.sleep(0.002)
     store.rise()
 
     async with running(store, tmp_path) as recorder:
@@ -378,34 +336,12 @@ async def test_recovery_that_is_broken_off_goes_on_where_it_was(
     assert len(await calls(store, rollout)) == 10
 
 
-async def test_found_call_whose_store_failed_is_kept_for_the_next_start(
-    store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal = Journal(tmp_path)
-    journal.write(record(rollout, 1))
-    journal.close()
-    store.fall(RuntimeError("a fault of the store"))
-    async with running(store, tmp_path) as recorder:
-        assert await recorder.flush()
-        assert dict(recorder.totals.lost) == {"RuntimeError": 1}
-    assert "found in the journal and stored" not in caplog.text
-    store.rise()
-
-    async with running(store, tmp_path) as recorder:
-        assert await recorder.flush()
-
-    assert len(await calls(store, rollout)) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path
 ) -> None:
     async with running(store) as recorder:
-        finished(recorder, record(rollout, 1))
-    journal = Journal(tmp_path)
-    journal.write(record(rollout, 1))
-    journal.close()
+        finished(recorder, record(rollout, 0))
+    left_behind(tmp_path, rollout, 1)
 
     async with running(store, tmp_path) as recorder:
         assert await recorder.flush()
@@ -413,29 +349,24 @@ async def test_call_that_was_stored_before_the_crash_is_not_stored_again(
     assert len(await calls(store, rollout)) == 1
 
 
-async def test_disk_that_is_full_costs_no_call_and_is_told_once(
+async def test_disk_that_is_full_costs_no_call_and_is_reported_once(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(store, tmp_path) as recorder:
-        assert recorder.journal is not None
-
-        def refuse(call: CallRecord) -> None:
-            raise OSError("No space left on device")
-
-        recorder.journal.write = refuse  # type: ignore[method-assign] # a disk cannot be filled here
-        for number in range(10):
-            finished(recorder, record(rollout, number))
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr("os.pwrite", lambda *_: 0)
+            for number in range(10):
+                finished(recorder, record(rollout, number))
         assert await recorder.flush()
 
     assert len(await calls(store, rollout)) == 10
-    assert caplog.text.count("No space left on device") == 1
+    assert caplog.text.count("bytes could be written") == 1
 
 
-async def test_stop_while_disk_and_store_fail_tells_what_is_lost(
+async def test_stop_while_disk_and_store_fail_reports_what_is_lost(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(store, tmp_path, **QUICK) as recorder:
-        assert recorder.journal is not None
         store.fall()
         finished(recorder, record(rollout, 1))
         with pytest.MonkeyPatch.context() as full:
@@ -447,7 +378,7 @@ async def test_stop_while_disk_and_store_fail_tells_what_is_lost(
     assert "1 model calls are not stored yet" in caplog.text
 
 
-async def test_journal_that_cannot_be_read_is_told(
+async def test_journal_that_cannot_be_read_is_reported(
     store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.calls").mkdir()
@@ -458,11 +389,3 @@ async def test_journal_that_cannot_be_read_is_told(
 
     assert "cannot be read" in caplog.text
     assert len(await calls(store, rollout)) == 1
-
-
-async def test_nothing_runs_on_after_the_end(store: MoodyStore, rollout: AttemptedRollout, tmp_path: Path) -> None:
-    async with running(store, tmp_path, **QUICK) as recorder:
-        store.fall()
-        finished(recorder, record(rollout, 1))
-
-    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,17 +1,19 @@
 """A backend of the proxy: its address, its dialects, its limits; and the errors of calls to backends.
 
-`Backend` is a value; `model_entry.py` makes it from an entry of the model list. It holds keys, since calls are sent
-with them, and never shows them. Every error is a `ProxyError` with the HTTP status that the caller gets. Error
-messages name backends and models, never keys.
+`Backend` is a value that validates its fields; `model_entry.py` makes it from an entry of the model list. It holds
+keys, since calls are sent with them, and never shows them. Every error is a `ProxyError` with the HTTP status that the
+caller gets. Error messages name backends and models, never keys.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import yarl
+from pydantic import ConfigDict, Field, StrictBool
+from pydantic.dataclasses import dataclass
 
 from agentlightning.dialects import DialectName
 from agentlightning.errors import ProxyError
@@ -104,13 +106,18 @@ class BackendBroken(BackendError):
     """A response that began and did not come to its end."""
 
 
-@dataclass(frozen=True)
+_Limit = Annotated[int, Field(ge=1)]
+_Label = Annotated[str, Field(coerce_numbers_to_str=True)]
+_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, config=ConfigDict(hide_input_in_errors=True))
 class Backend:
     """One server that serves one model name."""
 
     name: str = field(compare=False)
     """Unique in its model list: `model#position at address`."""
-    model_name: str
+    model_name: Annotated[str, Field(pattern=r"^[^*]*\*?[^*]*$", min_length=1)]
     """The name in callers' requests; may hold one wildcard."""
     provider: Provider
     model: str
@@ -119,35 +126,35 @@ class Backend:
     """Without a slash at the end; empty where the litellm library knows the address."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Sent with every call, the key among them."""
-    weight: float = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Its share of the calls, relative to the other backends of the model."""
-    max_parallel_requests: int | None = None
-    rpm: int | None = None
+    max_parallel_requests: _Limit | None = None
+    rpm: _Limit | None = None
     """Calls that may start within any minute."""
-    tpm: int | None = None
+    tpm: _Limit | None = None
     """Tokens that may be used within any minute."""
-    timeout: float = DEFAULT_TIMEOUT_SECONDS
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULT_TIMEOUT_SECONDS
     """Seconds of silence allowed, before the first byte and between two."""
-    version: str | None = None
+    version: _Label | None = None
     """Version of the served model; written on each call, unless the server reports its own."""
-    resources_id: str | None = None
+    resources_id: _Label | None = None
     """Version of the resources this backend belongs to; None serves any."""
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Request fields for calls that do not set them."""
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
+    overrides: Mapping[_Label, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
     """Request fields that replace the caller's, by the id of the rollout's resources; None removes a field."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Arguments for the litellm library alone, its credentials among them."""
-    input_cost_per_token: float | None = None
-    output_cost_per_token: float | None = None
-    gives_token_ids: bool | None = False
+    input_cost_per_token: _Cost | None = None
+    output_cost_per_token: _Cost | None = None
+    gives_token_ids: StrictBool | None = False
     """Whether it returns token ids on request; None: the first call finds out."""
-    gives_logprobs: bool | None = False
-    dialects: tuple[DialectName, ...] = ("chat",)
+    gives_logprobs: StrictBool | None = False
+    dialects: Annotated[tuple[DialectName, ...], Field(min_length=1)] = ("chat",)
     """The dialects it speaks, best first."""
     api_version: str | None = None
     """On Azure, the version of the interface."""
-    health_path: str | None = "/models"
+    health_path: Annotated[str, Field(pattern=r"^(/|https?://)")] | None = "/models"
     """Path below `base_url`, or URL, that answers a GET while the server is well; None: there is none."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Every text of the entry that must not be shown."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import yarl
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from agentlightning.dialects import DialectName
 from agentlightning.errors import ConfigurationError
-from agentlightning.llm_proxy.backends.backend import DEFAULT_TIMEOUT_SECONDS, WILDCARD, Backend, Provider
+from agentlightning.llm_proxy.backends.backend import WILDCARD, Backend, Provider
 from agentlightning.llm_proxy.backends.litellm_library import CHAT_FIELDS, EMBEDDINGS_FIELDS
 from agentlightning.utils.installation import install_command
 
@@ -51,6 +51,13 @@ _LIBRARY_SETTINGS: Final = frozenset(
 """Those of the settings that the litellm library expects as arguments of a call."""
 _REQUEST_FIELDS: Final = CHAT_FIELDS | EMBEDDINGS_FIELDS
 """What may be seen in a request to the library; anything else may be a credential."""
+_SHARED_FIELDS: Final = (
+    *("weight", "max_parallel_requests", "rpm", "tpm", "timeout", "input_cost_per_token", "output_cost_per_token"),
+    *("version", "resources_id"),
+)
+"""What may stand in `litellm_params`, in the entry itself or in `model_info`."""
+_INFO_FIELDS: Final = ("gives_token_ids", "gives_logprobs", "dialects", "health_path", "overrides")
+"""What may stand in `model_info` alone."""
 _OPENAI_ALIKE: Final = frozenset({"openai_like", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"})
 """Prefixes of servers that speak as OpenAI does, wherever they are."""
 _LIBRARY_PREFIXES: Final = frozenset(
@@ -110,16 +117,12 @@ def _single_line(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, Field(coerce_numbers_to_str=True)]
 _HeaderText = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_single_line)]
 _Headers = dict[_HeaderText, _HeaderText]
-_Limit = Annotated[int, Field(ge=1)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Parameters(BaseModel):
-    """What the proxy reads of `litellm_params`."""
+class ModelParameters(BaseModel):
+    """What the proxy reads of `litellm_params`; other fields are defaults of requests, or options of the library."""
 
     model: Annotated[str, Field(min_length=1)]
     api_base: str | None = None
@@ -134,48 +137,6 @@ class _Parameters(BaseModel):
     extra_headers: _Headers | None = None
     extra_body: dict[str, Any] | None = None
 
-    @property
-    def all_headers(self) -> dict[str, str]:
-        return {**(self.default_headers or {}), **(self.headers or {}), **(self.extra_headers or {})}
-
-
-class _Shared(BaseModel):
-    """What may stand in `litellm_params`, in the entry itself or in `model_info`."""
-
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    max_parallel_requests: _Limit | None = None
-    rpm: _Limit | None = None
-    tpm: _Limit | None = None
-    timeout: _Seconds = DEFAULT_TIMEOUT_SECONDS
-    input_cost_per_token: _Cost | None = None
-    output_cost_per_token: _Cost | None = None
-    version: _Text | None = None
-    resources_id: _Text | None = None
-
-
-class _Info(BaseModel):
-    """What the proxy reads of `model_info`."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    gives_token_ids: StrictBool | None = None
-    gives_logprobs: StrictBool | None = None
-    dialects: Annotated[tuple[DialectName, ...], Field(min_length=1)] | None = None
-    health_path: Annotated[str, Field(pattern=r"^(/|https?://)")] | None = "/models"
-    overrides: dict[_Text, dict[str, Any]] | None = None
-
-
-class ModelEntry(BaseModel):
-    """One entry of a model list."""
-
-    model_config = ConfigDict(protected_namespaces=(), hide_input_in_errors=True)
-
-    model_name: Annotated[str, Field(pattern=r"^[^*]*\*?[^*]*$", min_length=1)]
-    """May hold one wildcard."""
-    litellm_params: _Parameters
-    model_info: _Info = _Info()
-    shared: _Shared
-
 
 def backend_of(entry: object, number: int) -> Backend:
     """The backend an entry describes; `number` is its position in the model list."""
@@ -184,44 +145,59 @@ def backend_of(entry: object, number: int) -> Backend:
         raise ConfigurationError(f"{place} is no mapping with litellm_params; the form is {_FORM}.")
     name = entry.get("model_name")
     place += f" ('{name}')" if isinstance(name, str) else ""
+    try:
+        return _backend(entry, number, place)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{place}: {field}: {first['msg']}; the form is {_FORM}.") from None
+
+
+def _backend(entry: Mapping[str, Any], number: int, place: str) -> Backend:
     parameters = _resolved(dict(entry["litellm_params"]), place)
-    read = _validated(entry, parameters, place)
-    params, shared, info = read.litellm_params, read.shared, read.model_info
+    params = ModelParameters.model_validate({name: value for name, value in parameters.items() if value != ""})
+    info = entry.get("model_info") or {}
+    if not isinstance(info, Mapping):
+        raise ConfigurationError(f"{place}: model_info must be a mapping.")
     provider, model = _provider_of(params, place)
     known = _PROVIDERS[provider]
     base_url, userinfo = _address_of(params, provider, place)
     api_key = params.api_key or os.environ.get(known.key_variable) or None
     auth = _auth_headers(params, provider, api_key) or userinfo
-    own_headers = params.all_headers
-    given = {header.lower() for header in own_headers}
-    headers = {header: value for header, value in auth.items() if header.lower() not in given} | own_headers
-    left = {field: value for field, value in parameters.items() if field not in _SETTINGS and value is not None}
+    own = {**(params.default_headers or {}), **(params.headers or {}), **(params.extra_headers or {})}
+    given = {header.lower() for header in own}
+    headers = {header: value for header, value in auth.items() if header.lower() not in given} | own
+    defaults = {field: value for field, value in parameters.items() if field not in _SETTINGS and value is not None}
     options: dict[str, Any] = {}
     if provider == "litellm":
-        options = {field: value for field, value in left.items() if field not in _REQUEST_FIELDS}
+        options = {field: value for field, value in defaults.items() if field not in _REQUEST_FIELDS}
         options |= {field: value for field, value in parameters.items() if field in _LIBRARY_SETTINGS}
         options |= {field: value for field, value in (("api_key", api_key), ("api_base", base_url)) if value}
-        left = {field: value for field, value in left.items() if field in _REQUEST_FIELDS}
-    gives_token_ids, gives_logprobs = known.gives_token_ids, known.gives_logprobs
-    if provider == "openai" and yarl.URL(base_url).host == yarl.URL(OPENAI_URL).host:
-        gives_token_ids = False  # OpenAI itself does not; servers that speak like it may
+        defaults = {field: value for field, value in defaults.items() if field in _REQUEST_FIELDS}
+    is_openai = provider == "openai" and yarl.URL(base_url).host == yarl.URL(OPENAI_URL).host
+    settings: dict[str, Any] = {
+        # OpenAI itself gives no token ids; servers that speak like it may.
+        "gives_token_ids": False if is_openai else known.gives_token_ids,
+        "gives_logprobs": known.gives_logprobs,
+        "dialects": known.dialects,
+    }
+    settings |= {field: info[field] for field in _INFO_FIELDS if field in info}
+    for holder in (info, entry, parameters):  # the last wins
+        settings |= {field: holder[field] for field in _SHARED_FIELDS if holder.get(field) is not None}
+    if provider == "litellm":
+        settings["health_path"] = None
     return Backend(
-        name=f"{read.model_name}#{number} at {base_url or model}",
-        model_name=read.model_name,
+        name=f"{entry.get('model_name')}#{number} at {base_url or model}",
+        model_name=entry.get("model_name") or "",
         provider=provider,
         model=model,
         base_url=base_url,
         headers=headers,
-        **dict(shared),
-        defaults={**left, **(params.extra_body or {})},
-        overrides=info.overrides or {},
+        defaults={**defaults, **(params.extra_body or {})},
         options=options,
-        gives_token_ids=info.gives_token_ids if "gives_token_ids" in info.model_fields_set else gives_token_ids,
-        gives_logprobs=info.gives_logprobs if "gives_logprobs" in info.model_fields_set else gives_logprobs,
-        dialects=info.dialects or known.dialects,
         api_version=_azure_version(params, base_url) if provider == "azure" else None,
-        health_path=None if provider == "litellm" else info.health_path,
         secrets=_secrets_of(api_key, {**auth, **headers}, options),
+        **settings,
     )
 
 
@@ -242,26 +218,7 @@ def _resolved(parameters: dict[str, Any], place: str) -> dict[str, Any]:
     return resolved
 
 
-def _validated(entry: Mapping[str, Any], parameters: dict[str, Any], place: str) -> ModelEntry:
-    info = entry.get("model_info") or {}
-    places = [info if isinstance(info, Mapping) else {}, entry, parameters]  # the last wins
-    shared = {name: value for one in places for name, value in one.items() if value is not None}
-    try:
-        return ModelEntry.model_validate(
-            {
-                "model_name": entry.get("model_name"),
-                "litellm_params": {name: value for name, value in parameters.items() if value != ""},
-                "model_info": info,
-                "shared": {name: value for name, value in shared.items() if name in _Shared.model_fields},
-            }
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]).removeprefix("shared.")
-        raise ConfigurationError(f"{place}: {field}: {first['msg']}; the form is {_FORM}.") from None
-
-
-def _provider_of(params: _Parameters, place: str) -> tuple[Provider, str]:
+def _provider_of(params: ModelParameters, place: str) -> tuple[Provider, str]:
     """The provider and its name of the model."""
     given = params.custom_llm_provider
     prefix, slash, rest = params.model.partition("/")
@@ -300,7 +257,7 @@ def _through_library(model: str, place: str) -> tuple[Provider, str]:
     return "litellm", model
 
 
-def _address_of(params: _Parameters, provider: Provider, place: str) -> tuple[str, dict[str, str]]:
+def _address_of(params: ModelParameters, provider: Provider, place: str) -> tuple[str, dict[str, str]]:
     """The base URL, and the header for a user and password that stood in it."""
     known = _PROVIDERS[provider]
     from_environment = (os.environ[variable] for variable in known.address_variables if os.environ.get(variable))
@@ -330,7 +287,7 @@ def _address_of(params: _Parameters, provider: Provider, place: str) -> tuple[st
     return base_url, userinfo
 
 
-def _auth_headers(params: _Parameters, provider: Provider, api_key: str | None) -> dict[str, str]:
+def _auth_headers(params: ModelParameters, provider: Provider, api_key: str | None) -> dict[str, str]:
     headers = {}
     if provider == "anthropic":
         headers["anthropic-version"] = ANTHROPIC_VERSION
@@ -344,7 +301,7 @@ def _auth_headers(params: _Parameters, provider: Provider, api_key: str | None) 
     return headers
 
 
-def _azure_version(params: _Parameters, base_url: str) -> str | None:
+def _azure_version(params: ModelParameters, base_url: str) -> str | None:
     if base_url.endswith("/openai/v1"):
         return None
     return params.api_version or os.environ.get("AZURE_API_VERSION") or AZURE_API_VERSION

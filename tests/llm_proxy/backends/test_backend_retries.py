@@ -40,36 +40,20 @@ async def test_answer_with_an_error_is_an_answer(serve: Serve, make_pool: MakePo
         assert [happened for _, happened in answer.tries] == ["answered 500 Word"]
 
 
-async def test_refused_connection_is_told_in_words(serve: Serve, make_pool: MakePool) -> None:
-    server = await serve()
-    await server.stop()
-
-    with pytest.raises(
-        BackendUnavailable, match=r"No backend of model 'm' answered: m#0 at .* cannot be reached"
-    ) as caught:
-        await make_pool(server).send(request_for())
-
-    assert len(caught.value.tries) == 1
-
-
-async def test_refused_call_is_tried_once_more_where_another_backend_is_well(serve: Serve, make_pool: MakePool) -> None:
-    dead, alive = await serve(), await serve()
-    await dead.stop()
-    pool = make_pool(dead, alive)
-
-    assert [await status_of(pool) for _ in range(6)] == [200] * 6
-    assert len(alive.requests) == 6
-
-
-async def test_refused_call_is_not_tried_a_third_time(serve: Serve, make_pool: MakePool) -> None:
-    dead = [await serve() for _ in range(3)]
+async def test_refused_call_is_tried_once_more_where_another_backend_may_be_well(
+    serve: Serve, make_pool: MakePool
+) -> None:
+    *dead, alive = [await serve() for _ in range(4)]
     for server in dead:
         await server.stop()
+    pool = make_pool(dead[0], alive)
 
-    with pytest.raises(BackendUnavailable) as caught:
-        await make_pool(*dead).send(request_for())
-
-    assert len(caught.value.tries) == 2
+    assert [await status_of(pool) for _ in range(6)] == [200] * 6
+    for servers, tries in ((dead[:1], 1), (dead, 2)):
+        message = r"No backend of model 'm' answered: m#\d at .* cannot be reached"
+        with pytest.raises(BackendUnavailable, match=message) as caught:
+            await make_pool(*servers).send(request_for())
+        assert len(caught.value.tries) == tries
 
 
 async def test_kept_connection_that_was_closed_costs_no_call(serve: Serve, make_pool: MakePool) -> None:
@@ -144,13 +128,13 @@ async def test_backend_that_fails_fast_does_not_draw_calls(serve: Serve, make_po
         await answer.close()
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_mistake_of_the_caller_is_not_tried_again(serve: Serve, make_pool: MakePool, status: int) -> None:
-    server = await serve(whole(status=status))
+async def test_mistake_of_the_caller_is_not_tried_again(serve: Serve, make_pool: MakePool) -> None:
+    statuses = [400, 401, 403, 404, 413, 422]
+    server = await serve(*(whole(status=status) for status in statuses))
     pool = make_pool(server, num_retries=3)
 
-    assert await status_of(pool) == status
-    assert len(server.requests) == 1
+    assert [await status_of(pool) for _ in statuses] == statuses
+    assert len(server.requests) == len(statuses)
 
 
 async def test_only_backend_is_tried_again_after_a_pause(
@@ -201,7 +185,8 @@ async def test_each_try_is_prepared_for_its_backend(serve: Serve, make_pool: Mak
 
 async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_pool: MakePool) -> None:
     first, second = await serve(), await serve()
-    pool = make_pool({**first.entry(), "model_info": {"dialects": ["messages"]}}, second)
+    only_messages = {**first.entry(), "model_info": {"dialects": ["messages"]}}
+    pool = make_pool(only_messages, second)
 
     def prepare(backend: Backend) -> PreparedRequest:
         return PreparedRequest(backend.serving("embeddings"), b"{}", stream=False)
@@ -210,16 +195,8 @@ async def test_backend_of_another_dialect_is_passed_over(serve: Serve, make_pool
         async with await pool.send(request_for(prepare=prepare)) as answer:
             assert answer.backend.base_url == second.openai_url
     assert [entry["in_flight"] for entry in pool.describe()] == [0, 0]
-
-
-async def test_dialect_nobody_speaks_is_an_error_in_words(serve: Serve, make_pool: MakePool) -> None:
-    pool = make_pool({**(await serve()).entry(), "model_info": {"dialects": ["messages"]}}, num_retries=2)
-
     with pytest.raises(DialectNotServed, match="does not serve the embeddings dialect"):
-        await pool.send(
-            request_for(prepare=lambda backend: PreparedRequest(backend.serving("embeddings"), b"", stream=False))
-        )
-    assert pool.describe()[0]["in_flight"] == 0
+        await make_pool(only_messages, num_retries=2).send(request_for(prepare=prepare))
 
 
 # ---------------------------------------------------------------------- rate limits
@@ -305,18 +282,14 @@ async def test_tokens_that_were_told_hold_the_backend(serve: Serve, make_pool: M
         (429, {"retry-after": "-4"}, 0.0),
         (429, {"retry-after": "nan"}, 0.0),
         (429, {"retry-after": "soon"}, 0.0),
+        (429, {"retry-after": formatdate(time.time() + 3000, usegmt=True)}, 3000.0),
         (429, {}, 0.0),
         (200, {"retry-after": "3"}, 0.0),
     ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
 )
 def test_wish_of_a_backend_is_read_in_any_form(status: int, headers: dict[str, str], seconds: float) -> None:
-    assert requested_hold_seconds(status, headers) == seconds
-
-
-def test_wish_of_a_backend_may_be_a_date() -> None:
-    date = formatdate(time.time() + 30, usegmt=True)
-
-    assert requested_hold_seconds(429, {"retry-after": date}) == pytest.approx(30, abs=2)
+    assert requested_hold_seconds(status, headers) == pytest.approx(seconds, abs=300 if seconds == 3000 else 0)
 
 
 @pytest.mark.parametrize(
@@ -329,19 +302,14 @@ def test_backend_may_say_itself_whether_to_try_again(status: int, wish: str, pas
 # ---------------------------------------------------------------------- silence and breaks
 
 
-async def test_silence_before_the_first_byte_is_a_failure(serve: Serve, make_pool: MakePool) -> None:
-    pool = make_pool((await serve(hang)).entry(timeout=0.05))
+async def test_silent_backend_is_left_for_another(serve: Serve, make_pool: MakePool) -> None:
+    silent, other = (await serve(hang)).entry(timeout=0.05), await serve()
+    pool = make_pool(silent)
 
     with pytest.raises(BackendUnavailable, match=r"did not begin to answer within 0\.05 s"):
         await pool.send(request_for())
     assert pool.describe()[0]["in_flight"] == 0
-
-
-async def test_silent_backend_is_left_for_another(serve: Serve, make_pool: MakePool) -> None:
-    silent, other = await serve(hang), await serve()
-    pool = make_pool(silent.entry(timeout=0.05), other, num_retries=1)
-
-    assert [await status_of(pool) for _ in range(2)] == [200, 200]
+    assert await status_of(make_pool(silent, other, num_retries=1)) == 200
 
 
 async def test_deadline_ends_a_call_that_is_not_answered(serve: Serve, make_pool: MakePool) -> None:
@@ -465,28 +433,6 @@ async def test_breaker_opens_lets_one_probe_through_and_closes(
     assert pool.describe()[0]["breaker"] == "closed"
 
 
-async def test_probe_that_fails_opens_the_breaker_for_twice_as_long(
-    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
-) -> None:
-    sick, well = await serve(whole(status=500)), await serve()
-    pool = make_pool(sick, clock=fake_clock)
-    await failing(pool, 5)
-    pool.replace([sick.entry(), well.entry()])
-
-    fake_clock.turn(10)
-    for _ in range(6):
-        await status_of(pool)
-    assert len(sick.requests) == 6
-    fake_clock.turn(19)
-    for _ in range(6):
-        await status_of(pool)
-    assert len(sick.requests) == 6
-    fake_clock.turn(1)
-    for _ in range(6):
-        await status_of(pool)
-    assert len(sick.requests) == 7
-
-
 async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
     serve: Serve, make_pool: MakePool, fake_clock: FakeClock
 ) -> None:
@@ -497,22 +443,6 @@ async def test_only_backend_is_tried_though_it_is_out_of_use_but_not_at_once(
     with pytest.raises(BackendUnavailable, match="out of use for another"):
         await pool.send(request_for())
     fake_clock.turn(1)
-
-    assert await status_of(pool) == 200
-
-
-async def test_cancelled_probe_leaves_room_for_another(
-    serve: Serve, make_pool: MakePool, fake_clock: FakeClock
-) -> None:
-    sick = await serve(*[whole(status=500)] * 5, hang, whole())
-    pool = make_pool(sick, clock=fake_clock)
-    await failing(pool, 5)
-    fake_clock.turn(10)
-    probe = asyncio.create_task(pool.send(request_for()))
-    await until(lambda: sick.in_flight == 1)
-
-    probe.cancel()
-    await asyncio.wait([probe])
 
     assert await status_of(pool) == 200
 

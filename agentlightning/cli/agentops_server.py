@@ -31,9 +31,7 @@ examples:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--daemon", action="store_true", help="serve in the background, and print the process id")
-    parser.add_argument(
-        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
-    )
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
 
 
 def _run(arguments: argparse.Namespace) -> None:

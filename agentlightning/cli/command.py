@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 LAST_PORT: Final = 65535
-LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR (default: %(default)s)"
+LOG_LEVELS: Final = "DEBUG, INFO, WARNING or ERROR"
 _WRONG_USE: Final = 2
 _END_OF_OPTIONS: Final = "--"
 _LEAST_SIMILARITY: Final = 0.7
@@ -90,6 +90,15 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, default=str), flush=True)  # noqa: T201 # the command's own output
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Tells the defaults of options whose help does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        is_plain = action.default in (None, False, argparse.SUPPRESS) or isinstance(action.default, list)
+        return text if is_plain or "default" in text else f"{text} (default: %(default)s)"
+
+
 class CommandParser(argparse.ArgumentParser):
     """Shows examples as they are written, and says what is wrong in one line.
 
@@ -99,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, examples: str, **options: Any) -> None:
-        super().__init__(epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(epilog=examples, formatter_class=_HelpFormatter, **options)
         self._words: list[str] = []  # what is being parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -54,16 +54,12 @@ def _add_arguments(parser: CommandParser) -> None:
         type=_seed,
         default=0,
         help="of the tasks and of the sampling; which rollouts meet in a batch depends on timing, so that runs of the "
-        "same seed take different numbers of steps (default: %(default)s)",
+        "same seed take different numbers of steps",
     )
-    parser.add_argument("--steps", type=positive_number, default=MOST_STEPS, help="at most (default: %(default)s)")
-    parser.add_argument("--target", type=_target, default=TARGET, help="mean reward to stop at (default: %(default)s)")
-    parser.add_argument(
-        "--runners", type=positive_number, default=1, help="processes that run the agent (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--concurrency", type=positive_number, default=24, help="rollouts at once in each (default: %(default)s)"
-    )
+    parser.add_argument("--steps", type=positive_number, default=MOST_STEPS, help="at most")
+    parser.add_argument("--target", type=_target, default=TARGET, help="mean reward to stop at")
+    parser.add_argument("--runners", type=positive_number, default=1, help="processes that run the agent")
+    parser.add_argument("--concurrency", type=positive_number, default=24, help="rollouts at once in each")
     parser.add_argument("--resume", action="store_true", help="go on with what is in --folder")
     parser.add_argument("--json", action="store_true", help="events for machines instead of the live view")
 

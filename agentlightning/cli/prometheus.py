@@ -33,11 +33,9 @@ examples:
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
-    )
-    parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind")
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
+    parser.add_argument("--metrics-path", default=DEFAULT_PATH, help="where the figures are")
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -71,9 +71,7 @@ The program keeps its terminal, its input and its exit code. What it prints is r
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server (default: %(default)s)"
-    )
+    parser.add_argument("--store", default=DEFAULT_SQLITE_PATH, help="a file, or the address of a server")
     parser.add_argument("--token", help="what the store asks for; better given as AGL_STORE_TOKEN, which `ps` hides")
     parser.add_argument(
         "--proxy", metavar="URL", help="use a proxy that runs, for the same store; AGL_PROXY_API_KEY is its key"
@@ -81,10 +79,7 @@ def _add_arguments(parser: CommandParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--task", metavar="JSON", help="the rollout's input, for AGL_TASK; else it is the command line")
     parser.add_argument(
-        "--reward",
-        choices=get_args(RewardSource),
-        default="none",
-        help="where the program says how well it did (default: %(default)s)",
+        "--reward", choices=get_args(RewardSource), default="none", help="where the program says how well it did"
     )
     parser.add_argument(
         "--env",

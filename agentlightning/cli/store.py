@@ -92,9 +92,7 @@ examples:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; this machine only by default")
-    parser.add_argument(
-        "--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
-    )
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="0 takes a free one")
     parser.add_argument("--backend", choices=["memory", "sqlite", "postgres"], help="sqlite with --path, else memory")
     parser.add_argument("--path", type=named_path, help=f"the SQLite file (default: {DEFAULT_SQLITE_PATH})")
     parser.add_argument("--dsn", help="the PostgreSQL database, without a password (default: as PGHOST etc. say)")

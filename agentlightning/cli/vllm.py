@@ -60,8 +60,8 @@ examples:
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the folder of a Hugging Face model")
-    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="(default: %(default)s)")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="what callers call the model (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="of the server")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="what callers call the model")
     parser.add_argument(
         "--lora-rank", type=positive_number, metavar="R", help="take adapters up to this rank, and no full weights"
     )
@@ -70,7 +70,7 @@ def _add_arguments(parser: CommandParser) -> None:
         type=positive_number,
         default=DEFAULT_SEQUENCES,
         metavar="N",
-        help="sampled together at most; others wait (default: %(default)s)",
+        help="sampled together at most; others wait",
     )
     parser.add_argument("--max-length", type=positive_number, metavar="TOKENS", help="of prompt and answer together")
     parser.add_argument(
@@ -78,7 +78,7 @@ def _add_arguments(parser: CommandParser) -> None:
         type=float,
         default=DEFAULT_MEMORY,
         metavar="SHARE",
-        help="of the GPU's memory; the learner needs the rest (default: %(default)s)",
+        help="of the GPU's memory; the learner needs the rest",
     )
     parser.add_argument("--sleep", action="store_true", help="let a training have the memory while it learns")
     parser.add_argument("--print", action="store_true", help="show the command and its environment, and start nothing")

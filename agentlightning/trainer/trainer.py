@@ -31,11 +31,10 @@ from agentlightning.trainer.components import (
     move_log,
     renamed,
 )
-from agentlightning.trainer.control import TrainingControl
+from agentlightning.trainer.control import TrainingControl, interrupted_by_sigint, stopped_by_sigterm
 from agentlightning.trainer.dev_run import DevRun, dev_algorithm
 from agentlightning.trainer.init_utils import build_component
 from agentlightning.trainer.roles import AlgorithmRole, RunnerRole
-from agentlightning.trainer.termination import interrupted_by_sigint, stopped_by_sigterm
 from agentlightning.trainer.views import ProgressMode, resolved_mode
 from agentlightning.types import Dataset, Hook, NamedResources
 from agentlightning.types.lifecycle import lifecycle_of

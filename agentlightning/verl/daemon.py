@@ -1,11 +1,8 @@
-"""Public path of the padding helpers, and of a class that is gone."""
+"""Token ids brought to one length, with the mask that tells tokens from padding; and a class that is gone."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.algorithm.verl.padding import (
-    get_left_padded_ids_and_attention_mask,
-    get_right_padded_ids_and_attention_mask,
-)
 from agentlightning.errors import ConfigurationError
 
 __all__ = [
@@ -23,3 +20,21 @@ class AgentModeDaemon:
             "AgentModeDaemon is gone: verl asks StoreAgentLoopManager for rollouts; train with "
             "agl.Trainer(algorithm=agl.VERL(config)).fit(agent, train, val)."
         )
+
+
+def get_left_padded_ids_and_attention_mask(
+    ids: Sequence[int], max_length: int, pad_token_id: int
+) -> tuple[list[int], list[int]]:
+    """The last `max_length` ids, with padding before them; the mask is 0 on padding."""
+    kept = list(ids[max(0, len(ids) - max_length) :])
+    missing = max_length - len(kept)
+    return [pad_token_id] * missing + kept, [0] * missing + [1] * len(kept)
+
+
+def get_right_padded_ids_and_attention_mask(
+    ids: Sequence[int], max_length: int, pad_token_id: int
+) -> tuple[list[int], list[int]]:
+    """The first `max_length` ids, with padding after them; the mask is 0 on padding."""
+    kept = list(ids[:max_length])
+    missing = max_length - len(kept)
+    return kept + [pad_token_id] * missing, [1] * len(kept) + [0] * missing

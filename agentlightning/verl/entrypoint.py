@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.algorithm.verl import compose
-from agentlightning.algorithm.verl.launching import run_ppo
+from agentlightning.algorithm.verl.launch import run_ppo
 from agentlightning.errors import ConfigurationError, TrainingError
 
 __all__ = ["main", "run_ppo"]

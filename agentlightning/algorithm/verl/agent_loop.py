@@ -24,7 +24,6 @@ from agentlightning.algorithm.grpo.outcomes import spans_of_model
 from agentlightning.algorithm.intervals import reward_of_failed
 from agentlightning.algorithm.verl.client_engine import AttributedApp, ClientEngine, LlmClient, Sessions
 from agentlightning.algorithm.verl.dataset import TASK
-from agentlightning.algorithm.verl.mismatches import write_mismatches
 from agentlightning.algorithm.verl.run_folder import RunParts, read_parts
 from agentlightning.algorithm.verl.trajectories import (
     SessionRows,
@@ -33,6 +32,7 @@ from agentlightning.algorithm.verl.trajectories import (
     placeholder_row,
     session_rows,
     tag_of,
+    write_mismatches,
 )
 from agentlightning.engine.hf_codec import HfChatCodec, end_ids_of
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.verl.config import Configuration, compose
-from agentlightning.algorithm.verl.launching import TaskRunnerHere, run_ppo
+from agentlightning.algorithm.verl.launch import TaskRunnerHere, run_ppo
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Dataset
 

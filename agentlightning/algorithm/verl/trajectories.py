@@ -1,24 +1,158 @@
-"""Rows become what verl's TransferQueue holds: unpadded trajectories, with the tags that its replay buffer reads.
+"""Rollouts become rows for verl, and rows what its TransferQueue holds: unpadded trajectories with tags.
+
+A row is a prompt, a response, and which tokens of the response the model chose. A row of the level "transition" is one
+model call. A row of the level "trajectory" is one conversation: its prompt ends where the model first speaks, and its
+response holds all that follows; the mask leaves out what tools and users said.
 
 A prompt that is too long leaves its row out: advantages are computed from the reward of the whole session, so the other
 rows lose nothing. A response that is too long keeps its beginning. Both are counted.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, Literal, get_args
 
+import orjson
 import torch
 
-from agentlightning.adapter.sequences import Trajectory
+from agentlightning.adapter.calls import LOGPROBS, as_token_ids, logprobs_of
+from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
+from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
+from agentlightning.adapter.tree import ANY_AGENT
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
 from agentlightning.algorithm.verl.config import Configuration
-from agentlightning.algorithm.verl.rows import Level, Row, calls_with_tokens, calls_without_tokens, rows_of
 from agentlightning.errors import ConfigurationError
-from agentlightning.types import Triplet
+from agentlightning.types import Span, Triplet
+from agentlightning.utils.private_files import append_to
 
-__all__ = ["SessionRows", "TrajectorySettings", "fields_of", "placeholder_row", "session_rows", "tag_of"]
+__all__ = [
+    "MISMATCH_FILE",
+    "Level",
+    "Row",
+    "SessionRows",
+    "TrajectorySettings",
+    "fields_of",
+    "placeholder_row",
+    "rows_of",
+    "session_rows",
+    "tag_of",
+    "write_mismatches",
+]
+
+Level = Literal["transition", "trajectory"]
+
+_WITHOUT_TOKENS: Final = (DropReason.NO_PROMPT_IDS, DropReason.NO_RESPONSE_IDS, DropReason.UNREADABLE_IDS)
+MISMATCH_FILE: Final = "mismatches.jsonl"
+_MISMATCHES: Final = (
+    BreakReason.RETOKENISED,
+    BreakReason.TOOL_OUTPUT_INSERTED,
+    BreakReason.CONTEXT_TRUNCATED,
+    BreakReason.CONTEXT_EDITED,
+)
+"""The other reasons are new conversations, which nothing could have joined."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a batch, before it is brought to a length; the last three columns are equally long."""
+
+    turn_index: int
+    """Which call, or which conversation, of its rollout."""
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    response_mask: Sequence[int]
+    """1 where the model chose the token; always so for the first."""
+    logprobs: Sequence[float | None]
+
+
+def rows_of(trace: Trajectory | Sequence[Triplet], level: Level) -> list[Row]:
+    """The rows of one rollout; calls without a prompt or a response give none."""
+    if level == "transition" and not isinstance(trace, Trajectory):
+        return [_transition(number, call) for number, call in _calls(trace)]
+    rows: list[Row] = []
+    cuts = [cut for one in as_trajectory(trace).sequences for cut in _cuts(one, level)]
+    for number, (sequence, start, end) in enumerate(cuts):
+        ids, mask = sequence.token_ids, sequence.loss_mask
+        rows.append(Row(number, ids[:start], ids[start:end], mask[start:end], sequence.logprobs[start:end]))
+    return [row for row in rows if row.prompt_ids and row.response_ids]
+
+
+def as_trajectory(trace: Trajectory | Sequence[Triplet]) -> Trajectory:
+    """Triplets joined to conversations, where one continues another; a trajectory as it is."""
+    if isinstance(trace, Trajectory):
+        return trace
+    builder = SequenceBuilder()
+    for _, call in _calls(trace):
+        builder.add(call)
+    sequences = tuple(sequence.finished() for sequence in builder.sequences)
+    return Trajectory(rollout_id="", attempt_id="", sequences=sequences, breaks=tuple(builder.breaks))
+
+
+def calls_with_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
+    """How many model calls have the token ids of both prompt and response."""
+    if isinstance(trace, Trajectory):
+        return sum(len(sequence.calls) for sequence in trace.sequences)
+    return sum(1 for _ in _calls(trace))
+
+
+def calls_without_tokens(trace: Trajectory | Sequence[Triplet]) -> int:
+    """How many model calls are in no row because their token ids were not recorded."""
+    if isinstance(trace, Trajectory):
+        return sum(call.reason in _WITHOUT_TOKENS for call in trace.dropped)
+    return len(trace) - calls_with_tokens(trace)
+
+
+def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, int, int]]:
+    """Where the responses of a sequence begin and end."""
+    if level == "transition":
+        return [(sequence, call.start, call.end) for call in sequence.calls]
+    if 1 not in sequence.loss_mask:
+        return []
+    return [(sequence, sequence.loss_mask.index(1), len(sequence.token_ids))]
+
+
+def _transition(number: int, call: ModelCall) -> Row:
+    length = len(call.response_ids)
+    return Row(number, call.prompt_ids, call.response_ids, [1] * length, call.logprobs or [None] * length)
+
+
+def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, ModelCall]]:
+    """Triplets with tokens, each with its place among all of them."""
+    for number, triplet in enumerate(triplets):
+        prompt_ids, response_ids = _ids(triplet.prompt), _ids(triplet.response)
+        if prompt_ids and response_ids:
+            yield (
+                number,
+                ModelCall(
+                    span=Span.from_attributes(attributes={}, sequence_id=number, span_id=f"triplet-{number}"),
+                    agent_name=triplet.metadata.get("agent_name") or ANY_AGENT,
+                    prompt_ids=prompt_ids,
+                    response_ids=response_ids,
+                    logprobs=logprobs_of({LOGPROBS: triplet.response.get("logprobs")}, len(response_ids)),
+                ),
+            )
+
+
+def _ids(side: Any) -> list[int]:
+    found = as_token_ids(side.get("token_ids")) if isinstance(side, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def write_mismatches(rollout_id: str, data_id: str, trace: Trajectory | Sequence[Triplet], folder: Path) -> int:
+    """Append a line for each mismatch to the file in the folder, which is made if need be; how many there are."""
+    lines = [
+        orjson.dumps({"rollout_id": rollout_id, "data_id": data_id, **one.model_dump(mode="json")})
+        for one in as_trajectory(trace).breaks
+        if one.reason in _MISMATCHES
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    with append_to(folder / MISMATCH_FILE) as file:
+        file.writelines(line + b"\n" for line in lines)
+    return len(lines)
+
+
+# ---------------------------------------------------------------------- for verl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +215,22 @@ class SessionRows:
 def session_rows(trace: Trajectory | Sequence[Triplet], settings: TrajectorySettings) -> SessionRows:
     """The rows of one rollout, as long as they may be."""
     found = rows_of(trace, settings.level)
-    known = [row for row in found if not _lacks_logprobs(row)]
+    known = [
+        row
+        for row in found
+        if None not in [one for one, is_chosen in zip(row.logprobs, row.response_mask, strict=True) if is_chosen]
+    ]
     fitting = [row for row in known if len(row.prompt_ids) <= settings.max_prompt_length]
     limit = settings.max_response_length
-    rows = [_cut(row, limit) for row in fitting]
+    rows = [
+        replace(
+            row,
+            response_ids=row.response_ids[:limit],
+            response_mask=row.response_mask[:limit],
+            logprobs=row.logprobs[:limit],
+        )
+        for row in fitting
+    ]
     return SessionRows(
         rows=tuple(row for row in rows if any(row.response_mask)),
         calls=calls_with_tokens(trace),
@@ -142,15 +288,3 @@ def tag_of(row: Row, *, global_steps: int, versions: Sequence[int]) -> dict[str,
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
     }
-
-
-def _lacks_logprobs(row: Row) -> bool:
-    return any(one is None for one, is_chosen in zip(row.logprobs, row.response_mask, strict=True) if is_chosen)
-
-
-def _cut(row: Row, limit: int) -> Row:
-    if len(row.response_ids) <= limit:
-        return row
-    return Row(
-        row.turn_index, row.prompt_ids, row.response_ids[:limit], row.response_mask[:limit], row.logprobs[:limit]
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
 from agentlightning.algorithm.verl import VERL
-from agentlightning.algorithm.verl.launching import missing_for_verl
+from agentlightning.algorithm.verl.launch import missing_for_verl
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.utils.installation import install_command

@@ -9,14 +9,15 @@ import torch
 
 from agentlightning.adapter.sequences import DroppedCall, DropReason, SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.verl import compose
-from agentlightning.algorithm.verl.mismatches import MISMATCH_FILE, write_mismatches
-from agentlightning.algorithm.verl.rows import Level
 from agentlightning.algorithm.verl.trajectories import (
+    MISMATCH_FILE,
+    Level,
     TrajectorySettings,
     fields_of,
     placeholder_row,
     session_rows,
     tag_of,
+    write_mismatches,
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import Triplet

@@ -56,7 +56,7 @@ OF_RELEASE_0_2: dict[str, Any] = {
 
 
 def test_a_configuration_of_the_earlier_releases_is_accepted_by_verl() -> None:
-    from agentlightning.algorithm.verl.launching import _check
+    from agentlightning.algorithm.verl.launch import _check
 
     config = compose(OF_RELEASE_0_2)
 
@@ -140,7 +140,7 @@ def test_a_training_that_is_abandoned_is_killed(monkeypatch: pytest.MonkeyPatch)
     import ray
     from verl.trainer import main_ppo
 
-    from agentlightning.algorithm.verl.launching import TaskRunnerHere
+    from agentlightning.algorithm.verl.launch import TaskRunnerHere
 
     algorithm = VERL(OF_RELEASE_0_2)
     ray.init(address="local", num_cpus=1, include_dashboard=False)

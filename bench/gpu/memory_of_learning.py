@@ -28,12 +28,12 @@ import torch
 import transformers
 
 from agentlightning.algorithm.grpo import learner as learner_module
-from agentlightning.algorithm.grpo.choices import CHUNK_BYTES, Choices, choices
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.memory import GIGABYTE, memory_need
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES, TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import TrainingError
@@ -70,7 +70,7 @@ def main() -> int:
     model = HfModel(network, name=options.shape, end_ids=frozenset([0]), lora=lora)
     learner = Learner(model, settings)
     if options.whole_logits:
-        learner_module.choices = whole_choices  # type: ignore[assignment]
+        learner_module.token_logprobs = whole_logprobs  # type: ignore[assignment]
     samples = samples_of(options.tokens, options.rows, model.vocab_size)
     savings = {
         "checkpointing": learner.is_checkpointed,
@@ -187,8 +187,8 @@ def packed_difference(learner: Learner, samples: list[Sample]) -> float:
     rows = sorted((Row.of(sample, learner.model) for sample in samples), key=lambda row: row.length)[:4]
     device = learner.model.device
     with torch.no_grad():
-        packed = learner._choices(Pack.of(rows, device, end_to_end=True)).logprobs
-        alone = torch.cat([learner._choices(Pack.of([row], device)).logprobs for row in rows])
+        packed = learner._logprobs(Pack.of(rows, device, end_to_end=True)).logprobs
+        alone = torch.cat([learner._logprobs(Pack.of([row], device)).logprobs for row in rows])
     return round((packed - alone).abs().max().item(), 5)
 
 
@@ -202,27 +202,27 @@ def logits_chunks(model: HfModel, tokens: int = 4096) -> float:
     (hidden @ weight[:8].T).sum().backward()  # so that workspaces and the gradient are there before
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    found = choices(hidden, chosen, head=weight)
+    found = token_logprobs(hidden, chosen, head=weight)
     found.logprobs.sum().backward()
     results = hidden.numel() * hidden.element_size()
     return round((torch.cuda.max_memory_allocated() - before - results) / CHUNK_BYTES, 3)
 
 
-def whole_choices(
+def whole_logprobs(
     hidden: torch.Tensor,
     chosen: torch.Tensor,
     temperatures: torch.Tensor | None = None,
     *,
     head: torch.Tensor,
     entropy_gradient: bool,
-) -> Choices:
+) -> TokenLogprobs:
     """All logits at once, as a softmax is usually written."""
     logits = torch.nn.functional.linear(hidden, head).float()
     total = logits.logsumexp(-1)
     logprobs = logits.gather(-1, chosen[:, None]).squeeze(-1) - total
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = torch.special.entr((logits - total[:, None]).exp()).sum(-1)
-    return Choices(logprobs, entropies)
+    return TokenLogprobs(logprobs, entropies)
 
 
 def machine() -> dict[str, Any]:

@@ -49,6 +49,8 @@ def are_equal(left: Any, right: Any) -> bool:
 class Adapters:
     """Stands for the weights of a model with adapters."""
 
+    device = torch.device("cpu")
+
     def adapters(self) -> AdapterWeights:
         return AdapterWeights({"lora_A.weight": torch.ones(2)}, {"r": 8})
 
@@ -111,6 +113,8 @@ def test_weights_that_do_not_fit_are_an_error_and_calls_go_on(join: Join, fake: 
     before = weights_of(fake)
 
     class Wrong:
+        device = torch.device("cpu")
+
         def tensors(self, dtype: Any) -> Iterator[tuple[str, Any]]:
             yield "unknown.weight", torch.ones(2)
 
@@ -126,7 +130,9 @@ def test_weights_that_do_not_fit_are_an_error_and_calls_go_on(join: Join, fake: 
 def test_weights_through_gpu_memory_arrive_in_parts_that_fit_the_buffer(fake: FakeVllm) -> None:
     model = changed_model()
     largest = max(tensor.nbytes for tensor in model.state().values())
-    transfer = IpcTransfer(VllmClient(fake.url, None), share=fake.share, gpu_id=GPU_ID, buffer_bytes=largest)
+    transfer = IpcTransfer(
+        VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, buffer_bytes=largest
+    )
 
     transfer.send(model.state().items())
     transfer.send(model.state().items())
@@ -140,7 +146,7 @@ def test_weights_through_gpu_memory_arrive_in_parts_that_fit_the_buffer(fake: Fa
 
 def test_larger_weight_gets_a_larger_buffer(fake: FakeVllm) -> None:
     model = changed_model()
-    transfer = IpcTransfer(VllmClient(fake.url, None), share=fake.share, gpu_id=GPU_ID, buffer_bytes=16)
+    transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID, buffer_bytes=16)
 
     transfer.send(model.state().items())
 
@@ -149,7 +155,7 @@ def test_larger_weight_gets_a_larger_buffer(fake: FakeVllm) -> None:
 
 def test_update_that_fails_on_our_side_is_ended_so_that_the_next_can_begin(fake: FakeVllm) -> None:
     model = changed_model()
-    transfer = IpcTransfer(VllmClient(fake.url, None), share=fake.share, gpu_id=GPU_ID)
+    transfer = IpcTransfer(VllmClient(fake.url, None), torch.float32, share=fake.share, gpu_id=GPU_ID)
 
     def broken() -> Iterator[tuple[str, Any]]:
         raise MemoryError("no room on the GPU")

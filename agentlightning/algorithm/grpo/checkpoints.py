@@ -29,10 +29,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.utils.private_files import bring_to_disk
 
-__all__ = ["Checkpoint", "Checkpoints", "digest_of"]
+__all__ = ["Checkpoint", "Checkpoints", "adapters_of", "digest_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +262,12 @@ def _digest(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def adapters_of(model: CausalModel) -> dict[str, Tensor]:
+    """Copies of the trained weights that are merged into others in the model's state."""
+    published, weights = model.state_shapes(), model.trainable().items()
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in weights if name not in published}
 
 
 def digest_of(folder: Path) -> str:

@@ -278,7 +278,13 @@ class GRPO(Algorithm):
             self.baseline = self.progress.baseline
             if val_dataset is not None and self.baseline is None:
                 self.baseline = self.progress.baseline = await self.validate(val_dataset)
-            await self._train(curriculum, val_dataset)
+            try:
+                await self._make_steps(curriculum, val_dataset)
+            except BaseException:
+                await undisturbed(self._keep_best(curriculum))
+                raise
+            await self._save(curriculum)
+            await self._export()
 
     @asynccontextmanager
     async def dev_resources(self) -> AsyncIterator[NamedResources]:
@@ -288,15 +294,6 @@ class GRPO(Algorithm):
             await served.serve(stack, self.get_llm_proxy(), self.get_store(), is_training=False)
             yield served.resources(self.get_initial_resources(), self.temperature)
 
-    async def _train(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
-        try:
-            await self._make_steps(curriculum, val_dataset)
-        except BaseException:
-            await undisturbed(self._keep_best(curriculum))
-            raise
-        await self._save(curriculum)
-        await self._export()
-
     async def _make_steps(self, curriculum: Curriculum, val_dataset: Dataset[Any] | None) -> None:
         """All steps, and the validation after the last."""
         progress, began = self.progress, time.monotonic()
@@ -304,12 +301,12 @@ class GRPO(Algorithm):
             await self._send_ahead(curriculum)
             await self._step(curriculum)
             if val_dataset is not None and self.validate_every and progress.step % self.validate_every == 0:
-                self.result = await self._validate_now(val_dataset)
+                await self._validate_now(val_dataset)
             if progress.is_due(self.save_every):
                 await self._save(curriculum)
         await self._withdraw()
         if val_dataset is not None and progress.validated_step != progress.step:
-            self.result = await self._validate_now(val_dataset)
+            await self._validate_now(val_dataset)
 
     def _is_over(self, seconds: float) -> bool:
         if self.max_seconds is not None and seconds > self.max_seconds:
@@ -323,8 +320,6 @@ class GRPO(Algorithm):
             )
             return True
         return self.progress.step >= self.steps or self.progress.is_target_reached(self.target_reward)
-
-    # ------------------------------------------------------------------ what is left
 
     async def _keep_best(self, curriculum: Curriculum) -> None:
         """A run that is cut short leaves a checkpoint and its best model; whatever fails here, its own error counts."""
@@ -359,8 +354,6 @@ class GRPO(Algorithm):
         place = self._ahead[0].place if self._ahead else curriculum.state()
         await undisturbed(asyncio.to_thread(self.progress.save, self.policies, place))
 
-    # ------------------------------------------------------------------ a step
-
     async def _send_ahead(self, curriculum: Curriculum) -> None:
         """As many steps as may be under way at once, and no more than are left."""
         while len(self._ahead) <= min(self.max_staleness, self.steps - self.progress.step - 1):
@@ -391,7 +384,7 @@ class GRPO(Algorithm):
         metrics: dict[str, float] = {"seconds/rollouts": time.perf_counter() - began}
         batches = [await self._batch(finished, policy) for policy in self.policies]
         await undisturbed(self._learn(finished, batches, metrics))
-        await self._report(metrics)
+        await report_metrics(self, self.progress.step, metrics)
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
             taught = zip(self.policies, batches, strict=True)
             why = "; ".join(f"{policy.name}: {batch.report.words()}" for policy, batch in taught)
@@ -459,8 +452,6 @@ class GRPO(Algorithm):
             check_token_ids(finished, outcomes)
         return batch_of(outcomes, self.sampling, current_version=policy.version, end_ids=policy.model.end_ids)
 
-    # ------------------------------------------------------------------ validation
-
     async def validate(self, dataset: Dataset[Any]) -> Estimate:
         """The mean reward on a data set, with an interval; TrainingError if all rollouts failed."""
         assert self._batches is not None
@@ -472,17 +463,13 @@ class GRPO(Algorithm):
         self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)
-        await self._report(score.metrics())
+        await report_metrics(self, self.progress.step, score.metrics())
         return score.reward
 
     def run_summary(self) -> dict[str, Any]:
         return validation_summary(self.baseline, self.result)
 
-    async def _validate_now(self, dataset: Dataset[Any]) -> Estimate:
-        found = await self.validate(dataset)
-        self.progress.note_validation(found)
-        logger.info("Step %d: validation reward %s", self.progress.step, found)
-        return found
-
-    async def _report(self, metrics: Mapping[str, float]) -> None:
-        await report_metrics(self, self.progress.step, metrics)
+    async def _validate_now(self, dataset: Dataset[Any]) -> None:
+        self.result = await self.validate(dataset)
+        self.progress.note_validation(self.result)
+        logger.info("Step %d: validation reward %s", self.progress.step, self.result)

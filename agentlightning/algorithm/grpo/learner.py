@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.choices import Choices, choices
 from agentlightning.algorithm.grpo.memory import remedies
 from agentlightning.algorithm.grpo.objective import ChosenTokens, Loss, policy_loss, sequence_coefficients
 from agentlightning.algorithm.grpo.optimiser import AdamW
 from agentlightning.algorithm.grpo.packing import Pack, Row, packs
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.model import CausalModel, is_small
 from agentlightning.errors import ConfigurationError, TrainingError
@@ -207,7 +207,7 @@ class Learner:
         self.model.train_mode(enabled=False)
         with torch.no_grad():
             for pack in self._packs(rows):
-                logprobs = self._choices(pack).logprobs
+                logprobs = self._logprobs(pack).logprobs
                 yield from zip(pack.rows, torch.split(logprobs.cpu(), pack.counts), strict=True)
 
     @contextmanager
@@ -222,10 +222,10 @@ class Learner:
             for name, weight in self._weights.items():
                 weight.data = own[name]
 
-    def _choices(self, pack: Pack) -> Choices:
+    def _logprobs(self, pack: Pack) -> TokenLogprobs:
         with self._precision():
             hidden = self.model.hidden(pack.ids, pack.lengths, pack.selected)
-            return choices(
+            return token_logprobs(
                 hidden,
                 pack.chosen,
                 pack.temperatures,
@@ -280,7 +280,7 @@ class Learner:
         self.steps += 1
 
     def _tokens(self, pack: Pack, coefficients: Sequence[float]) -> ChosenTokens:
-        found = self._choices(pack)
+        found = self._logprobs(pack)
         own = found.logprobs.detach()
 
         def column(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -334,10 +334,8 @@ class Figures:
         self._padded_tokens += pack.ids.numel()
         columns = [*loss.sums.values(), *loss.maxima.values()]
         values = torch.stack([value.to(loss.value.dtype) for value in columns]).tolist()
-        for name, value in zip(loss.sums, values, strict=False):
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        for name, value in zip(loss.maxima, values[len(loss.sums) :], strict=True):
-            self._maxima[name] = max(self._maxima.get(name, value), value)
+        sums = dict(zip(loss.sums, values, strict=False))
+        self._accumulate(sums, dict(zip(loss.maxima, values[len(sums) :], strict=True)))
 
     def add_step(self, loss: float, norm: float) -> None:
         self._losses.append(loss)
@@ -348,9 +346,12 @@ class Figures:
         self._losses = [own + another for own, another in zip(self._losses, other._losses, strict=True)]
         self._tokens += other._tokens
         self._padded_tokens += other._padded_tokens
-        for name, value in other._sums.items():
+        self._accumulate(other._sums, other._maxima)
+
+    def _accumulate(self, sums: Mapping[str, float], maxima: Mapping[str, float]) -> None:
+        for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
-        for name, value in other._maxima.items():
+        for name, value in maxima.items():
             self._maxima[name] = max(self._maxima.get(name, value), value)
 
     def metrics(self) -> dict[str, float]:

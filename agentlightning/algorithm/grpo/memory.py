@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from agentlightning.algorithm.grpo.choices import CHUNK_BYTES
 from agentlightning.algorithm.grpo.optimiser import SMALLEST_QUANTISED
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import CHUNK_BYTES
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.errors import ConfigurationError
 

@@ -34,7 +34,7 @@ __all__ = ["MAIN", "Policy", "ServedPolicies", "sources_by_name", "training_samp
 
 MAIN: Final = "main_llm"
 """The resource under which agents find a model that is trained alone."""
-_ADAPTERS: Final = "adapters"
+ADAPTERS: Final = "adapters"
 """Where a checkpoint keeps trained weights that are merged into others in the model's state."""
 
 
@@ -62,10 +62,9 @@ class Policy:
         self._max_sequences = max_sequences
         self._lora = lora
         self._learner: Learner | ShardedLearner | None = None
-        self._sharded: ShardedLearner | None = None
-        self._model: CausalModel | None = None
         self._codec: ChatCodec | None = None
         self._engine: Engine | None = None
+        self._running: list[Engine | ShardedLearner] = []
 
     @property
     def learner(self) -> "Learner | ShardedLearner":
@@ -74,13 +73,7 @@ class Policy:
 
     @property
     def model(self) -> "CausalModel":
-        assert self._model is not None
-        return self._model
-
-    @property
-    def codec(self) -> "ChatCodec":
-        assert self._codec is not None
-        return self._codec
+        return self.learner.model
 
     @property
     def engine(self) -> Engine:
@@ -92,78 +85,74 @@ class Policy:
         """Whether the engine is our own, which loads this model itself; any other may hold other weights of it."""
         return isinstance(self._choice, EmbeddedOptions)
 
-    # ------------------------------------------------------------------ life
-
     async def start(self) -> None:
-        """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it.
-
-        ConfigurationError, before the model is loaded, if learning needs clearly more memory than the GPU has.
-        """
+        """Load the model, and start its engine: at once if that is ours, which takes seconds, and else before it."""
         if self.is_embedded:
-            await undisturbed(asyncio.to_thread(self._check_memory))
-            await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self._load))
+            await undisturbed(asyncio.to_thread(self.check_memory, has_engine=True))
+            await undisturbed(asyncio.to_thread(self._start_engine), asyncio.to_thread(self.load))
             return
         # vLLM measures the free memory of the GPU while it starts; what is loaded meanwhile counts as its own.
         await self.start_engine()
-        await undisturbed(asyncio.to_thread(self._check_memory))
-        await undisturbed(asyncio.to_thread(self._load))
+        await undisturbed(asyncio.to_thread(self.check_memory))
+        await undisturbed(asyncio.to_thread(self.load))
 
     async def start_engine(self) -> None:
         """Start the engine alone: the model answers, and cannot learn."""
         await undisturbed(asyncio.to_thread(self._start_engine))
 
-    def _check_memory(self) -> None:
-        from agentlightning.algorithm.grpo.memory import check_memory
-
-        to_come = self._max_sequences if self.is_embedded else None
-        check_memory(self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=to_come)
-
     def _start_engine(self) -> None:
-        engine = self._choice.create(
-            EngineRequest(
-                source=self.source,
-                name=self.name,
-                device=self._device,
-                max_sequences=self._max_sequences,
-                lora=self._lora,
-            )
+        request = EngineRequest(
+            source=self.source,
+            name=self.name,
+            device=self._device,
+            max_sequences=self._max_sequences,
+            lora=self._lora,
         )
+        engine = self._choice.create(request)
         engine.start()
         self._engine = engine
+        self._running.append(engine)
 
-    def _load(self) -> None:
+    def check_memory(self, *, has_engine: bool = False) -> None:
+        """ConfigurationError if learning needs clearly more memory than the GPU has.
+
+        Args:
+            has_engine: Whether an engine of our own will be started on the same card.
+        """
+        from agentlightning.algorithm.grpo.memory import check_memory
+
+        sequences = self._max_sequences if has_engine else None
+        check_memory(self.source, self.settings, device=self._device, lora=self._lora, engine_sequences=sequences)
+
+    def load(self) -> None:
+        """Load the model, and make its learner; several processes train a model in the computer's memory."""
+        import torch
+
         from agentlightning.algorithm.grpo.learner import Learner
         from agentlightning.engine.checkpoint import load
 
-        if self.settings.processes > 1:
-            self._start_sharded()
-            return
+        device = self._device
         # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
         dtype = "float32" if self._lora is None else "auto"
-        self._model, self._codec = load(self.source, device=self._device, dtype=dtype, lora=self._lora)
-        self._learner = Learner(self._model, self.settings)
         self.version = 0
+        if self.settings.processes == 1:
+            model, self._codec = load(self.source, device=device, dtype=dtype, lora=self._lora)
+            self._learner = Learner(model, self.settings)
+            return
+        from agentlightning.algorithm.grpo.sharded import ShardedLearner  # it loads much of torch.distributed
 
-    def _start_sharded(self) -> None:
-        """The model is in the computer's memory, where several processes train it."""
-        import torch
-
-        from agentlightning.algorithm.grpo.sharded import ShardedLearner
-        from agentlightning.engine.checkpoint import load
-
-        device = self._device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = "bfloat16" if device == "cuda" and self._lora is not None else "float32"
-        self._model, self._codec = load(self.source, device="cpu", dtype=dtype, lora=self._lora)
-        self._sharded = ShardedLearner(self._model, self.settings, source=self.source, device=device, lora=self._lora)
-        self._sharded.start()
-        self._learner, self.version = self._sharded, 0
+        if dtype == "auto":
+            dtype = "bfloat16" if device == "cuda" else "float32"
+        model, self._codec = load(self.source, device="cpu", dtype=dtype, lora=self._lora)
+        sharded = ShardedLearner(model, self.settings, source=self.source, device=device, lora=self._lora)
+        sharded.start()
+        self._learner = sharded
+        self._running.append(sharded)
 
     async def stop(self) -> None:
-        engine, self._engine = self._engine, None
-        sharded, self._sharded = self._sharded, None
-        running = [one for one in (engine, sharded) if one is not None]
+        running, self._running, self._engine = self._running, [], None
         await undisturbed(*(asyncio.to_thread(one.stop) for one in running))
 
     def check(self) -> None:
@@ -178,13 +167,9 @@ class Policy:
             overrides: Sampling parameters, by id of the resources, that are used whatever agents ask for.
         """
         entry = self.engine.model_config()
-        info = {
-            **entry.get("model_info", {}),
-            "overrides": {resources_id: dict(one) for resources_id, one in overrides.items()},
-        }
+        own = {resources_id: dict(one) for resources_id, one in overrides.items()}
+        info = {**entry.get("model_info", {}), "overrides": own}
         return ModelConfig(model_name=entry["model_name"], litellm_params=entry["litellm_params"], model_info=info)
-
-    # ------------------------------------------------------------------ learning
 
     async def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One step of learning, off the event loop; the engine does not know of it before `publish`."""
@@ -203,35 +188,37 @@ class Policy:
         await asyncio.to_thread(self.engine.publish, self.version, weights)
         return {"seconds/publishing": time.perf_counter() - began}
 
-    async def sleep(self) -> None:
+    def sleep(self) -> None:
         """Have the engine give its GPU memory to the learner, where it is to."""
         if isinstance(self.engine, SleepingEngine):
-            await asyncio.to_thread(self.engine.sleep)
+            self.engine.sleep()
 
-    async def wake(self) -> None:
-        """Give it its memory back."""
+    def wake(self) -> None:
+        """Give it its memory back, with what torch only keeps for later."""
         if isinstance(self.engine, SleepingEngine):
-            await asyncio.to_thread(_return_memory)
-            await asyncio.to_thread(self.engine.wake)
+            import torch
 
-    # ------------------------------------------------------------------ files
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.engine.wake()
 
     def export(self, folder: Path) -> None:
         """Leave the model in a folder of its own, as `agl serve` and `engine.checkpoint` take it."""
         from agentlightning.engine.checkpoint import save_model
 
-        save_model(self.model, self.codec, folder, {"version": self.version, "source": self.source})
+        assert self._codec is not None
+        save_model(self.model, self._codec, folder, {"version": self.version, "source": self.source})
 
     def learner_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the model's state: the learner's, and the adapters where there are some."""
-        published = self.model.state_shapes()
-        weights = {name: weight for name, weight in self.model.trainable().items() if name not in published}
-        adapters = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
-        return {**self.learner.state(), **({_ADAPTERS: adapters} if adapters else {})}
+        from agentlightning.algorithm.grpo.checkpoints import adapters_of
+
+        adapters = adapters_of(self.model)
+        return {**self.learner.state(), **({ADAPTERS: adapters} if adapters else {})}
 
     def restore(self, model_state: "Mapping[str, Tensor]", learner_state: Mapping[str, Any], version: int) -> None:
         """Go on from a checkpoint; the engine does not know of it before `publish`."""
-        adapters = learner_state.get(_ADAPTERS)
+        adapters = learner_state.get(ADAPTERS)
         if adapters is None:
             self.model.load_state(model_state)
         else:
@@ -274,7 +261,12 @@ class ServedPolicies:
         """
         for policy in self._policies:
             stack.push_async_callback(policy.stop)
-        await self._start(is_training)
+        starts = [policy.start if is_training else policy.start_engine for policy in self._policies]
+        if all(policy.is_embedded for policy in self._policies):
+            await undisturbed(*(start() for start in starts))
+        else:
+            for start in starts:  # one after the other: each measures how much memory of the GPU is left
+                await start()
         self._proxy = proxy = LLMProxy(store=store, journal=False) if given is None else given
         before = list(proxy.model_list)
         stack.callback(proxy.update_model_list, before)
@@ -284,14 +276,6 @@ class ServedPolicies:
         if not proxy.is_running():
             proxy.start()
             stack.push_async_callback(proxy.stop)
-
-    async def _start(self, is_training: bool) -> None:
-        starts = [policy.start if is_training else policy.start_engine for policy in self._policies]
-        if all(policy.is_embedded for policy in self._policies):
-            await undisturbed(*(start() for start in starts))
-            return
-        for start in starts:  # one after the other: each measures how much memory of the GPU is left
-            await start()
 
     def resources(self, initial: NamedResources | None, temperature: float | None) -> NamedResources:
         """What agents run with: the models, and whatever the user put beside them; None leaves agents the choice."""
@@ -318,24 +302,16 @@ class ServedPolicies:
     async def learning(self) -> AsyncIterator[None]:
         """A block in which no call comes, so that engines that share a GPU with the learner may sleep."""
         try:
-            await undisturbed(*(policy.sleep() for policy in self._policies))
+            await undisturbed(*(asyncio.to_thread(policy.sleep) for policy in self._policies))
             yield
         finally:
-            await undisturbed(*(policy.wake() for policy in self._policies))
+            await undisturbed(*(asyncio.to_thread(policy.wake) for policy in self._policies))
 
     async def _announce(self) -> None:
         ours = [policy.model_config(self._overrides) for policy in self._policies]
         if ours != self._ours:
             await asyncio.to_thread(self.proxy.update_model_list, [*self._others, *ours])
             self._ours = ours
-
-
-def _return_memory() -> None:
-    """Give the GPU what torch only keeps for later."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def sources_by_name(model: str | Mapping[str, str]) -> dict[str, str]:

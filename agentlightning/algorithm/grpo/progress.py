@@ -98,9 +98,9 @@ class Progress:
         self._is_best = False
         self._best_step: int | None = None
         self._saved_step = 0
-        self._empty_lowest: float | None = None
-        """The smallest reward in the steps in a row that taught nothing."""
-        self._empty_rollouts = self._empty_failed = 0
+        self._empty_rollouts = 0
+        """In the steps in a row that taught nothing."""
+        self._empty_rewards: list[float] = []
         """In the same steps."""
 
     def note(
@@ -146,14 +146,12 @@ class Progress:
 
     def _note_empty(self, rewards: Sequence[float], rollouts: int, *, is_empty: bool) -> None:
         if not is_empty:
-            self.empty_steps = self._empty_rollouts = self._empty_failed = 0
-            self._empty_lowest = None
+            self.empty_steps = self._empty_rollouts = 0
+            self._empty_rewards = []
             return
         self.empty_steps += 1
         self._empty_rollouts += rollouts
-        self._empty_failed += rollouts - len(rewards)
-        if rewards:
-            self._empty_lowest = min(rewards) if self._empty_lowest is None else min(self._empty_lowest, *rewards)
+        self._empty_rewards += rewards
 
     def note_validation(self, found: Estimate) -> None:
         self.validated_step = self.step
@@ -166,11 +164,11 @@ class Progress:
         Rewards that were never lower say nothing: they may be those of a reward that is always the same. Nor do steps
         in which many rollouts failed.
         """
-        if self._empty_lowest is None or self.highest is None or self.lowest is None:
+        if not self._empty_rewards or self.highest is None or self.lowest is None:
             return False
-        if self._empty_failed > MOST_FAILED * self._empty_rollouts:
+        if self._empty_rollouts - len(self._empty_rewards) > MOST_FAILED * self._empty_rollouts:
             return False
-        return are_same(self._empty_lowest, self.highest) and not are_same(self.lowest, self.highest)
+        return are_same(min(self._empty_rewards), self.highest) and not are_same(self.lowest, self.highest)
 
     def is_target_reached(self, target: float | None) -> bool:
         recent = self.rewards[-RECENT_STEPS:]
@@ -214,14 +212,21 @@ class Progress:
 
     def restore(self, policies: Sequence["Policy"], curriculum: Curriculum) -> bool:
         """Go on from the newest checkpoint that all policies have; False if there is none, and nothing has changed."""
-        found = self._common(policies)
-        if not found:
+        steps = [] if self._folder is None else self._checkpoints(policies[0]).steps()
+        found = self._restore(policies, steps)
+        if found is None:
             logger.warning("There is no checkpoint to go on from in '%s'; the run begins anew.", self._folder)
             return False
-        for policy, checkpoint in zip(policies, found, strict=True):
-            policy.restore(checkpoint.model_state(), checkpoint.learner_state(), int(checkpoint.progress["version"]))
-        self._take_over(found[0].progress, curriculum)
-        found[0].restore_random_sources()
+        saved = found.progress
+        self.step, self.rewards, self.rollouts = int(saved["step"]), list(saved["rewards"]), int(saved["rollouts"])
+        self.resumed_run_id = saved.get("run_id")
+        self.best, self._best_step = saved["best"], saved.get("best_step")
+        self.highest = saved.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
+        self.lowest = saved.get("lowest", min(self.rewards, default=None))
+        self.baseline = None if saved["baseline"] is None else Estimate(**saved["baseline"])
+        self._saved_step = self.step
+        curriculum.load_state(saved["curriculum"])
+        found.restore_random_sources()
         logger.info("The run goes on after step %d, from '%s'.", self.step, self._folder)
         return True
 
@@ -231,42 +236,22 @@ class Progress:
         These are the ones that did best in validation, where a checkpoint has them, and otherwise those of the last
         whole step, which are in a checkpoint too if an update broke off in the middle.
         """
-        found = self._saved_at(policies, self._best_step)
-        if not found and not self.is_whole:
-            found = self._saved_at(policies, self._saved_step)
-        for policy, checkpoint in zip(policies, found, strict=False):
-            policy.restore(checkpoint.model_state(), checkpoint.learner_state(), int(checkpoint.progress["version"]))
-        return self.is_whole or bool(found)
+        found = self._restore(policies, [self._best_step])
+        if found is None and not self.is_whole:
+            found = self._restore(policies, [self._saved_step])
+        return self.is_whole or found is not None
 
-    def _saved_at(self, policies: Sequence["Policy"], step: int | None) -> list[Checkpoint]:
-        """What this run saved of every policy after a step; none if it saved nothing then."""
-        if self._folder is None or not step:
-            return []
-        found = [self._checkpoints(policy).at(step) for policy in policies]
-        whole = [checkpoint for checkpoint in found if checkpoint is not None]
-        return whole if len(whole) == len(found) else []
-
-    def _common(self, policies: Sequence["Policy"]) -> list[Checkpoint]:
-        """A checkpoint of each policy, all of the same step; none if there is no such step."""
-        if self._folder is None:
-            return []
-        stores = [self._checkpoints(policy) for policy in policies]
-        for step in stores[0].steps():
-            found = [store.at(step) for store in stores]
+    def _restore(self, policies: Sequence["Policy"], steps: Sequence[int | None]) -> Checkpoint | None:
+        """Restore all policies after the first of the steps of which each has a whole checkpoint; that of the first."""
+        for step in steps if self._folder is not None else ():
+            found = [self._checkpoints(policy).at(step) if step else None for policy in policies]
             whole = [checkpoint for checkpoint in found if checkpoint is not None]
-            if len(whole) == len(stores):
-                return whole
-        return []
-
-    def _take_over(self, saved: Mapping[str, Any], curriculum: Curriculum) -> None:
-        self.step, self.rewards, self.rollouts = int(saved["step"]), list(saved["rewards"]), int(saved["rollouts"])
-        self.resumed_run_id = saved.get("run_id")
-        self.best, self._best_step = saved["best"], saved.get("best_step")
-        self.highest = saved.get("highest", max(self.rewards, default=None))  # older checkpoints have the means alone
-        self.lowest = saved.get("lowest", min(self.rewards, default=None))
-        self.baseline = None if saved["baseline"] is None else Estimate(**saved["baseline"])
-        self._saved_step = self.step
-        curriculum.load_state(saved["curriculum"])
+            if len(whole) < len(found):
+                continue
+            for policy, one in zip(policies, whole, strict=True):
+                policy.restore(one.model_state(), one.learner_state(), int(one.progress["version"]))
+            return whole[0]
+        return None
 
     def _checkpoints(self, policy: "Policy") -> Checkpoints:
         assert self._folder is not None

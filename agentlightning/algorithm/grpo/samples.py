@@ -18,10 +18,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal
 
 from agentlightning.adapter.trajectory import SampledCall, TokenSequence, Trajectory
 from agentlightning.algorithm.grpo.advantages import AdvantageKind, Degenerate, advantages
+from agentlightning.algorithm.grpo.settings import check_choice
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError
 
@@ -122,10 +123,8 @@ class SampleSettings:
     """With which the rollouts were sampled."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("advantage", AdvantageKind), ("rollout_weighting", RolloutWeighting)):
-            if getattr(self, name) not in get_args(kind):
-                options = ", ".join(repr(option) for option in get_args(kind))
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be one of {options}.")
+        check_choice("advantage", self.advantage, AdvantageKind)
+        check_choice("rollout_weighting", self.rollout_weighting, RolloutWeighting)
         check_failed_reward("failed", self.failed)
         for name, least in (("min_group_size", 2), ("max_tokens", 2), ("max_staleness", 0), ("temperature", 0)):
             value = getattr(self, name)

@@ -8,7 +8,16 @@ from typing_extensions import Self
 
 from agentlightning.errors import ConfigurationError
 
-__all__ = ["Aggregate", "KlEstimator", "LearnerSettings", "Objective", "Optimiser", "Precision", "RatioLevel"]
+__all__ = [
+    "Aggregate",
+    "KlEstimator",
+    "LearnerSettings",
+    "Objective",
+    "Optimiser",
+    "Precision",
+    "RatioLevel",
+    "check_choice",
+]
 
 Objective = Literal["policy", "likelihood"]
 RatioLevel = Literal["token", "sequence"]
@@ -18,6 +27,19 @@ Precision = Literal["full", "bf16"]
 Optimiser = Literal["adamw", "adamw8bit"]
 FOREIGN_ENGINE_CAP: Final = 2.0
 """Of importance weights where an engine samples whose arithmetic is not ours."""
+_CHOICES: Final = {
+    "objective": Objective,
+    "level": RatioLevel,
+    "aggregate": Aggregate,
+    "kl_estimator": KlEstimator,
+    "precision": Precision,
+    "optimiser": Optimiser,
+}
+_AT_LEAST_ONE: Final = ("epochs", "minibatches", "max_batch_tokens", "constant_length", "processes")
+_NOT_NEGATIVE: Final = (
+    *("weight_decay", "warmup_steps", "clip_low", "clip_high"),
+    *("kl_coefficient", "entropy_coefficient"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +106,29 @@ class LearnerSettings:
     """Of the order in which samples are put into minibatches."""
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_numbers()
+        for name, kind in _CHOICES.items():
+            check_choice(name, getattr(self, name), kind)
+        rules = [(name, getattr(self, name) >= 1, "at least 1") for name in _AT_LEAST_ONE]
+        not_negative = "a number that is not negative"
+        rules += [(name, 0 <= getattr(self, name) < math.inf, not_negative) for name in _NOT_NEGATIVE]
+        for name, least in (("max_grad_norm", 0.0), ("cap", 0.0), ("dual_clip", 1.0)):
+            value = getattr(self, name)
+            is_valid = value is None or least < value < math.inf
+            rules.append(("importance_cap" if name == "cap" else name, is_valid, f"None or above {least:g}"))
+        rate, cap = self.learning_rate, self.importance_cap
+        rules += [
+            ("learning_rate", rate is None or 0 <= rate < math.inf, f"None, or {not_negative}"),
+            ("epsilon", 0 < self.epsilon < math.inf, "above 0"),
+            ("clip_low", self.clip_low <= 1, "at most 1"),
+            ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1"),
+            ("importance_cap", cap == "auto" or not isinstance(cap, str), "'auto', None or above 0"),
+            ("threads", self.threads is None or self.threads >= 1, "None or at least 1"),
+        ]
+        if self.processes > 1:
+            rules.append(("optimiser", self.optimiser == "adamw", "'adamw' where there are several processes"))
+        for name, is_valid, wanted in rules:
+            if not is_valid:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
 
     @property
     def cap(self) -> float | None:
@@ -98,51 +141,9 @@ class LearnerSettings:
             return self
         return replace(self, importance_cap=None if is_embedded else FOREIGN_ENGINE_CAP)
 
-    def _check_choices(self) -> None:
-        for name, kind in (
-            ("objective", Objective),
-            ("level", RatioLevel),
-            ("aggregate", Aggregate),
-            ("kl_estimator", KlEstimator),
-            ("precision", Precision),
-            ("optimiser", Optimiser),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                options = ", ".join(repr(option) for option in get_args(kind))
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be one of {options}.")
 
-    def _check_numbers(self) -> None:
-        for name in ("epochs", "minibatches", "max_batch_tokens", "constant_length", "processes"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        rate = self.learning_rate
-        is_rate = rate is None or (math.isfinite(rate) and rate >= 0)
-        _require(is_rate, "learning_rate", rate, "None, or a number that is not negative")
-        for name in (
-            "weight_decay",
-            "warmup_steps",
-            "clip_low",
-            "clip_high",
-            "kl_coefficient",
-            "entropy_coefficient",
-        ):
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, name, value, "a number that is not negative")
-        _require(math.isfinite(self.epsilon) and self.epsilon > 0, "epsilon", self.epsilon, "above 0")
-        _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1")
-        _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
-        is_cap = self.importance_cap == "auto" or not isinstance(self.importance_cap, str)
-        _require(is_cap, "importance_cap", self.importance_cap, "'auto', None or above 0")
-        for name, bound, least in (
-            ("max_grad_norm", self.max_grad_norm, 0.0),
-            ("importance_cap", self.cap, 0.0),
-            ("dual_clip", self.dual_clip, 1.0),
-        ):
-            _require(bound is None or (math.isfinite(bound) and bound > least), name, bound, f"None or above {least:g}")
-        is_whole = self.processes == 1 or self.optimiser == "adamw"
-        _require(is_whole, "optimiser", self.optimiser, "'adamw' where there are several processes")
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
-
-
-def _require(is_met: bool, name: str, value: object, wanted: str) -> None:
-    if not is_met:
-        raise ConfigurationError(f"{name} is {value!r}; it must be {wanted}.")
+def check_choice(name: str, value: object, kind: object) -> None:
+    """ConfigurationError unless a value is one of a `Literal`."""
+    if value not in get_args(kind):
+        options = ", ".join(repr(option) for option in get_args(kind))
+        raise ConfigurationError(f"{name} is {value!r}; it must be one of {options}.")

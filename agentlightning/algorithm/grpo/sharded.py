@@ -3,18 +3,16 @@
 The model here is an ordinary one in the computer's memory, and is trained in place, as by `Learner`: its weights lie in
 a file that the processes map too, and have their new values when `update` returns. Publishing, saving and exporting
 therefore know nothing of the processes. torchrun starts these and ends all when one fails; `sharded_rank` is what
-they run. Orders go to each of them over a Unix socket in a private folder, and large states as files in it.
+they run. Commands go to each of them over a Unix socket in a private folder, and large states as files in it.
 """
 
 import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -40,7 +38,7 @@ from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.utils.child_process import python_path
+from agentlightning.utils.child_process import BackgroundProgram, ProgramPlan, python_path
 
 __all__ = ["ShardedLearner"]
 
@@ -82,49 +80,46 @@ class ShardedLearner:
         self.model, self.settings = model, settings
         self._source, self._device, self._lora = source, device, lora
         self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._torchrun = BackgroundProgram("agl-learner")
         self._connections: list[Connection[Any, Any]] = []
         """To the ranks, in their order."""
-        self._one_order = threading.Lock()
+        self._one_command = threading.Lock()
         """Protects the connections: a cancelled update goes on in its thread while a checkpoint is loaded."""
-
-    # ------------------------------------------------------------------ life
 
     def start(self) -> None:
         """Start the processes; returns when they have the model. TrainingError with the last lines of one that ends."""
+        weights = parameters_of(self.model)
+        needed = sum(weight.nbytes for weight in weights.values())
+        needed += _STATE_COPIES * sum(weight.nbytes for weight in self.model.trainable().values())
+        # In memory, if that has room for the weights and a state; containers often give little memory to files.
+        is_roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= needed
         try:
-            self._folder = folder = self._new_folder()
-            self._share(folder / WEIGHTS_FILE)
+            self._folder = folder = Path(tempfile.mkdtemp(prefix="agl-learner-", dir=_MEMORY if is_roomy else None))
+            for name, shared in map_weights(folder / WEIGHTS_FILE, weights).items():
+                shared.copy_(weights[name].detach())
+                weights[name].data = shared
             secret = secrets.token_urlsafe(_SECRET_BYTES)
             self._launch(folder, secret)
             for rank in range(self.settings.processes):
                 self._connections.append(self._connected(folder / f"rank-{rank}", secret.encode()))
-            self._answers()
+            self._responses()
             (folder / WEIGHTS_FILE).unlink()  # all have it in their memory; nothing is left of it when they end
-        except OSError as error:
+        except BaseException as error:
             self.stop()
-            raise TrainingError(f"The learner's processes cannot be started: {error}") from error
-        except BaseException:
-            self.stop()
+            if isinstance(error, OSError):
+                raise TrainingError(f"The learner's processes cannot be started: {error}") from error
             raise
 
     def stop(self) -> None:
         """End the processes, whatever they do; harmless if there are none."""
-        if self._process is not None:
-            self._process.terminate()  # torchrun ends the ranks; without it they end by themselves
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-            self._process.kill()
-            self._process.wait()
-        with self._one_order:
+        self._torchrun.stop(STOP_SECONDS)  # it ends the ranks; without it they end by themselves
+        with self._one_command:
             for connection in self._connections:
                 connection.close()
-            self._connections, self._process = [], None
+            self._connections = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-    # ------------------------------------------------------------------ as `Learner`
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Learn from samples once; the metrics of it. TrainingError as of `Learner`, or if a process has ended."""
@@ -132,12 +127,12 @@ class ShardedLearner:
             raise TrainingError("There are no samples to learn from.")
         for sample in samples:
             Row.of(sample, self.model)  # raises if it cannot be learned from
-        metrics: dict[str, float] = self._order("update", samples=[asdict(sample) for sample in samples])
+        metrics: dict[str, float] = self._command("update", samples=[asdict(sample) for sample in samples])
         return metrics
 
     def state(self) -> dict[str, Any]:
         """As one process has it: a checkpoint does not know how many there were."""
-        self._order("save")
+        self._command("save")
         assert self._folder is not None
         parts = [self._folder / f"{STATE_FILE}.{rank}" for rank in range(self.settings.processes)]
         merged: dict[str, Any] = _merged([torch.load(part, mmap=True, weights_only=True) for part in parts])
@@ -147,29 +142,13 @@ class ShardedLearner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where another learner left off, with the weights that are in the model now."""
-        if self._process is None or self._process.poll() is not None:
-            return  # nobody is left to go on, and the weights are where they belong
+        if not self._torchrun.is_running():
+            return  # no process is left to go on, and the weights are where they belong
         assert self._folder is not None
         path = self._folder / STATE_FILE
         torch.save(dict(state), path)
-        self._order("load")
+        self._command("load")
         path.unlink()
-
-    # ------------------------------------------------------------------ processes
-
-    def _new_folder(self) -> Path:
-        """In memory, if that has room for the weights and a state; containers often give little memory to files."""
-        sizes = [weight.nbytes for weight in parameters_of(self.model).values()]
-        needed = sum(sizes) + _STATE_COPIES * sum(weight.nbytes for weight in self.model.trainable().values())
-        is_roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= needed
-        return Path(tempfile.mkdtemp(prefix="agl-learner-", dir=_MEMORY if is_roomy else None))
-
-    def _share(self, path: Path) -> None:
-        """Move the model's weights into a file that the ranks map."""
-        weights = parameters_of(self.model)
-        for name, shared in map_weights(path, weights).items():
-            shared.copy_(weights[name].detach())
-            weights[name].data = shared
 
     def _launch(self, folder: Path, secret: str) -> None:
         settings = self.settings
@@ -189,38 +168,31 @@ class ShardedLearner:
         torchrun += ["--redirects=3", f"--nproc-per-node={settings.processes}", "-m"]
         threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.processes)
         loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-        path = python_path()
-        own = {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        with (folder / _LOG).open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, "agentlightning.algorithm.grpo.sharded_rank", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the training process, which still wants a checkpoint
-                env={"OMP_NUM_THREADS": str(threads), **loopback, **os.environ, **own},
-            )
+        own = {"PYTHONPATH": python_path(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        command = [sys.executable, "-m", *torchrun, "agentlightning.algorithm.grpo.sharded_rank", str(folder)]
+        environment = {"OMP_NUM_THREADS": str(threads), **loopback, **os.environ, **own}
+        # In a session of its own: Ctrl-C is for the training process, which still needs a checkpoint.
+        with open(os.devnull, "rb") as nothing:
+            self._torchrun.start(ProgramPlan(command=command, env=environment, marker=None, stdin=nothing))
 
     def _connected(self, path: Path, secret: bytes) -> "Connection[Any, Any]":
-        assert self._process is not None
-        while self._process.poll() is None:
+        while not self._torchrun.has_ended(_POLL_SECONDS):
             with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(str(path), "AF_UNIX", authkey=secret)
-            time.sleep(_POLL_SECONDS)
         raise self._ended([])
 
-    def _order(self, kind: str, **content: Any) -> Any:
-        """Have all ranks do something; the answer of the first. TrainingError with the error of one."""
+    def _command(self, kind: str, **content: Any) -> Any:
+        """Have all ranks do something; the response of the first. TrainingError with the error of one."""
         message = orjson.dumps({"kind": kind, **content})
-        with self._one_order:
+        with self._one_command:
             if not self._connections:
                 raise TrainingError("The learner's processes do not run.")
             for connection in self._connections:
                 with suppress(OSError):  # its end is noticed below
                     connection.send_bytes(message)
-            return self._answers()[0]
+            return self._responses()[0]
 
-    def _answers(self) -> list[dict[str, Any]]:
+    def _responses(self) -> list[dict[str, Any]]:
         """One of every rank."""
         found: dict[int, dict[str, Any]] = {}
         while len(found) < len(self._connections):
@@ -234,22 +206,20 @@ class ShardedLearner:
                         ended.append(rank)
             if ended:
                 raise self._ended(ended)
-        errors = [answer["error"] for answer in found.values() if "error" in answer]
+        errors = [response["error"] for response in found.values() if "error" in response]
         if errors:
             raise TrainingError(str(errors[0]))
         return [found[rank] for rank in sorted(found)]
 
     def _ended(self, ranks: Sequence[int]) -> TrainingError:
-        """What these ranks wrote at last, or torchrun where they wrote nothing, as one that was killed."""
+        """The last lines of these ranks, or of torchrun where they wrote nothing, as one that was killed."""
         assert self._folder is not None
-        assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_SECONDS)
+        self._torchrun.has_ended(STOP_SECONDS)
         logs = [log for rank in ranks for log in self._folder.glob(f"**/{rank}/{_LOG}") if log.stat().st_size]
-        texts = [log.read_text(errors="replace") for log in logs or [self._folder / _LOG]]
-        lines = "\n".join(line for text in texts for line in text.splitlines()[-LAST_LINES:])
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]]
         named = " and ".join(f"rank {rank}" for rank in ranks) or "torchrun"
-        return TrainingError(f"A process of the learner ({named}) has ended. Its last lines:\n{lines}")
+        shown = "\n".join(lines or self._torchrun.last_lines(LAST_LINES))
+        return TrainingError(f"A process of the learner ({named}) has ended. Its last lines:\n{shown}")
 
 
 def _merged(parts: Sequence[Any]) -> Any:

@@ -36,11 +36,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.choices import Choices
 from agentlightning.algorithm.grpo.learner import Figures, Learner
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs
 from agentlightning.engine.checkpoint import load
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
@@ -198,7 +198,7 @@ class RankLearner(Learner):
             yield self._pack
         shortest = min(rows, key=lambda row: row.length)
         for _ in range(int(most.item()) - len(own)):
-            nothing = self._choices(next(super()._packs([shortest]))).logprobs.sum() * 0
+            nothing = self._logprobs(next(super()._packs([shortest]))).logprobs.sum() * 0
             if nothing.requires_grad:
                 nothing.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
 
@@ -210,9 +210,10 @@ class RankLearner(Learner):
             dist.all_reduce(found)  # sums of one number and zeros
             yield from zip(rows, torch.split(found, [row.n_chosen for row in rows]), strict=True)
 
-    def _choices(self, pack: Pack) -> Choices:
-        compute = super()._choices
-        return Choices(**self._root(lambda: vars(compute(pack))))  # FSDP finds tensors in dicts, not in dataclasses
+    def _logprobs(self, pack: Pack) -> TokenLogprobs:
+        compute = super()._logprobs
+        # FSDP finds tensors in dicts, not in dataclasses.
+        return TokenLogprobs(**self._root(lambda: vars(compute(pack))))
 
     def _finite(self, value: Tensor, name: str) -> float:
         """A loss is only noted: who raised alone would leave the others waiting; with the gradient all raise."""

@@ -8,25 +8,23 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
-from agentlightning.algorithm.grpo.choices import choices
+from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints, adapters_of
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.packing import Row, packs
+from agentlightning.algorithm.grpo.policy import ADAPTERS
 from agentlightning.algorithm.grpo.samples import Sample
+from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from agentlightning.algorithm.sft.examples import FittingSettings, Split
 from agentlightning.engine.model import CausalModel
 
 __all__ = ["Fitting", "sft_loss"]
 
 logger = logging.getLogger(__name__)
-
-_ADAPTERS: Final = "adapters"
 
 
 def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens: int) -> float:
@@ -37,7 +35,7 @@ def sft_loss(model: CausalModel, samples: Sequence[Sample], *, max_batch_tokens:
     with torch.no_grad():
         for pack in packs(rows, max_batch_tokens, model.device):
             hidden = model.hidden(pack.ids, pack.lengths, pack.selected)
-            found = choices(hidden, pack.chosen, head=model.head())
+            found = token_logprobs(hidden, pack.chosen, head=model.head())
             total -= found.logprobs.sum(dtype=torch.float64).item()
             count += found.logprobs.numel()
     return total / count if count else math.nan
@@ -148,10 +146,7 @@ class Fitting:
         checkpoints.save(
             self.epoch,
             model_state=self.learner.model.state(),
-            learner_state={
-                **self.learner.state(),
-                _ADAPTERS: {name: weight.detach().cpu() for name, weight in _adapters(self.learner.model).items()},
-            },
+            learner_state={**self.learner.state(), ADAPTERS: adapters_of(self.learner.model)},
             progress={
                 **self._progress,
                 "epoch": self.epoch,
@@ -162,11 +157,5 @@ class Fitting:
         )
 
 
-def _adapters(model: CausalModel) -> dict[str, Parameter]:
-    """Trained weights that are merged into others in the model's state."""
-    published = model.state_shapes()
-    return {name: weight for name, weight in model.trainable().items() if name not in published}
-
-
 def _trained_in(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return checkpoint.learner_state()[_ADAPTERS] or checkpoint.model_state()
+    return checkpoint.learner_state()[ADAPTERS] or checkpoint.model_state()

@@ -20,7 +20,6 @@ from agentlightning.algorithm.batches import Batches, retried_config, score_of
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
-from agentlightning.algorithm.grpo.memory import check_memory
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.policy import Policy, ServedPolicies, sources_by_name, training_sampling
 from agentlightning.algorithm.grpo.settings import LearnerSettings
@@ -37,7 +36,6 @@ from agentlightning.algorithm.sft.examples import (
 )
 from agentlightning.algorithm.sft.fitting import Fitting
 from agentlightning.algorithm.utils import report_metrics
-from agentlightning.engine.checkpoint import load
 from agentlightning.errors import ConfigurationError, TrainingError
 from agentlightning.types import Dataset, NamedResources
 from agentlightning.types.agents import AgentMatcher
@@ -162,10 +160,11 @@ class SFT(Algorithm):
         try:
             if is_served:
                 await self._serve(_TRAIN, is_training=True)
-                assert isinstance(self._policy.learner, Learner)
-                self._learner = self._policy.learner
             else:
-                self._learner = await asyncio.to_thread(self._load)
+                await asyncio.to_thread(self._policy.check_memory)
+                await asyncio.to_thread(self._policy.load)
+            assert isinstance(self._policy.learner, Learner)
+            self._learner = self._policy.learner
             if val_dataset is not None:
                 self.baseline = await self._validate(val_dataset, step=0)
             await self._fit(train_dataset)
@@ -193,13 +192,6 @@ class SFT(Algorithm):
     async def close(self) -> None:
         """Stop serving the trained model; harmless if it is not served."""
         await self._serving.aclose()
-
-    def _load(self) -> Learner:
-        check_memory(self._model, self.learning, device=self._device, lora=self._lora, engine_sequences=None)
-        # Small steps are lost in weights of 16 bits; adapters have 32 in any case.
-        dtype = "float32" if self._lora is None else "auto"
-        model, _ = load(self._model, device=self._device, dtype=dtype, lora=self._lora)
-        return Learner(model, self.learning)
 
     async def _serve(self, resources_id: str, *, is_training: bool) -> None:
         """Put the model behind a proxy; rollouts with these resources are sampled as for training."""

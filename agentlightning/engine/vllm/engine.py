@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import socket
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from agentlightning.utils.server_launcher import is_loopback
 if TYPE_CHECKING:
     import torch
 
-    from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer
+    from agentlightning.engine.vllm.transfer import WeightTransfer
     from agentlightning.engine.weights import PublishedWeights
 
 __all__ = ["VllmEngine"]
@@ -50,8 +49,7 @@ class VllmEngine:
         self._client: VllmClient | None = None
         self._key: str | None = None
         self._served: Served | None = None
-        self._transfer: IpcTransfer | FolderTransfer | None = None
-        self._adapters: AdapterTransfer | None = None
+        self._transfer: WeightTransfer | None = None
         self._adapter: str | None = None
         """The name of the newest."""
         self._version: int | None = None
@@ -82,13 +80,16 @@ class VllmEngine:
         client, self._client = self._client, None
         try:
             if self._process is None and client is not None and client.is_healthy():
-                self._clean_up(client)
+                if self._is_asleep:
+                    client.post("/wake_up")
+                if self._transfer is not None:
+                    self._transfer.undo()
+        except EngineError as error:  # a failure here does not end a run
+            logger.warning("The vLLM of this engine was not left as it was found: %s", error)
+        finally:
             if self._transfer is not None:
                 self._transfer.close()
-            if self._adapters is not None:
-                self._adapters.close()
-        finally:
-            self._transfer = self._adapters = self._adapter = self._version = None
+            self._transfer = self._adapter = self._version = None
             self._is_asleep = False
             process, self._process = self._process, None
             if process is not None:
@@ -113,12 +114,11 @@ class VllmEngine:
 
     def publish(self, version: int, weights: "PublishedWeights") -> None:
         """Sample from these weights; calls in flight go on with them."""
-        client = self._running()
+        self._running()
         self.wake()
-        if self._request.lora is not None:
-            self._adapter = self._adapters_of(client).publish(version, weights)
-        else:
-            self._publish_all(client, weights)
+        if self._transfer is None:
+            self._transfer = self._new_transfer(weights.device)
+        self._adapter = self._transfer.publish(version, weights)
         self._version = version
 
     def model_config(self) -> dict[str, Any]:
@@ -191,23 +191,22 @@ class VllmEngine:
 
     def _check(self, served: Served) -> None:
         """EngineError, with the command to start another, for a server that cannot be trained with."""
-        lora, root = self._request.lora, self._running().root
-        if not served.is_dev:
-            raise self._refusal(f"vLLM at {root} has no routes for new weights (VLLM_SERVER_DEV_MODE=1)")
-        if served.logprobs_mode not in (None, _PROCESSED):
-            raise self._refusal(
-                f"vLLM at {root} gives {served.logprobs_mode}, which are wrong at temperatures other than 1"
-            )
-        if lora is None and served.has_lora:
-            raise self._refusal(f"vLLM at {root} has --enable-lora, and full weights would end it")
-        if lora is None and served.takes_weights is False:
-            raise self._refusal(f"vLLM at {root} has no --weight-transfer-config")
-        if lora is not None and served.has_lora is False:
-            raise self._refusal(f"vLLM at {root} takes no adapters (--enable-lora)")
-        if lora is not None and served.max_lora_rank is not None and lora.rank > served.max_lora_rank:
-            raise self._refusal(f"vLLM at {root} takes adapters up to rank {served.max_lora_rank}, not {lora.rank}")
-        if self._options.sleep and served.can_sleep is False:
-            raise self._refusal(f"vLLM at {root} cannot sleep (--enable-sleep-mode)")
+        rank, root = None if self._request.lora is None else self._request.lora.rank, self._running().root
+        problems = {
+            "has no routes for new weights (VLLM_SERVER_DEV_MODE=1)": not served.is_dev,
+            f"gives {served.logprobs_mode}, which are wrong at temperatures other than 1": served.logprobs_mode
+            not in (None, _PROCESSED),
+            "has --enable-lora, and full weights would end it": rank is None and served.has_lora,
+            "has no --weight-transfer-config": rank is None and served.takes_weights is False,
+            "takes no adapters (--enable-lora)": rank is not None and served.has_lora is False,
+            f"takes adapters up to rank {served.max_lora_rank}, not {rank}": rank is not None
+            and served.max_lora_rank is not None
+            and rank > served.max_lora_rank,
+            "cannot sleep (--enable-sleep-mode)": self._options.sleep and served.can_sleep is False,
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise self._refusal(f"vLLM at {root} {problem}")
 
     def _refusal(self, reason: str) -> EngineError:
         rank = "" if self._request.lora is None else f" --lora-rank {self._request.lora.rank}"
@@ -228,47 +227,22 @@ class VllmEngine:
         if self._request.lora is None:
             client.post("/init_weight_transfer_engine", {"init_info": {}})
 
-    def _clean_up(self, client: VllmClient) -> None:
-        """Leave a server that was joined as it was found, but for its weights; a failure here does not end a run."""
-        try:
-            if self._is_asleep:
-                client.post("/wake_up")
-            if self._adapters is not None:
-                self._adapters.unload()
-        except EngineError as error:
-            logger.warning("The vLLM at %s was not left as it was found: %s", client.root, error)
-
-    def _adapters_of(self, client: VllmClient) -> "AdapterTransfer":
-        from agentlightning.engine.vllm.transfer import AdapterTransfer
-
-        if self._adapters is None:
-            assert self._served is not None
-            self._adapters = AdapterTransfer(client, self._request.name)
-            self._adapters.forget(self._served.adapters)
-        return self._adapters
-
-    def _publish_all(self, client: VllmClient, weights: "PublishedWeights") -> None:
+    def _new_transfer(self, device: "torch.device") -> "WeightTransfer":
+        """The way from the learner's device to the server."""
         import torch
 
-        assert self._served is not None
-        dtype = getattr(torch, self._served.dtype or _DEFAULT_DTYPE)
-        tensors = iter(weights.tensors(dtype))
-        first = next(tensors)
-        if self._transfer is None:
-            self._transfer = self._transfer_from(client, first[1].device)
-        self._transfer.send(chain([first], tensors))
+        from agentlightning.engine.vllm.transfer import AdapterTransfer, FolderTransfer, IpcTransfer
 
-    def _transfer_from(self, client: VllmClient, device: "torch.device") -> "IpcTransfer | FolderTransfer":
-        """The way from the learner's device to the server."""
-        from agentlightning.engine.vllm.transfer import FolderTransfer, IpcTransfer
-
-        assert self._served is not None
-        way = self._options.transfer
+        client, served, way = self._running(), self._served, self._options.transfer
+        assert served is not None
+        if self._request.lora is not None:
+            return AdapterTransfer(client, self._request.name, served.adapters)
         if way == "ipc" and device.type != "cuda":
             raise EngineError(f"transfer='ipc' needs a learner on the GPU, and it is on '{device}'; use 'folder'.")
-        is_near = is_loopback(urlsplit(client.root).hostname or "") and self._served.workers == 1
+        dtype = getattr(torch, served.dtype or _DEFAULT_DTYPE)
+        is_near = is_loopback(urlsplit(client.root).hostname or "") and served.workers == 1
         is_first_gpu = device.type == "cuda" and (device.index or 0) == 0
         if way == "ipc" or (way == "auto" and is_near and is_first_gpu):
-            return IpcTransfer(client)
+            return IpcTransfer(client, dtype)
         logger.info("Weights travel to vLLM as a folder: the learner is on '%s'.", device)
-        return FolderTransfer(client, self._request.source)
+        return FolderTransfer(client, dtype, self._request.source)

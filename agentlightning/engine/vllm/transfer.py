@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from agentlightning.engine.vllm.client import VllmClient
 from agentlightning.engine.weights import PublishedWeights, write_weights
 from agentlightning.errors import EngineError
 
-__all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer"]
+__all__ = ["AdapterTransfer", "FolderTransfer", "IpcTransfer", "WeightTransfer"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,29 @@ _INDEX: Final = ".index.json"
 Share = Callable[[Tensor], tuple[Any, ...]]
 
 
+class WeightTransfer(Protocol):
+    """A way of weights to a server."""
+
+    def publish(self, version: int, weights: PublishedWeights) -> str | None:
+        """Have it sample from these; the name of the adapters, if that is what was sent."""
+        ...
+
+    def undo(self) -> None:
+        """Leave the server as it was found, but for full weights."""
+        ...
+
+    def close(self) -> None:
+        """Free memory and files of this process."""
+        ...
+
+
 class IpcTransfer:
     """Through CUDA IPC, on one GPU."""
 
     def __init__(
         self,
         client: VllmClient,
+        dtype: torch.dtype,
         *,
         share: Share | None = None,
         gpu_id: str | None = None,
@@ -57,11 +74,15 @@ class IpcTransfer:
             gpu_id: The GPU's UUID, by which vLLM finds the handle; by default that of the weights.
         """
         self._client = client
+        self._dtype = dtype
         self._share = share or _cuda_handle
         self._gpu_id = gpu_id
         self._buffer_bytes = buffer_bytes
         self._buffer: Tensor | None = None
         self._handle: str | None = None
+
+    def publish(self, version: int, weights: PublishedWeights) -> None:
+        self.send(weights.tensors(self._dtype))
 
     def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send all weights; where vLLM refuses some, its weights are incomplete until the next update."""
@@ -71,16 +92,12 @@ class IpcTransfer:
                 for update in self.updates(tensors):
                     self._client.post("/update_weights", {"update_info": update})
             except BaseException:
-                self._abandon()
+                try:  # vLLM ends the update itself if it refused a part, and else waits for more
+                    self._client.post("/finish_weight_update")
+                except EngineError as error:
+                    logger.debug("An update that failed needed no end: %s", error)
                 raise
             self._client.post("/finish_weight_update")
-
-    def _abandon(self) -> None:
-        """End an update of which a part failed: vLLM does so itself if it refused the part, and else waits for more."""
-        try:
-            self._client.post("/finish_weight_update")
-        except EngineError as error:
-            logger.debug("An update that failed needed no end: %s", error)
 
     def updates(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
         """What `/update_weights` takes, part by part; each must have been read before the next is asked for."""
@@ -88,11 +105,15 @@ class IpcTransfer:
         used = 0
         for name, tensor in tensors:
             size = tensor.nbytes
-            if part and used + size > self._room():
+            room = 0 if self._buffer is None else self._buffer.nbytes
+            if part and used + size > room:
                 yield self._update(part)
                 part, used = [], 0
-            self._make_room(size, tensor.device)
-            assert self._buffer is not None
+            if self._buffer is None or size > room:
+                self._buffer = torch.empty(max(size, self._buffer_bytes), dtype=torch.uint8, device=tensor.device)
+                gpu_id = self._gpu_id or str(torch.cuda.get_device_properties(tensor.device).uuid)
+                handles = {gpu_id: self._share(self._buffer)}
+                self._handle = base64.b64encode(pickle.dumps(handles)).decode()
             own = self._buffer[used : used + size].view(tensor.dtype).view(tensor.shape)
             own.copy_(tensor)
             part.append((name, own))
@@ -100,19 +121,11 @@ class IpcTransfer:
         if part:
             yield self._update(part)
 
+    def undo(self) -> None:
+        pass
+
     def close(self) -> None:
-        """Give the buffer back."""
         self._buffer = self._handle = None
-
-    def _room(self) -> int:
-        return 0 if self._buffer is None else self._buffer.nbytes
-
-    def _make_room(self, size: int, device: torch.device) -> None:
-        if size > self._room():
-            self._buffer = torch.empty(max(size, self._buffer_bytes), dtype=torch.uint8, device=device)
-            gpu_id = self._gpu_id or str(torch.cuda.get_device_properties(device).uuid)
-            handles = {gpu_id: self._share(self._buffer)}
-            self._handle = base64.b64encode(pickle.dumps(handles)).decode()
 
     def _update(self, part: list[tuple[str, Tensor]]) -> dict[str, Any]:
         if part[0][1].is_cuda:
@@ -136,19 +149,20 @@ def _cuda_handle(tensor: Tensor) -> tuple[Any, ...]:
 class FolderTransfer:
     """As a folder that vLLM reads, in memory where there is room: for a learner on the CPU, or on another GPU."""
 
-    def __init__(self, client: VllmClient, source: str) -> None:
+    def __init__(self, client: VllmClient, dtype: torch.dtype, source: str) -> None:
         """Prepare.
 
         Args:
             source: The folder of the model; its small files are copied.
         """
         self._client = client
+        self._dtype = dtype
         self._source = Path(source).expanduser()
         self._folder: Path | None = None
 
-    def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def publish(self, version: int, weights: PublishedWeights) -> None:
         """Write all weights, and have vLLM read them."""
-        whole = {name: tensor.to("cpu") for name, tensor in tensors}
+        whole = {name: tensor.to("cpu") for name, tensor in weights.tensors(self._dtype)}
         if self._folder is None:
             self._folder = self._new_folder(sum(tensor.nbytes for tensor in whole.values()))
         path = self._folder / _WEIGHTS_FILE
@@ -160,8 +174,10 @@ class FolderTransfer:
         finally:
             path.unlink(missing_ok=True)
 
+    def undo(self) -> None:
+        pass
+
     def close(self) -> None:
-        """Remove the folder."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -180,14 +196,16 @@ class FolderTransfer:
 class AdapterTransfer:
     """Adapters under a name for each version; the one before stays for the calls that use it."""
 
-    def __init__(self, client: VllmClient, name: str) -> None:
+    def __init__(self, client: VllmClient, name: str, adapters: Iterable[str]) -> None:
+        """Unload what another run left under our names.
+
+        Args:
+            adapters: That the server has.
+        """
         self._client = client
         self._name = name
         self._folder = Path(tempfile.mkdtemp(prefix="agl-vllm-lora-"))
         self._loaded: list[str] = []
-
-    def forget(self, adapters: Iterable[str]) -> None:
-        """Unload what another run left under our names."""
         left = [one for one in adapters if re.fullmatch(rf"{re.escape(self._name)}-v\d+", one)]
         for adapter in left:
             self._client.post("/v1/unload_lora_adapter", {"lora_name": adapter})
@@ -195,7 +213,6 @@ class AdapterTransfer:
             self._client.reset_prefix_cache()
 
     def publish(self, version: int, weights: PublishedWeights) -> str:
-        """Load a version; what to call it."""
         adapters = weights.adapters()
         if adapters is None:
             raise EngineError(f"The model '{self._name}' is trained whole, and this vLLM takes adapters alone.")
@@ -215,13 +232,11 @@ class AdapterTransfer:
             self._unload(old)
         return adapter
 
-    def unload(self) -> None:
-        """Leave none on the server."""
+    def undo(self) -> None:
         for adapter in list(self._loaded):
             self._unload(adapter)
 
     def close(self) -> None:
-        """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unload(self, adapter: str) -> None:

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="GRPO needs torch")
 import agentlightning as agl  # noqa: E402 # after the check for torch
 from agentlightning.algorithm.grpo import Checkpoints, SampleSettings  # noqa: E402
 from agentlightning.algorithm.grpo.grpo import GRPO, MOST_EMPTY_STEPS  # noqa: E402
+from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.errors import ConfigurationError, EngineError, TrainingError  # noqa: E402
 from tests.algorithm.grpo.training import (  # noqa: E402
     PATIENCE_SECONDS,
@@ -346,9 +347,8 @@ def test_only_calls_of_matching_agents_are_learned_from(engine: SharedEngine, mo
     algorithm = grpo(steps=1, agent_match="^solver$")
     fit(algorithm, Two(every_second))
 
-    codec = algorithm.policies[0].codec
     assert len(seen) == 4
-    said = [codec.decode(sample.token_ids) for sample in seen]
+    said = [tokenizer.decode(sample.token_ids) for sample in seen]
     assert not any("say 1" in text for text in said)
     assert all(any(task in text for task in TASKS) for text in said)
 
@@ -380,7 +380,7 @@ def test_two_policies_learn_each_from_its_own_calls(monkeypatch: pytest.MonkeyPa
 
     planner, solver = algorithm.policies
     said = {
-        policy.name: [policy.codec.decode(sample.token_ids) for sample in seen[id(policy.learner)]]
+        policy.name: [tokenizer.decode(sample.token_ids) for sample in seen[id(policy.learner)]]
         for policy in (planner, solver)
     }
     assert all("say 7" in text and "run 3+4" not in text for text in said["planner"])

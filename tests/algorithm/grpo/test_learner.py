@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.advantages import advantages
-from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.packing import Pack, Row
 from agentlightning.algorithm.grpo.samples import Sample
 from agentlightning.algorithm.grpo.settings import KlEstimator, LearnerSettings, Optimiser
+from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from agentlightning.engine import model as model_module
 from agentlightning.engine.model import logits_of
 from agentlightning.engine.sampling import Sampling
@@ -189,7 +189,9 @@ def test_the_engine_and_the_learner_find_the_same_logprobs(temperature: float) -
     ]
 
     pack = Pack.of(rows, model.device)
-    found = choices(logits_of(model, pack.ids, pack.lengths, pack.selected), pack.chosen, pack.temperatures).logprobs
+    found = token_logprobs(
+        logits_of(model, pack.ids, pack.lengths, pack.selected), pack.chosen, pack.temperatures
+    ).logprobs
     stored = torch.cat([row.engine_logprobs for row in rows if row.engine_logprobs is not None])
     assert stored.exp().max() > 0.3
     torch.testing.assert_close(found, stored, rtol=0, atol=1e-4)

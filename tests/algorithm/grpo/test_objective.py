@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentlightning.algorithm.grpo.choices import choices
 from agentlightning.algorithm.grpo.objective import (
     ChosenTokens,
     Loss,
@@ -17,6 +16,7 @@ from agentlightning.algorithm.grpo.objective import (
     sequence_coefficients,
 )
 from agentlightning.algorithm.grpo.settings import LearnerSettings
+from agentlightning.algorithm.grpo.token_logprobs import token_logprobs
 from tests.algorithm.grpo import reference
 from tests.algorithm.grpo.reference import Conversation, Variant
 
@@ -100,7 +100,7 @@ def computed(batch: list[Conversation], variant: Variant) -> tuple[Loss, torch.T
     temperatures = torch.tensor([one.temperature for one in batch], dtype=torch.float64)
     sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(lengths))
     chosen = torch.tensor([token for one in batch for token in one.chosen])
-    found = choices(logits, chosen, temperatures[sequences], entropy_gradient=True)
+    found = token_logprobs(logits, chosen, temperatures[sequences], entropy_gradient=True)
     coefficients = sequence_coefficients(
         lengths, [one.weight for one in batch], settings.aggregate, settings.constant_length
     )
@@ -185,7 +185,7 @@ def test_a_ratio_beyond_all_bounds_stays_finite() -> None:
 def test_logits_of_16_bits_are_read_in_32() -> None:
     logits = torch.randn(4, VOCABULARY).bfloat16()
 
-    found = choices(logits, torch.tensor([0, 1, 2, 3]))
+    found = token_logprobs(logits, torch.tensor([0, 1, 2, 3]))
 
     assert found.logprobs.dtype == torch.float32
     expected = logits.float().log_softmax(-1)[torch.arange(4), torch.arange(4)]

@@ -28,7 +28,7 @@ def finished(*rewards: float | None, status: Any = "succeeded") -> list[Finished
 def policies() -> list[Policy]:
     made = [Policy(name, "tiny", LearnerSettings(), device="cpu") for name in ("planner", "solver")]
     for policy in made:
-        policy._load()
+        policy.load()
     return made
 
 
@@ -121,7 +121,7 @@ def test_run_goes_on_from_what_was_saved(tmp_path: Path, policies: list[Policy])
     curriculum.take(4)
     progress.save(policies, curriculum.state())
     for policy in policies:
-        policy._load()
+        policy.load()
 
     later, order = Progress(tmp_path), Curriculum(list(range(10)))
     assert later.restore(policies, order)
@@ -195,7 +195,7 @@ class Adapted(SmallModel):
 
 
 def adapted(policy: Policy, model: Adapted) -> Policy:
-    policy._model, policy._learner = model, Learner(model, LearnerSettings())
+    policy._learner = Learner(model, LearnerSettings())
     return policy
 
 

@@ -193,8 +193,7 @@ def test_samples_that_cannot_be_learned_from_disturb_nobody(two: ShardedLearner)
 
 
 def test_nothing_listens_beyond_the_loopback_device(two: ShardedLearner) -> None:
-    assert two._process is not None
-    torchrun = psutil.Process(two._process.pid)
+    torchrun = psutil.Process(two._torchrun.process_id)
 
     sockets = [one for process in (torchrun, *torchrun.children()) for one in process.net_connections()]
 
@@ -203,8 +202,7 @@ def test_nothing_listens_beyond_the_loopback_device(two: ShardedLearner) -> None
 
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path) -> None:
     learner = started(folder, model_of(folder))
-    assert learner._process is not None
-    torchrun = psutil.Process(learner._process.pid)
+    torchrun = psutil.Process(learner._torchrun.process_id)
     ranks = torchrun.children(recursive=True)
     killed = next(one for one in ranks if one.environ().get("RANK") == "1")
     assert os.getsid(torchrun.pid) != os.getsid(0)  # Ctrl-C in a terminal does not reach them

@@ -180,7 +180,7 @@ async def test_a_run_that_is_resumed_publishes_the_same_numbers(tmp_path: Path, 
 
     def started() -> Policy:
         policy = Policy("policy", str(folder), LearnerSettings(learning_rate=1e-5, threads=1), device="cpu", lora=lora)
-        policy._load()
+        policy.load()
         policy._engine = Recorder()  # type: ignore[assignment]
         return policy
 

@@ -13,14 +13,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK_BYTES", "Choices", "choices"]
+__all__ = ["CHUNK_BYTES", "TokenLogprobs", "token_logprobs"]
 
 CHUNK_BYTES: Final = 1 << 28
 """Of logits and what is computed from them at a time: some 440 tokens of a vocabulary of 150,000."""
 
 
 @dataclass(frozen=True)
-class Choices:
+class TokenLogprobs:
     """How likely the k tokens that were chosen are, and how open the choice was."""
 
     logprobs: Tensor
@@ -29,7 +29,7 @@ class Choices:
     """[k]"""
 
 
-def choices(
+def token_logprobs(
     hidden: Tensor,
     chosen: Tensor,
     temperatures: Tensor | None = None,
@@ -37,7 +37,7 @@ def choices(
     head: Tensor | None = None,
     entropy_gradient: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Choices:
+) -> TokenLogprobs:
     """Read a model's predictions at temperatures [k], in 32 bits at least; without `temperatures`, at 1.
 
     Args:
@@ -54,12 +54,12 @@ def choices(
     way = _Way(dtype, torch.promote_types(dtype, torch.float32), entropy_gradient, chunk_bytes)
     warmth = None if temperatures is None else temperatures.to(way.exact)[:, None]
     with torch.autocast(kind, enabled=False):
-        return Choices(*_ReadChoices.apply(hidden, head, chosen[:, None], warmth, way))  # type: ignore[no-untyped-call]
+        return TokenLogprobs(*_ReadLogprobs.apply(hidden, head, chosen[:, None], warmth, way))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How choices are read."""
+    """How log-probabilities are computed."""
 
     dtype: torch.dtype
     """Of the product with the head."""
@@ -86,7 +86,7 @@ class _Way:
         return found if temperatures is None else found.div_(temperatures[rows])
 
 
-class _ReadChoices(torch.autograd.Function):
+class _ReadLogprobs(torch.autograd.Function):
     """Log-probabilities and entropies; what the gradient needs of a row is one number, the rest is made again."""
 
     @staticmethod

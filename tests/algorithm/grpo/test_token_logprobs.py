@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.choices import Choices, choices
+from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from tests.algorithm.grpo.peaks import peak_bytes
 
 CHUNK = 7
@@ -21,11 +21,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def whole(logits: Tensor, chosen: Tensor, temperatures: Tensor | None) -> Choices:
+def whole(logits: Tensor, chosen: Tensor, temperatures: Tensor | None) -> TokenLogprobs:
     """As one would write it down, with everything held at once."""
     scaled = logits if temperatures is None else logits / temperatures.to(logits.dtype)[:, None]
     table = scaled.log_softmax(-1)
-    return Choices(table.gather(-1, chosen[:, None]).squeeze(-1), -(table.exp() * table).sum(-1))
+    return TokenLogprobs(table.gather(-1, chosen[:, None]).squeeze(-1), -(table.exp() * table).sum(-1))
 
 
 class Case:
@@ -46,7 +46,7 @@ class Case:
     def logits(self) -> Tensor:
         return self.hidden @ self.weight.T
 
-    def gradients(self, found: Choices, *, entropy: bool) -> list[Tensor]:
+    def gradients(self, found: TokenLogprobs, *, entropy: bool) -> list[Tensor]:
         value = (found.logprobs * self.slopes).sum()
         if entropy:
             value = value + (found.entropies * self.entropy_slopes).sum()
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_whole_logits(
     size = rows * 40 * dtype.itemsize
 
     expected = whole(case.logits, case.chosen, temperatures)
-    found = choices(
+    found = token_logprobs(
         case.hidden,
         case.chosen,
         temperatures,
@@ -79,7 +79,7 @@ def test_values_and_gradients_are_those_of_whole_logits(
         entropy_gradient=entropy,
         chunk_bytes=size,
     )
-    of_logits = choices(case.logits, case.chosen, temperatures, entropy_gradient=entropy, chunk_bytes=size)
+    of_logits = token_logprobs(case.logits, case.chosen, temperatures, entropy_gradient=entropy, chunk_bytes=size)
 
     gradients = case.gradients(expected, entropy=entropy)
     for one in (found, of_logits):
@@ -93,7 +93,8 @@ def test_entropies_have_a_gradient_only_where_it_is_wanted() -> None:
     case = Case(torch.float64)
 
     plain, wanted = (
-        choices(case.hidden, case.chosen, head=case.weight, entropy_gradient=entropy) for entropy in (False, True)
+        token_logprobs(case.hidden, case.chosen, head=case.weight, entropy_gradient=entropy)
+        for entropy in (False, True)
     )
 
     assert not plain.entropies.requires_grad
@@ -103,7 +104,7 @@ def test_entropies_have_a_gradient_only_where_it_is_wanted() -> None:
 def test_a_head_that_is_not_trained_gets_no_gradient() -> None:
     case = Case(torch.float64)
 
-    choices(case.hidden, case.chosen, head=case.weight.detach()).logprobs.sum().backward()
+    token_logprobs(case.hidden, case.chosen, head=case.weight.detach()).logprobs.sum().backward()
 
     assert case.hidden.grad is not None
     assert case.weight.grad is None
@@ -114,7 +115,7 @@ def test_autocast_decides_the_dtype_of_the_head_and_not_that_of_the_results() ->
     logits = (case.hidden.bfloat16() @ case.weight.bfloat16().T).float()
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = choices(case.hidden, case.chosen, head=case.weight)
+        found = token_logprobs(case.hidden, case.chosen, head=case.weight)
 
     torch.testing.assert_close(found.logprobs, whole(logits, case.chosen, None).logprobs)
     assert [one.dtype for one in case.gradients(found, entropy=False)] == [torch.float32] * 2
@@ -123,7 +124,7 @@ def test_autocast_decides_the_dtype_of_the_head_and_not_that_of_the_results() ->
 def test_a_token_that_cannot_be_chosen_leaves_values_and_gradients_finite() -> None:
     logits = torch.tensor([[0.0, 1.0, -torch.inf]], requires_grad=True)
 
-    found = choices(logits, torch.tensor([1]), entropy_gradient=True)
+    found = token_logprobs(logits, torch.tensor([1]), entropy_gradient=True)
     (found.logprobs + found.entropies).sum().backward()
 
     assert logits.grad is not None
@@ -143,7 +144,7 @@ def test_forward_and_backward_take_little_more_than_one_chunk(dtype: torch.dtype
     results = 4 * (3 * count) + 4 * 2 * (count * width + vocabulary * width)  # gradients, in and out of 32 bits
 
     def work() -> list[Tensor]:
-        found = choices(
+        found = token_logprobs(
             hidden, case.chosen, case.temperatures, head=weight, entropy_gradient=entropy, chunk_bytes=chunk
         )
         return list(torch.autograd.grad((found.logprobs + found.entropies).sum(), [hidden, weight]))
@@ -165,7 +166,7 @@ def test_on_a_gpu_it_takes_little_more_than_one_chunk(entropy: bool) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
 
-    found = choices(hidden, chosen, head=weight, entropy_gradient=entropy, chunk_bytes=chunk)
+    found = token_logprobs(hidden, chosen, head=weight, entropy_gradient=entropy, chunk_bytes=chunk)
     (found.logprobs + found.entropies).sum().backward()
 
     results = hidden.numel() * 2 + count * 4 * 6

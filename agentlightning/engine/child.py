@@ -1,15 +1,15 @@
-"""A server in a child process, whichever engine it is: started, awaited, watched and stopped in one way."""
+"""A program in a child process, for code without an event loop: every engine and learner is started and stopped so."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
-from agentlightning.engine.background import BackgroundProgram
 from agentlightning.errors import EngineError
-from agentlightning.utils.child_process import ProgramPlan
+from agentlightning.utils.child_process import DRAIN_SECONDS, Program, ProgramPlan, wait_for_event
+from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["ChildServer"]
+__all__ = ["ChildProgram"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,70 +20,85 @@ END_SECONDS: Final = 1.0
 _PROGRESS_SECONDS: Final = 15.0
 
 
-class ChildServer:
-    """`start` it and `stop` it; between them it may end by itself."""
+class ChildProgram:
+    """`start` it and `stop` it; between them it may end by itself. Its output is read in a thread."""
 
-    def __init__(self, name: str, *, start_seconds: float, poll_seconds: float, stop_seconds: float) -> None:
+    def __init__(self, name: str, *, stop_seconds: float) -> None:
         """Prepare.
 
         Args:
             name: For messages.
-            start_seconds: How long it may take until it serves; an end before that is noticed at once.
+            stop_seconds: How long it may take to end when it is stopped.
         """
         self._name = name
-        self._start_seconds = start_seconds
-        self._poll_seconds = poll_seconds
         self._stop_seconds = stop_seconds
-        self._program = BackgroundProgram("agl-engine")
         self._secrets: tuple[str, ...] = ()
+        self._thread = LoopThread("agl-child")
+        self._program: Program | None = None
 
-    def start(self, plan: ProgramPlan, is_ready: Callable[[], bool], *, secrets: tuple[str, ...] = ()) -> None:
-        """Return when it serves; EngineError with its last lines if it ends before, or takes too long.
+    def start(self, plan: ProgramPlan, *, secrets: tuple[str, ...] = ()) -> None:
+        """Run it; OSError if it cannot be.
 
         Args:
             secrets: Left out of its lines.
         """
         self._secrets = secrets
-        self._program.start(plan)
+        self._program = self._thread.run(Program.start(plan))
+
+    def await_ready(self, is_ready: Callable[[], bool], *, seconds: float, poll_seconds: float) -> None:
+        """Return when it serves; EngineError with its last lines if it ends before, or takes longer than that."""
         began = logged = time.monotonic()
         while not is_ready():
             now = time.monotonic()
-            if self._program.has_ended(self._poll_seconds):
+            if self.has_ended(poll_seconds):
                 raise self.ended()
-            if now - began > self._start_seconds:
-                raise EngineError(
-                    f"{self._name} did not begin to serve within {self._start_seconds:g} s. {self._end()}"
-                )
+            if now - began > seconds:
+                raise EngineError(f"{self._name} did not begin to serve within {seconds:g} s. {self._shown()}")
             if now - logged > _PROGRESS_SECONDS:
                 logged = now
-                last_line = "".join(self._program.last_lines(1, self._secrets))
+                last_line = "".join(self.last_lines(1))
                 logger.info("%s has been loading for %.0f s: %s", self._name, now - began, last_line)
         logger.info("%s serves after %.0f s.", self._name, time.monotonic() - began)
 
     def stop(self) -> None:
         """End it with all that it started; harmless if nothing runs."""
-        self._program.stop(self._stop_seconds)
+        program, self._program = self._program, None
+        if program is not None:
+            self._thread.run(program.end(self._stop_seconds))
+        self._thread.stop()
 
     @property
     def process_id(self) -> int | None:
-        return self._program.process_id
+        return None if self._program is None else self._program.process_id
 
     def is_running(self) -> bool:
-        return self._program.is_running()
+        return self._program is not None and self._program.exit_code is None
 
-    def has_ended(self) -> bool:
-        """Whether it has ended, after waiting a moment for that."""
-        return self._program.has_ended(END_SECONDS)
+    def has_ended(self, timeout_seconds: float = END_SECONDS) -> bool:
+        """Whether it has ended, after waiting for that, and for its last output, for a while."""
+        if self._program is not None:
+            self._thread.run(wait_for_event(self._program.exited, timeout_seconds))
+            if self._program.exited.is_set():
+                self._thread.run(wait_for_event(self._program.streams_closed, DRAIN_SECONDS))
+        return not self.is_running()
 
     def output(self) -> str:
-        return self._program.output()
+        """The beginning of its standard output."""
+        found = None if self._program is None else self._program.stdout
+        return "" if found is None else found.text()
+
+    def last_lines(self, count: int) -> list[str]:
+        """Of its standard error."""
+        found = None if self._program is None else self._program.stderr
+        return [] if found is None else found.end(self._secrets).splitlines()[-count:]
 
     def ended(self) -> EngineError:
         """Why it does not serve any more."""
         if not self.has_ended():
-            return EngineError(f"{self._name} does not serve any more, and has not ended. {self._end()}")
-        return EngineError(f"{self._name} has ended with code {self._program.exit_code}. {self._end()}")
+            return EngineError(f"{self._name} does not serve any more, and has not ended. {self._shown()}")
+        code = None if self._program is None else self._program.exit_code
+        return EngineError(f"{self._name} has ended with code {code}. {self._shown()}")
 
-    def _end(self) -> str:
-        lines = self._program.last_lines(LAST_LINES, self._secrets)
+    def _shown(self) -> str:
+        lines = self.last_lines(LAST_LINES)
         return "Its last lines:\n" + "\n".join(lines) if lines else "It printed nothing."

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from typing_extensions import Self
 
-from agentlightning.engine.child import ChildServer
+from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.vllm.options import VllmOptions
 from agentlightning.errors import ConfigurationError, EngineError
 from agentlightning.utils.child_process import ProgramPlan, python_path
@@ -97,12 +97,7 @@ class EngineServer:
         self._shares_gpu = True
         """Until sharing GPU memory with the child fails."""
         self._block: SharedBlock | None = None
-        self._child = ChildServer(
-            "The engine's process",
-            start_seconds=START_SECONDS,
-            poll_seconds=_POLL_SECONDS,
-            stop_seconds=STOP_SECONDS,
-        )
+        self._child = ChildProgram("The engine's process", stop_seconds=STOP_SECONDS)
         self._folders: list[Path] = []
         """For weights under way: in memory where that can be, and on the disk for those that memory has no room for."""
 
@@ -142,7 +137,10 @@ class EngineServer:
                     stdin=settings,
                     on_error_line=lambda line: logger.warning("engine: %s", line),
                 )
-                self._child.start(plan, lambda: self._child.output().endswith("\n"))
+                self._child.start(plan)
+            self._child.await_ready(
+                lambda: self._child.output().endswith("\n"), seconds=START_SECONDS, poll_seconds=_POLL_SECONDS
+            )
             self._served = orjson.loads(self._child.output())
         except BaseException:
             self.stop()

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,34 +126,6 @@ def test_bad_weights_are_an_error_to_the_publisher_and_the_old_ones_stay(server:
     after = ask(server, temperature=0, max_tokens=8)
     assert (after["choices"], after["weights_version"]) == (before["choices"], 1)
     assert server.status()["engine"]["weights_version"] == 1
-
-
-def test_publishing_under_load_drops_no_call(server: EngineServer) -> None:
-    loads = server.status()["engine"]["weights_loads"]
-    is_over = threading.Event()
-    versions: list[int] = []
-    troubles: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            while not is_over.is_set():
-                versions.append(ask(server, max_tokens=6)["weights_version"])
-        except BaseException as error:
-            troubles.append(error)
-
-    callers = [threading.Thread(target=call) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for version in range(101, 141):
-        server.publish(version, published(a_model(seed=version % 3)))
-    is_over.set()
-    for caller in callers:
-        caller.join(PATIENCE_SECONDS)
-
-    assert troubles == []
-    assert versions
-    assert max(versions) <= 140
-    assert server.status()["engine"]["weights_loads"] == loads + 40
 
 
 def test_weights_go_over_the_disk_where_memory_has_no_room(

@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 from agentlightning.engine import model as model_module  # noqa: E402
 from agentlightning.engine import server as server_module  # noqa: E402
 from agentlightning.engine.calls import CallbackQueue, Choice  # noqa: E402
-from agentlightning.engine.sampling import Sampling  # noqa: E402
 from agentlightning.engine.tiny import tokenizer  # noqa: E402
 from agentlightning.engine.tiny.codec import TinyChatCodec  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
@@ -41,10 +40,13 @@ CALCULATOR: Any = {
 }
 
 
-@pytest.fixture(params=["in the loop", "in a thread"])
+both_ways = pytest.mark.parametrize("served", ["in the loop", "in a thread"], indirect=True)
+
+
+@pytest.fixture
 def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A scripted model whose engine runs in the server's loop, or in a thread of its own."""
-    if request.param == "in a thread":
+    if getattr(request, "param", None) == "in a thread":
         monkeypatch.setattr(model_module, "SMALL_MODEL_PARAMETERS", 0)
     with serving(ScriptedModel(saying("95"))) as served:
         yield served
@@ -79,6 +81,7 @@ def test_tokens_of_a_chat_are_counted_without_an_answer(served: Served, client: 
     assert raw(served, "/tokenize", messages="no").status_code == 400
 
 
+@both_ways
 def test_an_answer_has_text_tokens_logprobs_and_the_version_of_the_weights(
     served: Served, client: openai.OpenAI
 ) -> None:
@@ -141,6 +144,7 @@ def test_tool_choice_none_gives_the_model_no_tool(served: Served, client: openai
     assert answer.choices[0].finish_reason == "stop"
 
 
+@both_ways
 def test_text_is_cut_before_a_stop_string_and_the_tokens_are_kept(served: Served, client: openai.OpenAI) -> None:
     served.model.script = saying("one two three four")
 
@@ -153,12 +157,7 @@ def test_text_is_cut_before_a_stop_string_and_the_tokens_are_kept(served: Served
     assert answer.model_dump()["choices"][0]["token_ids"] == tokenizer.encode("one two t")
 
 
-def test_max_tokens_ends_with_length(served: Served, client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=1)
-
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("9", "length")
-
-
+@both_ways
 def test_completions_take_text_and_ids_and_several_of_them(served: Served, client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="tiny", prompt=["ab", "c"], n=2, logprobs=1, extra_body={"return_token_ids": True}
@@ -178,6 +177,7 @@ def test_completions_take_text_and_ids_and_several_of_them(served: Served, clien
 # ---------------------------------------------------------------------- streams
 
 
+@both_ways
 def test_a_stream_begins_with_the_role_and_adds_up_to_the_answer(served: Served, client: openai.OpenAI) -> None:
     served.model.script = saying("one two three")
 
@@ -210,6 +210,7 @@ def test_a_stream_begins_with_the_role_and_adds_up_to_the_answer(served: Served,
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+@both_ways
 def test_a_streamed_tool_call_has_its_name_first_and_then_its_arguments(served: Served, client: openai.OpenAI) -> None:
     served.model.script = calling("37+58", before="Let me see.")
 
@@ -223,6 +224,7 @@ def test_a_streamed_tool_call_has_its_name_first_and_then_its_arguments(served: 
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"expression": "37+58"}
 
 
+@both_ways
 def test_a_stream_never_shows_the_beginning_of_a_stop_string(served: Served, client: openai.OpenAI) -> None:
     served.model.script = saying("one twofold two times")
 
@@ -235,6 +237,7 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(served: Served, cli
     assert texts == {0: "one twofold ", 1: "one twofold "}
 
 
+@both_ways
 def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(model="tiny", prompt="ab", stream=True, extra_body={"return_token_ids": True})
@@ -243,16 +246,6 @@ def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "95"
     assert chunks[0].model_dump()["choices"][0]["prompt_token_ids"] == tokenizer.encode("ab")
     assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-async def test_the_async_client_is_served_as_well(served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="none", max_retries=0) as client:
-        whole = await client.chat.completions.create(model="tiny", messages=HELLO)
-        text = ""
-        async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, stream=True):
-            text += chunk.choices[0].delta.content or ""
-
-    assert whole.choices[0].message.content == text == "95"
 
 
 # ---------------------------------------------------------------------- refusals
@@ -297,13 +290,6 @@ def test_neutral_values_of_what_is_not_supported_are_fine(served: Served) -> Non
     )
 
     assert response.status_code == 200
-
-
-def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
-        client.chat.completions.create(model="gpt", messages=HELLO)
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.chat.completions.create(model="tiny", messages=HELLO, temperature=-3)
 
 
 def test_what_is_not_json_or_too_large_or_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,6 +405,7 @@ def test_a_repetition_gets_its_answer_when_the_first_client_has_left(slow: Serve
     assert slow.app.engine.statistics()["requests"] == 1
 
 
+@both_ways
 def test_a_failed_step_is_a_server_error_and_the_next_call_is_served(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,13 +592,6 @@ async def test_tokens_logprobs_and_version_arrive_in_the_proxys_spans(served: Se
     assert str(span.attributes["agentlightning.weights_version"]) == "0"
     logprobs = json.loads(str(span.attributes["logprobs.content"]))
     assert [entry["token"] for entry in logprobs] == ["9", "5", "<end>"]
-
-
-def test_sampling_can_be_used_without_the_server(served: Served) -> None:
-    """The engine of a running server takes requests from other threads as well."""
-    generation = served.app.engine.submit([20], Sampling(max_new_tokens=9)).result(PATIENCE_SECONDS)
-
-    assert generation.token_ids == saying("95")
 
 
 async def test_nothing_posted_from_another_thread_is_lost() -> None:

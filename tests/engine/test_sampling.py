@@ -9,15 +9,6 @@ from agentlightning.errors import EngineError, InvalidRequest
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.01, top_k=1, seed=0), Sampling(1, min_new_tokens=1)],
-    ids=["defaults", "greedy", "narrow", "exactly one token"],
-)
-def test_usable_wishes_pass(sampling: Sampling) -> None:
-    assert sampling.max_new_tokens >= 1
-
-
-@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("max_new_tokens", 0),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentlightning.engine.model import CausalModel, logits_of
+from agentlightning.engine.model import logits_of
 from agentlightning.engine.tiny.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_tiny, save_tiny
 from agentlightning.engine.tiny.model import TinyModel, TinyShape
 from agentlightning.errors import EngineError
@@ -32,19 +32,6 @@ def every_logit(model: TinyModel, ids: Tensor) -> Tensor:
     lengths = torch.full((rows,), length)
     with torch.inference_mode():
         return logits_of(model, ids, lengths, torch.ones_like(ids, dtype=torch.bool)).view(rows, length, -1)
-
-
-def as_causal(model: CausalModel) -> CausalModel:
-    """The type checker's proof that the model keeps to the protocol."""
-    return model
-
-
-def test_tiny_model_is_a_causal_model(model: TinyModel) -> None:
-    causal = as_causal(model)
-
-    assert causal.device == torch.device("cpu")
-    assert causal.dtype == torch.float32
-    assert (causal.name, causal.max_length, causal.vocab_size) == ("tiny", 64, TinyShape.vocab_size)
 
 
 def test_prefill_agrees_with_the_training_forward(model: TinyModel) -> None:
@@ -113,15 +100,6 @@ def test_padding_changes_nothing(model: TinyModel) -> None:
     assert (bare - behind_padding).abs().max() < CLOSE
 
 
-def test_every_weight_gets_a_gradient(model: TinyModel) -> None:
-    ids = random_rows(4, 12)
-
-    logits = logits_of(model, ids, torch.full((4,), 12), torch.ones_like(ids, dtype=torch.bool))
-    torch.autograd.backward(logits.square().mean())
-
-    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.trainable().values())
-
-
 def test_gradient_agrees_with_a_finite_difference(model: TinyModel) -> None:
     ids, selected = random_rows(2, 8), torch.ones(2, 8, dtype=torch.bool)
     weight = model.trainable()["blocks.0.attention_in"]
@@ -173,15 +151,6 @@ def test_state_of_another_shape_is_refused_and_changes_nothing(model: TinyModel)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state().items())
 
 
-def test_saved_model_loads_the_same(model: TinyModel, tmp_path: Path) -> None:
-    save_tiny(model, tmp_path / "mine", extra={"step": 5})
-
-    loaded = load_tiny(tmp_path / "mine")
-
-    assert loaded.shape == model.shape
-    assert all(torch.equal(weight, model.state()[name]) for name, weight in loaded.state().items())
-
-
 @pytest.mark.parametrize("damaged", [DESCRIPTION_FILE, WEIGHTS_FILE])
 def test_damaged_folder_is_refused_in_words(model: TinyModel, tmp_path: Path, damaged: str) -> None:
     save_tiny(model, tmp_path)
@@ -196,12 +165,3 @@ def test_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(EngineError, match="50 tokens"):
         load_tiny(tmp_path)
-
-
-def test_loading_leaves_the_callers_random_numbers_alone(model: TinyModel, tmp_path: Path) -> None:
-    save_tiny(model, tmp_path)
-    state = torch.get_rng_state()
-
-    load_tiny(tmp_path)
-
-    assert torch.equal(torch.get_rng_state(), state)

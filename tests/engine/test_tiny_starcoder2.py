@@ -215,13 +215,6 @@ def test_arguments_of_calls_are_rendered_alike(tokenizer: Any, arguments: str, t
     assert rendered(tokenizer, asking(given), TOOL_LISTS[tools]) == CODEC.render(asking(arguments), TOOL_LISTS[tools])
 
 
-def test_parts_of_a_content_are_rendered_alike(tokenizer: Any) -> None:
-    parts = [{"type": "text", "text": "37"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "58"}]
-    messages: list[Message] = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
-
-    assert rendered(tokenizer, messages, is_asking=False) == CODEC.render(messages, add_generation_prompt=False)
-
-
 def test_template_refuses_a_role_that_it_does_not_know(tokenizer: Any) -> None:
     with pytest.raises(Exception, match="role judge; known are assistant, system"):
         rendered(tokenizer, [{"role": "judge", "content": "x"}])

@@ -34,11 +34,12 @@ from agentlightning.algorithm.grpo.sharded_rank import (
     map_weights,
     parameters_of,
 )
+from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.hf import HfModel
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.engine.model import CausalModel
 from agentlightning.errors import ConfigurationError, TrainingError
-from agentlightning.utils.child_process import BackgroundProgram, ProgramPlan, python_path
+from agentlightning.utils.child_process import ProgramPlan, python_path
 
 __all__ = ["ShardedLearner"]
 
@@ -80,7 +81,7 @@ class ShardedLearner:
         self.model, self.settings = model, settings
         self._source, self._device, self._lora = source, device, lora
         self._folder: Path | None = None
-        self._torchrun = BackgroundProgram("agl-learner")
+        self._torchrun = ChildProgram("torchrun", stop_seconds=STOP_SECONDS)
         self._connections: list[Connection[Any, Any]] = []
         """To the ranks, in their order."""
         self._one_command = threading.Lock()
@@ -112,7 +113,7 @@ class ShardedLearner:
 
     def stop(self) -> None:
         """End the processes, whatever they do; harmless if there are none."""
-        self._torchrun.stop(STOP_SECONDS)  # it ends the ranks; without it they end by themselves
+        self._torchrun.stop()  # it ends the ranks; without it they end by themselves
         with self._one_command:
             for connection in self._connections:
                 connection.close()

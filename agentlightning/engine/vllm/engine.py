@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from agentlightning.engine.base import EngineRequest
-from agentlightning.engine.child import ChildServer
+from agentlightning.engine.child import ChildProgram
 from agentlightning.engine.vllm.client import Served, VllmClient
 from agentlightning.engine.vllm.options import KEY_VARIABLE, LOOPBACK, ServerCommand, VllmOptions
 from agentlightning.errors import EngineError
@@ -45,7 +45,7 @@ class VllmEngine:
     def __init__(self, request: EngineRequest, options: VllmOptions) -> None:
         self._request = request
         self._options = options
-        self._process: ChildServer | None = None
+        self._process: ChildProgram | None = None
         self._client: VllmClient | None = None
         self._key: str | None = None
         self._served: Served | None = None
@@ -170,14 +170,13 @@ class VllmEngine:
             max_sequences=request.max_sequences,
             lora_rank=None if request.lora is None else request.lora.rank,
         )
-        self._process = ChildServer(
-            "vLLM", start_seconds=START_SECONDS, poll_seconds=_POLL_SECONDS, stop_seconds=STOP_SECONDS
-        )
+        self._process = ChildProgram("vLLM", stop_seconds=STOP_SECONDS)
         environment = {**command.environment(self._key), _MARKER: secrets.token_hex()}
         logger.info("vLLM loads '%s', which takes a minute or two.", request.source)
         with open(os.devnull, "rb") as nothing:
             plan = ProgramPlan(command=command.words(), env=environment, marker=_MARKER, stdin=nothing)
-            self._process.start(plan, client.is_healthy, secrets=(self._key,))
+            self._process.start(plan, secrets=(self._key,))
+        self._process.await_ready(client.is_healthy, seconds=START_SECONDS, poll_seconds=_POLL_SECONDS)
         return client
 
     def _join(self) -> VllmClient:

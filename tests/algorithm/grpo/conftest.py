@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.server_process import left_behind
+from tests.engine.conftest import one_thread
+
+__all__ = ["one_thread"]
 
 if TYPE_CHECKING:
     from tests.algorithm.grpo.training import SharedEngine

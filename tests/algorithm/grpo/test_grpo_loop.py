@@ -322,12 +322,6 @@ def test_rollouts_of_the_next_step_run_while_the_model_learns(
     assert all(step - 1 <= int(version) <= step for step, version in asyncio.run(calls(made)))
 
 
-def test_synchronous_steps_are_never_stale(engine: SharedEngine) -> None:
-    made = fit(grpo())
-
-    assert [point["staleness/max"] for point in curve(made, "staleness/max")] == [0.0] * 3
-
-
 # ---------------------------------------------------------------------- several agents
 
 

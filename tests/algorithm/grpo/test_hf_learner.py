@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from agentlightning.engine.hf import HfModel  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.errors import ConfigurationError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCABULARY = 40
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -30,14 +31,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 LORA = LoraOptions(rank=2, dropout=0.0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def a_model(family: str = "Llama", lora: LoraOptions | None = None, **changes: Any) -> HfModel:
@@ -100,11 +93,6 @@ def test_layers_are_computed_again_in_training_and_not_in_evaluation(lora: LoraO
     evaluations = passes.count(False)
     assert evaluations > 1
     assert passes.count(True) == 2 * evaluations
-
-
-def test_by_default_nothing_is_computed_again_on_the_cpu() -> None:
-    assert not Learner(a_model()).is_checkpointed
-    assert not Learner(a_model()).is_packed
 
 
 # ---------------------------------------------------------------------- packing

@@ -19,8 +19,9 @@ from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.lora import LoraOptions  # noqa: E402
 from agentlightning.litagent import FunctionalLitAgent  # noqa: E402
 from tests.algorithm.grpo.training import settings  # noqa: E402
-from tests.e2e.server_process import left_behind  # noqa: E402
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 WANTED = "blue"
 ANSWER_WORDS = 4
@@ -29,12 +30,6 @@ LORA = LoraOptions(rank=4, targets=("o_proj", "down_proj", "lm_head"))
 TASKS = [f"{first} {second}" for first in WORDS for second in WORDS]
 NOWHERE = "http://127.0.0.1:9/v1"
 """Where the agent's own model would be; its calls never arrive there."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
-    assert left_behind() == []
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,16 +28,9 @@ from tests.algorithm.grpo import reference
 from tests.algorithm.grpo.reference import Conversation, Variant
 from tests.algorithm.grpo.small_model import SmallModel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ONE_STEP = LearnerSettings(minibatches=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several threads for such small models only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sample(number: int, **changes: object) -> Sample:

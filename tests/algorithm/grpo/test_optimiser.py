@@ -120,14 +120,6 @@ def test_numbers_in_8_bits_are_near_those_that_were_given(is_signed: bool) -> No
     assert kept.codes.numel() + kept.scales.numel() * 4 <= 1.02 * 1024
 
 
-def test_a_slice_of_zeros_stays_zero() -> None:
-    kept = Quantised(300, is_signed=False, device=torch.device("cpu"))
-
-    kept.write(slice(0, 300), torch.zeros(300))
-
-    assert kept.read(slice(0, 300)).tolist() == [0.0] * 300
-
-
 def test_the_first_step_with_8_bits_is_that_of_32_and_later_ones_are_near() -> None:
     short, long = (adamw(large_weights(), in_8_bits=in_8_bits) for in_8_bits in (True, False))
     began = large_weights()["large"]
@@ -173,12 +165,3 @@ def test_a_state_of_the_other_kind_is_refused(in_8_bits: bool) -> None:
         second.load_state(first.state())
 
     assert second.state()["steps"] == {"large": 1, "small": 1}
-
-
-def test_gradients_are_forgotten() -> None:
-    weights = some_weights()
-    give_gradients(weights, 1)
-
-    an_optimiser(weights).forget_gradients()
-
-    assert all(weight.grad is None for weight in weights.values())

@@ -15,17 +15,12 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPO, SampleSettings
 from agentlightning.engine.tiny.tokenizer import CALL, text_of
 from tests.algorithm.grpo.training import ask, settings, trainer
-from tests.e2e.server_process import left_behind
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 STEPS = 10
 MAX_STALENESS = 1
 QUESTIONS = [f"{first}+{second}?" for first in range(20, 32) for second in range(50, 54)]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
-    assert left_behind() == []
 
 
 class Pair(agl.LitAgent[str]):

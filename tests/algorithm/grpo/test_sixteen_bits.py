@@ -4,7 +4,7 @@ A small Llama, the real learner and the real engine in this process; the reward 
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,13 @@ from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from agentlightning.engine.weights import PublishedWeights  # noqa: E402
 from tests.engine.small_llama import WORDS, save_small_llama, word_tokenizer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PATIENCE_SECONDS = 60.0
 WANTED = "blue"
 ANSWER_WORDS = 4
 TASKS, GROUP = 4, 8
 Publish = Callable[[Any, int], dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What torch adds up, and in which order, does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def by_chance(model: Any, version: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Runs where the model is installed, as `make test-models` does it; nothing is dow
 
 import asyncio
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from agentlightning.engine.embedded import EngineServer
 from agentlightning.engine.lora import LoraOptions
 from agentlightning.litagent import FunctionalLitAgent
 from tests.algorithm.grpo.training import settings
-from tests.e2e.server_process import left_behind
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 NOWHERE = "http://127.0.0.1:9/v1"
 """Where the agent's own model would be; its calls never arrive there."""
@@ -35,12 +35,6 @@ ASKED = [f"Tell me something about a {thing}." for thing in THINGS]
 HELD_OUT = ASKED[8:]
 ARTICLES = ("a", "an", "the")
 """What answers shall not begin with; the likeliest ones of the model as it is do."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
-    assert left_behind() == []
 
 
 def reward(client: openai.OpenAI, task: str, *, model: str = "any", **options: Any) -> float:

@@ -1,7 +1,5 @@
 """Log-probabilities in chunks: equal to those of whole logits, gradients too, and within the promised memory."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,16 +7,10 @@ from torch import Tensor
 from agentlightning.algorithm.grpo.token_logprobs import TokenLogprobs, token_logprobs
 from tests.algorithm.grpo.peaks import peak_bytes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHUNK = 7
 EPSILON = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def whole(logits: Tensor, chosen: Tensor, temperatures: Tensor | None) -> TokenLogprobs:

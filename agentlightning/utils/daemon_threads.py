@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another one than the builtin in Python 3.10
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 __all__ = ["CallingThread", "DaemonThreads", "in_background"]
@@ -24,9 +25,38 @@ IDLE_SECONDS: Final = 10.0
 """After which a thread without work ends."""
 INTERRUPT_SECONDS: Final = 0.1
 """Between two calls of what interrupts work."""
-END_SECONDS: Final = 1.0
-"""How long an idle thread is waited for when all are to end."""
-_Job = tuple[Callable[[], Any], contextvars.Context, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+@dataclass
+class _Job:
+    """A function that a loop waits for."""
+
+    function: Callable[[], Any]
+    context: contextvars.Context
+    future: "asyncio.Future[Any]"
+    outcome: Any = None
+    error: BaseException | None = None
+
+    def call(self) -> None:
+        try:
+            self.outcome = self.context.run(self.function)
+        except BaseException as error:  # noqa: BLE001 # whatever it is, it is raised where the function was asked for
+            self.error = error
+
+    def settle(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.future.get_loop().call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        if self.future.done():  # nobody waits any more
+            return
+        if self.error is None:
+            self.future.set_result(self.outcome)
+        elif isinstance(self.error, StopIteration):  # which a future does not take
+            self.future.set_exception(RuntimeError(f"The function raised StopIteration: {self.error}"))
+        else:
+            self.future.set_exception(self.error)
+        self.error = None  # its traceback leads to this job
 
 
 class DaemonThreads:
@@ -34,9 +64,10 @@ class DaemonThreads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changing = threading.Lock()  # protects the list of idle threads and the count
-        self._idle: list[queue.SimpleQueue[_Job | None]] = []
-        self._threads: dict[int, threading.Thread] = {}  # by the id of their queue
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._changing = threading.Lock()  # protects what follows
+        self._idle = 0
+        """Threads that wait for a job which nobody has put yet."""
         self._count = 0
         self._is_closed = False
 
@@ -46,59 +77,49 @@ class DaemonThreads:
 
     async def run(self, function: Callable[[], _T]) -> _T:
         """Call a function in the caller's context; what it raises is raised here. Cancelling leaves it behind."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-        self._a_thread().put((function, contextvars.copy_context(), loop, future))
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._reserve_thread()
+        self._jobs.put(_Job(function, contextvars.copy_context(), future))
         return await future
 
     def close(self) -> None:
         """End the idle threads; busy ones end when their function does."""
         with self._changing:
             self._is_closed = True
-            idle, self._idle = self._idle, []
-            ending = [thread for jobs in idle if (thread := self._threads.pop(id(jobs), None)) is not None]
-        for jobs in idle:
-            jobs.put(None)
-        for thread in ending:
-            thread.join(END_SECONDS)
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._jobs.put(None)
 
-    def _a_thread(self) -> "queue.SimpleQueue[_Job | None]":
+    def _reserve_thread(self) -> None:
+        """See to it that a thread takes the job which is about to be put."""
         with self._changing:
             if self._idle:
-                return self._idle.pop()
+                self._idle -= 1
+                return
             self._count += 1
-            number = self._count
-        jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._serve, args=(jobs,), name=f"{self._name}-{number}", daemon=True)
-        with self._changing:
-            self._threads[id(jobs)] = thread
+            name = f"{self._name}-{self._count}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
         # In an empty context: a thread serves one rollout after the other, and belongs to none.
         contextvars.Context().run(thread.start)
-        return jobs
 
-    def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
-        while (job := self._next(jobs)) is not None:
-            outcome, error = _called(job[0], job[1])
-            with self._changing:
-                is_closed = self._is_closed
-                if not is_closed:
-                    self._idle.append(jobs)
-            _tell(job, outcome, error)
-            del job, outcome, error
-            if is_closed:
-                self._threads.pop(id(jobs), None)
+    def _serve(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                job = self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._changing:
+                    is_over = self._idle > 0  # else one of those who wait is about to get a job
+                    self._idle -= is_over
+                continue
+            if job is None:
                 return
-
-    def _next(self, jobs: "queue.SimpleQueue[_Job | None]") -> _Job | None:
-        """The next job; None if there is none for a while, and the thread is to end."""
-        with contextlib.suppress(queue.Empty):
-            return jobs.get(timeout=IDLE_SECONDS)
-        with self._changing:
-            if jobs in self._idle:
-                self._idle.remove(jobs)
-                self._threads.pop(id(jobs), None)
-                return None
-        return jobs.get()  # it was just given one
+            job.call()
+            with self._changing:
+                is_over = self._is_closed
+                self._idle += not is_over
+            job.settle()
+            del job
 
 
 def in_background(name: str, function: Callable[[], _T]) -> "Future[_T]":
@@ -123,7 +144,6 @@ class CallingThread(DaemonThreads):
 
     def __init__(self) -> None:
         super().__init__("calling")
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def wait_for(self, work: Callable[[], _T], interrupt: Callable[[], None]) -> _T:
         """Do the work in another thread, in the caller's context; what it raises is raised here.
@@ -141,8 +161,14 @@ class CallingThread(DaemonThreads):
                     interrupt()
                     with contextlib.suppress(FutureTimeout):
                         result.exception(INTERRUPT_SECONDS)
-                else:
-                    self._run_next()
+                    continue
+                job = self._jobs.get()
+                if job is None or job.future.done():  # nobody waits any more for one that is done
+                    continue
+                job.call()
+                if isinstance(job.error, KeyboardInterrupt):
+                    raise job.error
+                job.settle()
             except KeyboardInterrupt:
                 if is_interrupted:
                     raise
@@ -153,41 +179,5 @@ class CallingThread(DaemonThreads):
     def close(self) -> None:
         """The thread is the caller's."""
 
-    def _a_thread(self) -> "queue.SimpleQueue[_Job | None]":
-        return self._jobs
-
-    def _run_next(self) -> None:
-        job = self._jobs.get()
-        if job is None or job[-1].done():  # nobody waits any more for one that is done
-            return
-        outcome, error = _called(job[0], job[1])
-        if isinstance(error, KeyboardInterrupt):
-            raise error
-        _tell(job, outcome, error)
-
-
-def _called(function: Callable[[], Any], context: contextvars.Context) -> tuple[Any, BaseException | None]:
-    """What a function returned, and what it raised. The future is not in reach of the traceback, which it will hold."""
-    try:
-        return context.run(function), None
-    except BaseException as error:  # noqa: BLE001 # whatever it is, it is raised where the function was asked for
-        return None, error
-
-
-def _tell(job: _Job, outcome: Any, error: BaseException | None) -> None:
-    _, _, loop, future = job
-
-    def tell() -> None:
-        if future.done():  # nobody waits any more
-            return
-        if error is None:
-            future.set_result(outcome)
-        elif isinstance(error, StopIteration):  # which a future does not take
-            future.set_exception(RuntimeError(f"The function raised StopIteration: {error}"))
-        else:
-            future.set_exception(error)
-
-    try:
-        loop.call_soon_threadsafe(tell)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        return
+    def _reserve_thread(self) -> None:
+        """It is the one that waits."""

@@ -138,7 +138,7 @@ def agent_step(
     """The work of an agent, which gives its name to all that is beneath.
 
     Args:
-        key: The attribute that holds the agent's name; `types.agent_names` must know it.
+        key: The attribute that holds the agent's name; `types.agents` must know it.
         name: Of the span; after the agent, if left out.
     """
     return Step(name or f"{agent}.agent", {key: agent, **(attributes or {})}, parent=parent, agent=agent)

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from agentlightning.errors import InvalidValue, SpansEvicted, StoreUnavailable
 from agentlightning.legacy.results import RESULT, rollout_from_spans, spans_of
-from agentlightning.runner.output import output_of
+from agentlightning.runner.results import output_of
 from agentlightning.store.base import LightningStore, is_finished, is_queuing, is_running
 from agentlightning.store.foreign import adapted
 from agentlightning.store.forwarding import innermost

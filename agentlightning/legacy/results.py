@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.runner.output import output_of
-from agentlightning.runner.results import rewards_of_result
+from agentlightning.runner.results import output_of, rewards_of_result
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.types import (
     Attempt,

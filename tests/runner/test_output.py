@@ -11,7 +11,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from agentlightning.runner.output import MAX_OUTPUT_BYTES, output_of
+from agentlightning.runner.results import MAX_OUTPUT_BYTES, output_of
 from agentlightning.types import LLM
 
 

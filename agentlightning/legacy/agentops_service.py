@@ -8,9 +8,8 @@ import json
 import multiprocessing
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +27,6 @@ HOST: Final = "127.0.0.1"
 PROCESS_NAME: Final = "AgentLightning-AgentOpsServer"
 START_SECONDS: Final = 10.0
 """How long a server may take to answer for the first time."""
-_POLL_SECONDS: Final = 0.02
 _BACKLOG: Final = 128
 _TOKEN_PATH: Final = "/v3/auth/token"
 
@@ -40,25 +38,16 @@ def agentops_local_server() -> "WSGIApplication":
 
 def _application(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
     method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO") or "/"
-    _read_body(environ)
-    if method not in ("GET", "POST"):
-        return _answered(start_response, "405 Method Not Allowed", {"path": path.lstrip("/")})
-    if (method, path) == ("POST", _TOKEN_PATH):
-        return _answered(start_response, "200 OK", {"token": "dummy", "project_id": "dummy"})
-    return _answered(start_response, "200 OK", {"path": path.lstrip("/")})
-
-
-def _read_body(environ: "WSGIEnvironment") -> None:
-    """Bytes that were sent and not read would be reset by the end of the connection."""
     length = environ.get("CONTENT_LENGTH") or "0"
-    if length.isdigit():
+    if length.isdigit():  # bytes that were sent and not read would be reset by the end of the connection
         environ["wsgi.input"].read(int(length))
-
-
-def _answered(start_response: "StartResponse", status: str, body: dict[str, str]) -> Iterable[bytes]:
-    data = json.dumps(body).encode()
-    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
-    return [data]
+    body = {"path": path.lstrip("/")}
+    if (method, path) == ("POST", _TOKEN_PATH):
+        body = {"token": "dummy", "project_id": "dummy"}
+    content = json.dumps(body).encode()
+    status = "200 OK" if method in ("GET", "POST") else "405 Method Not Allowed"
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(content)))])
+    return [content]
 
 
 # ---------------------------------------------------------------------- serving
@@ -67,21 +56,15 @@ def _answered(start_response: "StartResponse", status: str, body: dict[str, str]
 def listen(port: int | None = None) -> socket.socket:
     """A socket that takes connections on this machine; on a free port, if none is named. ConfigurationError if the
     port is taken."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, port or 0))
-        listening.listen(_BACKLOG)
+        return socket.create_server((HOST, port or 0), backlog=_BACKLOG)
     except OverflowError as error:
-        listening.close()
         raise ConfigurationError(f"port is {port}; ports go from 0, which takes a free one, to 65535.") from error
     except OSError as error:
-        listening.close()
         raise ConfigurationError(
             f"Cannot listen on {HOST}:{port}: {error}. "
             "Another process may already be using this port; stop it, or choose another with port."
         ) from error
-    return listening
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -100,9 +83,9 @@ def serve(listening: socket.socket) -> None:
     server.socket = listening
     server.server_name, server.server_port = HOST, listening.getsockname()[1]
     server.setup_environ()
-    server.set_app(agentops_local_server())
+    server.set_app(_application)
     with server:
-        server.serve_forever(poll_interval=_POLL_SECONDS)
+        server.serve_forever()
 
 
 def _serve_in_child(listening: socket.socket) -> None:
@@ -143,10 +126,16 @@ class AgentOpsServerManager:
                 target=_serve_in_child, args=(listening,), name=PROCESS_NAME, daemon=self.daemon
             )
             self.server_process.start()
+        address = f"http://{HOST}:{self.server_port}"
+        # The request waits in the backlog until the child serves. Whatever proxy the environment names, this machine is
+        # reached without one.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            self._wait_until_it_answers()
-        except BaseException:
+            opener.open(f"{address}/health", timeout=START_SECONDS).close()
+        except BaseException as error:
             self.stop()
+            if isinstance(error, OSError):
+                raise TracingError(f"The stand-in for AgentOps' service did not answer on {address}.") from error
             raise
 
     def is_alive(self) -> bool:
@@ -165,18 +154,3 @@ class AgentOpsServerManager:
     def __getstate__(self) -> dict[str, Any]:
         """The server belongs to this process; a copy in another one has none."""
         return {**self.__dict__, "server_process": None}
-
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        # Whatever proxy the environment names, this machine is reached without one.
-        ask: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-        while self.is_alive():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                break
-            try:
-                with ask(f"http://{HOST}:{self.server_port}/health", timeout=remaining):
-                    return
-            except OSError:
-                time.sleep(_POLL_SECONDS)
-        raise TracingError(f"The stand-in for AgentOps' service did not answer on {HOST}:{self.server_port}.")

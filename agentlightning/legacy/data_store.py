@@ -9,11 +9,10 @@ so that the store itself puts a task back whose client has vanished.
 import asyncio
 import json
 import logging
-import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -75,15 +74,11 @@ class ServerDataStore:
             self._config = RolloutConfig(
                 timeout_seconds=task_timeout_seconds, max_attempts=_MANY_ATTEMPTS, retry_condition=["timeout"]
             )
-        self._results_lock = threading.Lock()  # protects the five fields below
         self._processing_tasks: dict[str, Task] = {}
         self._queued_rollouts: dict[str, None] = {}
         self._completed_rollouts: dict[str, None] = {}
-        self._being_retrieved: set[str] = set()
+        self._retrieving = asyncio.Lock()  # a result is given to one caller
         self._has_looked_back = False
-        self._resources_lock = threading.Lock()  # protects the two fields below
-        self._resource_versions: dict[str, int] = {}
-        self._latest_resources_id: str | None = None
 
     # ------------------------------------------------------------------ tasks
 
@@ -100,8 +95,7 @@ class ServerDataStore:
         rollout = await self._queue(
             Task(rollout_id=task_id, input=sample, mode=mode, resources_id=resources_id, metadata=metadata or {})
         )
-        with self._results_lock:
-            self._queued_rollouts[rollout.rollout_id] = None
+        self._queued_rollouts[rollout.rollout_id] = None
         logger.debug("Task %s queued.", rollout.rollout_id)
         return rollout.rollout_id
 
@@ -119,20 +113,18 @@ class ServerDataStore:
                 reason = {"type": type(error).__name__, "message": str(error), "time": time.time()}
                 await self.store.update_attempt(task.rollout_id, "latest", status="failed", metadata={"error": reason})
                 continue
-            with self._results_lock:
-                self._processing_tasks[task.rollout_id] = task
+            self._processing_tasks[task.rollout_id] = task
             logger.debug("Task %s handed out to %s.", task.rollout_id, worker_id)
             return task
         return None
 
     def get_processing_tasks(self) -> dict[str, Task]:
         """Tasks that were handed out here and have not come back, by rollout id."""
-        with self._results_lock:
-            return dict(self._processing_tasks)
+        return dict(self._processing_tasks)
 
     async def requeue_task(self, task: Task) -> None:
         """Put a claimed task back at the tail of the queue."""
-        self._forget_processing(task.rollout_id)
+        self._processing_tasks.pop(task.rollout_id, None)
         rollout = await self._queue(task)
         if not is_queuing(rollout):
             await self.store.update_rollout(task.rollout_id, status="requeuing")
@@ -152,20 +144,14 @@ class ServerDataStore:
         if self._task_timeout_seconds is None:
             return
         oldest = time.time() - self._task_timeout_seconds
-        suspects = {
-            rollout_id: task
-            for rollout_id, task in self.get_processing_tasks().items()
-            if _claimed_before(task, oldest)
-        }
+        processing = self._processing_tasks
+        suspects = {key: task for key, task in processing.items() if (task.last_claim_time or 0.0) < oldest}
         if not suspects:
             return
         for rollout in await self.store.query_rollouts(rollout_id_in=list(suspects)):
-            if not _is_claimed_as(rollout, suspects[rollout.rollout_id]):
-                self._forget_processing(rollout.rollout_id)
-
-    def _forget_processing(self, rollout_id: str) -> None:
-        with self._results_lock:
-            self._processing_tasks.pop(rollout_id, None)
+            claims = rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0
+            if not is_running(rollout) or claims != suspects[rollout.rollout_id].num_claims:
+                processing.pop(rollout.rollout_id, None)  # the claim no longer stands
 
     # ------------------------------------------------------------------ results
 
@@ -192,10 +178,9 @@ class ServerDataStore:
         else:
             await self.store.update_attempt(rollout.rollout_id, "latest", "succeeded", metadata=metadata)
         logger.debug("Result of rollout %s stored: reward %s.", rollout.rollout_id, rollout.final_reward)
-        with self._results_lock:
-            self._processing_tasks.pop(rollout.rollout_id, None)
-            self._queued_rollouts.pop(rollout.rollout_id, None)
-            self._completed_rollouts[rollout.rollout_id] = None
+        self._processing_tasks.pop(rollout.rollout_id, None)
+        self._queued_rollouts.pop(rollout.rollout_id, None)
+        self._completed_rollouts[rollout.rollout_id] = None
 
     async def _attempt_to_report(self, rollout: RolloutLegacy) -> Attempt:
         attempt = await self.store.get_latest_attempt(rollout.rollout_id)
@@ -207,24 +192,15 @@ class ServerDataStore:
 
     async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:
         """Take the result of a finished rollout; None if it is not finished, not known, or was taken before."""
-        if await self._retrievable(rollout_id) is None:
-            return None
-        with self._retrieving(rollout_id) as is_mine:
-            # Asked again, for another caller may have taken it between the question and our turn.
-            rollout = await self._retrievable(rollout_id) if is_mine else None
-            if rollout is None:
+        async with self._retrieving:
+            rollout = await self.store.get_rollout_by_id(rollout_id)
+            if rollout is None or not is_finished(rollout) or RETRIEVED in _marks(rollout):
                 return None
             result = await self._result_of(rollout)
             await self._mark_retrieved(rollout)
-            with self._results_lock:
-                for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
-                    ids.pop(rollout_id, None)
-            return result
-
-    async def _retrievable(self, rollout_id: str) -> Rollout | None:
-        rollout = await self.store.get_rollout_by_id(rollout_id)
-        is_there = rollout is not None and is_finished(rollout) and RETRIEVED not in _marks(rollout)
-        return rollout if is_there else None
+        for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
+            ids.pop(rollout_id, None)
+        return result
 
     async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
         """Take all results that are there, the first one finished first.
@@ -233,8 +209,7 @@ class ServerDataStore:
         """
         if not self._has_looked_back:
             await self._look_back()
-        with self._results_lock:
-            concerned = [*self._completed_rollouts, *self._queued_rollouts]
+        concerned = [*self._completed_rollouts, *self._queued_rollouts]
         if not concerned:
             return []
         rollouts = [r for r in await self.store.query_rollouts(rollout_id_in=concerned) if is_finished(r)]
@@ -251,22 +226,17 @@ class ServerDataStore:
         return True
 
     async def _until_finished(self, rollout_id: str) -> None:
-        if await self.store.get_rollout_by_id(rollout_id) is None:
-            await self._until_known(rollout_id)
-        await self.store.wait_for_rollouts([rollout_id])
-
-    async def _until_known(self, rollout_id: str) -> None:
         async with self._changes(["rollout"]) as changes:
             while await self.store.get_rollout_by_id(rollout_id) is None:
                 await changes.__anext__()
+        await self.store.wait_for_rollouts([rollout_id])
 
     async def _look_back(self) -> None:
         """Find rollouts that an earlier server queued in this store."""
         known = await self.store.query_rollouts(rollout_id_contains=LEGACY_PREFIX)
         ids = [r.rollout_id for r in known if r.rollout_id.startswith(LEGACY_PREFIX) and RETRIEVED not in _marks(r)]
-        with self._results_lock:
-            self._has_looked_back = True
-            self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
+        self._has_looked_back = True
+        self._queued_rollouts = {**dict.fromkeys(ids), **self._queued_rollouts}
 
     async def _result_of(self, rollout: Rollout) -> RolloutLegacy:
         """The result as it was reported, or as its spans tell it."""
@@ -288,19 +258,6 @@ class ServerDataStore:
         else:
             await self.store.update_rollout(rollout.rollout_id, metadata=marks)
 
-    @contextmanager
-    def _retrieving(self, rollout_id: str) -> Iterator[bool]:
-        """Have a finished rollout to oneself for the length of the block; False if another caller has it."""
-        with self._results_lock:
-            is_mine = rollout_id not in self._being_retrieved
-            self._being_retrieved.add(rollout_id)
-        try:
-            yield is_mine
-        finally:
-            if is_mine:
-                with self._results_lock:
-                    self._being_retrieved.discard(rollout_id)
-
     async def check_health(self) -> None:
         """StoreUnavailable if the store cannot be written to, as far as it can tell."""
         store = innermost(self.store)
@@ -317,9 +274,6 @@ class ServerDataStore:
         """Publish resources under the id of the update; they become the latest. Returns them as the store has them."""
         check_sendable("A bundle of resources", update.model_dump())
         published = await self.store.update_resources(update.resources_id, update.resources)
-        with self._resources_lock:
-            self._resource_versions[published.resources_id] = published.version
-            self._latest_resources_id = published.resources_id
         logger.debug("Resources %s published.", published.resources_id)
         return published
 
@@ -371,17 +325,6 @@ def _marks(rollout: Rollout) -> dict[str, Any]:
     """Where results and their retrieval are noted: the latest attempt, or the rollout if it never had one."""
     holder = rollout.attempt if isinstance(rollout, AttemptedRollout) else rollout
     return holder.metadata or {}
-
-
-def _claimed_before(task: Task, moment: float) -> bool:
-    return (task.last_claim_time or 0.0) < moment
-
-
-def _is_claimed_as(rollout: Rollout, task: Task) -> bool:
-    """Whether the claim that a task tells of still stands."""
-    return (
-        is_running(rollout) and isinstance(rollout, AttemptedRollout) and rollout.attempt.sequence_id == task.num_claims
-    )
 
 
 def _is_seen(latest: ResourcesUpdate, seen_id: str | None, seen_version: int | None) -> bool:

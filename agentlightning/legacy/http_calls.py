@@ -1,8 +1,7 @@
 """Every HTTP call a program makes, seen in the libraries that make it: http.client (and so urllib, urllib3 and
 requests), aiohttp, httpx and httpx2.
 
-Each hop of a redirect is a call of its own, and so is each attempt that a library makes again. Who wants to know gives
-a function that finds the log of the context a call is made in; where it finds none, nothing is kept.
+Each hop of a redirect is a call of its own, and so is each attempt that a library makes again.
 """
 
 import time
@@ -11,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.instrumentation.steps import guarded
 
-__all__ = ["FindLog", "HttpCall", "HttpLog", "http_patches"]
+__all__ = ["HttpCall", "http_patches"]
 
 
 @dataclass(eq=False)
@@ -36,6 +35,9 @@ class HttpCall:
     response_headers: list[tuple[str, str]] = field(default_factory=list)
     response_chunks: list[bytes] = field(default_factory=list)
     error: str | None = None
+    has_sent_head: bool = False
+    is_sending: bool = False
+    """Sending may open the connection first, which may send something of its own to a proxy."""
 
     def send(self, data: Any) -> None:
         """A part of the body is sent."""
@@ -60,38 +62,28 @@ class HttpCall:
         self.error = f"{type(error).__name__}: {error}"
 
 
-class HttpLog(Protocol):
-    """Where calls are written down, each when it begins."""
-
-    @property
-    def keeps_bodies(self) -> bool: ...
-
-    def record_call(self, call: HttpCall) -> None: ...
+Begin = Callable[[str, str], HttpCall | None]
+"""Begins the record of a call, by its method and address; None if nobody wants to know."""
 
 
-FindLog = Callable[[], "HttpLog | None"]
-"""Finds the log of the context it is called in."""
-
-
-def http_patches(find_log: FindLog) -> tuple[Patch, ...]:
+def http_patches(begin: Begin) -> tuple[Patch, ...]:
     """One patch for each library, none of which is imported for it."""
-    return (HttpClientPatch(find_log), AiohttpPatch(find_log), HttpxPatch(find_log), Httpx2Patch(find_log))
+    return (HttpClientPatch(begin), AiohttpPatch(begin), HttpxPatch(begin), Httpx2Patch(begin))
 
 
 class _HttpPatch(Patch):
-    def __init__(self, find_log: FindLog) -> None:
+    def __init__(self, begin: Begin) -> None:
         super().__init__()
-        self._find_log = find_log
+        self._begin = begin
 
     def begin(self, method: str, url: str, headers: Any = ()) -> HttpCall | None:
-        """A call that is made here; None if nobody wants to know."""
+        """The record of a call that is made here."""
+        call: HttpCall | None = None
         with guarded(self.name):
-            log = self._find_log()
-            if log is not None:
-                call = HttpCall(method, url, log.keeps_bodies, request_headers=_pairs(headers))
-                log.record_call(call)
-                return call
-        return None
+            call = self._begin(method, url)
+            if call is not None:
+                call.request_headers = _pairs(headers)
+        return call
 
 
 def _pairs(headers: Any) -> list[tuple[str, str]]:
@@ -107,25 +99,15 @@ def _text(value: Any) -> str:
 # ---------------------------------------------------------------------- http.client, urllib, urllib3, requests
 
 
-@dataclass
-class _Exchange:
-    """A request that is being written to a connection."""
-
-    call: HttpCall
-    has_sent_head: bool = False
-    is_sending: bool = False
-    """Sending may open the connection first, which may send something of its own to a proxy."""
-
-
 class HttpClientPatch(_HttpPatch):
     """http.client, on whose connections urllib, urllib3 and requests build."""
 
     name = "http.client"
     module = "http.client"
 
-    def __init__(self, find_log: FindLog) -> None:
-        super().__init__(find_log)
-        self._exchanges: weakref.WeakKeyDictionary[Any, _Exchange] = weakref.WeakKeyDictionary()
+    def __init__(self, begin: Begin) -> None:
+        super().__init__(begin)
+        self._calls: weakref.WeakKeyDictionary[Any, HttpCall] = weakref.WeakKeyDictionary()  # by connection
 
     def change(self, module: ModuleType) -> None:
         connection = module.HTTPConnection
@@ -135,40 +117,40 @@ class HttpClientPatch(_HttpPatch):
         self.replace(connection, "getresponse", self._getresponse)
 
     def _putrequest(self, original: Any, connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-        self._exchanges.pop(connection, None)
+        self._calls.pop(connection, None)
         call = self.begin(method, _full_url(connection, url))
         if call is not None:
-            self._exchanges[connection] = _Exchange(call)
+            self._calls[connection] = call
         return _failing(call, original, connection, method, url, *args, **kwargs)
 
     def _putheader(self, original: Any, connection: Any, header: Any, *values: Any) -> Any:
-        exchange = self._exchanges.get(connection)
-        if exchange is not None:
-            exchange.call.request_headers.append((_text(header), ", ".join(map(_text, values))))
+        call = self._calls.get(connection)
+        if call is not None:
+            call.request_headers.append((_text(header), ", ".join(map(_text, values))))
         return original(connection, header, *values)
 
     def _send(self, original: Any, connection: Any, data: Any) -> Any:
-        exchange = self._exchanges.get(connection)
-        if exchange is None or exchange.is_sending:
+        call = self._calls.get(connection)
+        if call is None or call.is_sending:
             return original(connection, data)
-        exchange.is_sending = True
+        call.is_sending = True
         try:
-            sent = _failing(exchange.call, original, connection, data)
+            sent = _failing(call, original, connection, data)
         finally:
-            exchange.is_sending = False
-        if exchange.has_sent_head:
-            exchange.call.send(data)
-        exchange.has_sent_head = True
+            call.is_sending = False
+        if call.has_sent_head:
+            call.send(data)
+        call.has_sent_head = True
         return sent
 
     def _getresponse(self, original: Any, connection: Any, *args: Any, **kwargs: Any) -> Any:
-        exchange = self._exchanges.pop(connection, None)
-        response = _failing(None if exchange is None else exchange.call, original, connection, *args, **kwargs)
-        if exchange is not None:
+        call = self._calls.pop(connection, None)
+        response = _failing(call, original, connection, *args, **kwargs)
+        if call is not None:
             with guarded(self.name):
-                exchange.call.answer(response.status, response.getheaders())
+                call.answer(response.status, response.getheaders())
                 if response.fp is not None:
-                    response.fp = _ReadFile(response.fp, exchange.call)
+                    response.fp = _ReadFile(response.fp, call)
         return response
 
 

@@ -159,7 +159,16 @@ class HttpTracer(DummyTracer):
 @once
 def _clients() -> Instrumentation:
     """One per process, as the libraries it changes are; in use while a trace is open."""
-    return Instrumentation(http_patches(_trace_here))
+    return Instrumentation(http_patches(_begin_call))
+
+
+def _begin_call(method: str, url: str) -> HttpCall | None:
+    trace_here = _trace_here()
+    if trace_here is None:
+        return None
+    call = HttpCall(method, url, trace_here.keeps_bodies)
+    trace_here.record_call(call)
+    return call
 
 
 def _trace_here() -> "_HttpTrace | None":
@@ -174,7 +183,7 @@ def _trace_here() -> "_HttpTrace | None":
 
 
 class _HttpTrace(Recorder):
-    """What one trace saw, in the order it began; an `HttpLog`.
+    """What one trace saw, in the order it began.
 
     A call is written down when it begins, and its span made when the trace is read: a response may be read long after
     it came.

@@ -222,7 +222,6 @@ async def test_published_resources_are_found_by_id_and_as_the_latest(data_store:
     assert first is not None
     assert first.resources == prompts[0]
     assert await data_store.get_resources_by_id("res-9") is None
-    assert (data_store._latest_resources_id, set(data_store._resource_versions)) == ("res-1", {"res-0", "res-1"})
 
 
 async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: Any) -> None:

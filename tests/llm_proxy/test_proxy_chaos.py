@@ -38,22 +38,31 @@ PAGE = b"<html><head><title>It works!</title></head></html>"
 JSON_HEAD = head(200, "content-type: application/json", "content-length: 500")
 
 
-def ask(door: Proxied, *, stream: bool = False, **options: Any) -> str:
+def model_of(number: int) -> str:
+    """Each case has a backend of its own, since those that fail are put out of use."""
+    return f"model-{number}"
+
+
+def cases(server: StubModel, count: int, **params: Any) -> list[Any]:
+    return [entry(server.url, model=model_of(number), **params) for number in range(count)]
+
+
+def ask(door: Proxied, *, stream: bool = False, model: str = MODEL) -> str:
     """What the model says to a client that does not try again."""
-    client = door.openai(**options)
+    client = door.openai()
     if not stream:
-        return client.chat.completions.create(model=MODEL, messages=USER).choices[0].message.content or ""
-    chunks = client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        return client.chat.completions.create(model=model, messages=USER).choices[0].message.content or ""
+    chunks = client.chat.completions.create(model=model, messages=USER, stream=True)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def listen(door: Proxied, said: list[str]) -> None:
+def listen(door: Proxied, said: list[str], model: str) -> None:
     """Keep what is said in a stream, up to an error."""
-    for told in door.openai().chat.completions.create(model=MODEL, messages=USER, stream=True):
+    for told in door.openai().chat.completions.create(model=model, messages=USER, stream=True):
         said.append(told.choices[0].delta.content or "")  # noqa: PERF401  # a comprehension would lose it
 
 
-def check_idle(door: Proxied, server: StubModel) -> None:
+def check_idle(door: Proxied) -> None:
     """Nothing of a call is left behind."""
     until(lambda: door.proxy.status()["calls"]["in_flight"] == 0)
     until(lambda: all(backend["in_flight"] == 0 for backend in door.proxy.status()["backends"]))
@@ -81,16 +90,19 @@ WHOLE: list[tuple[str, Handler, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "status", "words"), [case[1:] for case in WHOLE], ids=[case[0] for case in WHOLE])
-def test_answer_that_is_none(act: Handler, status: int, words: str) -> None:
-    with serving(act) as server, proxied(entry(server.url, timeout=0.3)) as door:
-        with pytest.raises(openai.APIStatusError, match=words) as caught:
-            ask(door)
-        call = door.only_call()
-        check_idle(door, server)
+def test_answer_that_is_none() -> None:
+    acts = [act for _, act, _, _ in WHOLE]
+    with serving(*acts) as server, proxied(*cases(server, len(WHOLE), timeout=0.3)) as door:
+        for number, (case, _, status, words) in enumerate(WHOLE):
+            with pytest.raises(openai.APIStatusError, match=words) as caught:
+                ask(door, model=model_of(number))
+            assert caught.value.status_code == status, case
+        calls = door.calls()
+        check_idle(door)
 
-        assert caught.value.status_code == call.status == status
-        assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR")
+    for call, (case, _, status, words) in zip(calls, WHOLE, strict=True):
+        assert (call.outcome, call.status, call.tries) == ("failed", status, 1), case
+        assert call.span.status.status_code == "ERROR"
         assert words in (call.error or "")
 
 
@@ -108,19 +120,25 @@ STREAMS: list[tuple[str, Handler, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "words"), [case[1:] for case in STREAMS], ids=[case[0] for case in STREAMS])
-@pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
-def test_stream_that_breaks(act: Handler, words: str, asks_for_ids: bool) -> None:
-    options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
-    with serving(act) as server, proxied(entry(server.url, timeout=0.3), **options) as door:
-        said: list[str] = []
-        with pytest.raises(openai.APIError, match=words):
-            listen(door, said)
-        call = door.only_call()
-        check_idle(door, server)
+WAYS: Any = pytest.mark.parametrize(
+    "options", [{"callbacks": ["return_token_ids", "logprobs"]}, {"callbacks": []}], ids=["ids", "bytes"]
+)
 
-        assert said == ["fi"]
-        assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR")
+
+@WAYS
+def test_stream_that_breaks(options: Any) -> None:
+    acts = [act for _, act, _ in STREAMS]
+    with serving(*acts) as server, proxied(*cases(server, len(STREAMS), timeout=0.3), **options) as door:
+        for number, (case, _, words) in enumerate(STREAMS):
+            said: list[str] = []
+            with pytest.raises(openai.APIError, match=words):
+                listen(door, said, model_of(number))
+            assert said == ["fi"], case
+        calls = door.calls()
+        check_idle(door)
+
+    for call, (case, _, words) in zip(calls, STREAMS, strict=True):
+        assert (call.outcome, call.tries, call.span.status.status_code) == ("failed", 1, "ERROR"), case
         assert words in (call.error or "")
         assert '"fi"' in call.response_body
         assert call.get("gen_ai.completion.0.content") == "fi"
@@ -174,16 +192,17 @@ ODD: list[tuple[str, Handler, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "text"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
-@pytest.mark.parametrize("asks_for_ids", [True, False], ids=["ids", "bytes"])
-def test_odd_stream_is_read(act: Handler, text: str, asks_for_ids: bool) -> None:
-    options: Any = {"callbacks": ["return_token_ids", "logprobs"] if asks_for_ids else []}
-    with serving(act) as server, proxied(entry(server.url), **options) as door:
-        assert ask(door, stream=True) == text
-        call = door.only_call()
-        check_idle(door, server)
+@WAYS
+def test_odd_stream_is_read(options: Any) -> None:
+    acts = [act for _, act, _ in ODD]
+    with serving(*acts) as server, proxied(*cases(server, len(ODD)), **options) as door:
+        for number, (case, _, text) in enumerate(ODD):
+            assert ask(door, stream=True, model=model_of(number)) == text, case
+        calls = door.calls()
+        check_idle(door)
 
-        assert (call.outcome, call.status, call.error) == ("answered", 200, None)
+    for call, (case, _, text) in zip(calls, ODD, strict=True):
+        assert (call.outcome, call.status, call.error) == ("answered", 200, None), case
         assert call.get("gen_ai.completion.0.content") == text
 
 
@@ -195,48 +214,34 @@ def test_stream_of_another_content_type_is_an_error() -> None:
         assert (door.only_call().outcome, door.only_call().response_body) == ("failed", completion().decode())
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "text/html; charset=utf-8"])
-def test_answer_of_a_wrong_content_type_is_read(kind: str) -> None:
-    with serving(whole(completion(), kind=kind)) as server, proxied(entry(server.url)) as door:
-        assert ask(door) == "fine"
-
-
-def test_headers_that_are_no_text_do_no_harm() -> None:
-    odd = "x-request-id: \xe9\xff\u00e2\u0082\u00ac"
-    with serving(whole(completion(), 200, odd)) as server, proxied(entry(server.url)) as door:
-        assert ask(door) == "fine"
-
-
-def test_answer_that_comes_in_drops() -> None:
-    async def act(request: Request, connection: Connection) -> None:
+def test_odd_answers_are_read() -> None:
+    async def in_drops(request: Request, connection: Connection) -> None:
         body = completion()
         await connection.send(head(200, f"content-length: {len(body)}"), *(body[n : n + 1] for n in range(len(body))))
 
-    with serving(act) as server, proxied(entry(server.url, timeout=5.0)) as door:
-        assert ask(door) == "fine"
+    kinds = ["text/plain", "application/octet-stream", "text/html; charset=utf-8"]
+    no_text = whole(completion(), 200, "x-request-id: \xe9\xff\u00e2\u0082\u00ac")
+    acts = [*(whole(completion(), kind=kind) for kind in kinds), no_text, in_drops]
+    with serving(*acts) as server, proxied(entry(server.url, timeout=5.0)) as door:
+        assert [ask(door) for _ in acts] == ["fine"] * len(acts)
 
 
 # ---------------------------------------------------------------------- retries
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize(
-    "failing",
-    [drop, reset, whole(b"{}", 500), whole(b"{}", 429, "retry-after-ms: 1"), sent(b"nonsense\r\n\r\n")],
-    ids=["close", "reset", "500", "429", "garbage"],
-)
-def test_failure_before_the_answer_is_retried(failing: Handler, stream: bool) -> None:
-    with (
-        serving(failing) as bad,
-        serving(FINE if stream else whole(completion())) as good,
-        proxied(entry(bad.url, weight=1e9), entry(good.url, weight=1e-9), num_retries=1) as door,
-    ):
-        assert ask(door, stream=stream) == "fine"
-        call = door.only_call()
+def test_failure_before_the_answer_is_retried(stream: bool) -> None:
+    garbage = sent(b"nonsense\r\n\r\n")
+    failing = [drop, reset, garbage, whole(b"{}", 500), whole(b"{}", 429, "retry-after-ms: 1")]
+    with serving(*failing) as bad, serving(FINE if stream else whole(completion())) as good:
+        listed = cases(bad, len(failing), weight=1e9) + cases(good, len(failing), weight=1e-9)
+        with proxied(*listed, num_retries=1) as door:
+            assert [ask(door, stream=stream, model=model_of(number)) for number in range(5)] == ["fine"] * 5
+            calls = door.calls()
 
-        assert (call.outcome, call.status, call.tries) == ("answered", 200, 2)
-        assert good.url in call.get("agentlightning.proxy.backend")
-        assert (len(bad.requests), len(good.requests)) == (1, 1)
+        assert [(call.outcome, call.status, call.tries) for call in calls] == [("answered", 200, 2)] * 5
+        assert all(good.url in call.get("agentlightning.proxy.backend") for call in calls)
+        assert (len(bad.requests), len(good.requests)) == (5, 5)
 
 
 def test_answer_that_has_begun_is_not_retried() -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -78,20 +79,34 @@ async def test_start_stop_and_restart_can_be_awaited(model: StubModel) -> None:
     assert len(await calls(store, rollout)) == 2
 
 
-def test_start_of_a_running_proxy_restarts_it(model: StubModel) -> None:
+def test_start_of_a_running_proxy_restarts_it_and_another_port_is_taken_with_the_next_start(model: StubModel) -> None:
     with serving(model) as proxy:
-        port = proxy.port
-
+        first = proxy.port
         proxy.start()
+        assert proxy.port == first
+        proxy.update_port(0)
+        proxy.restart()
+        second = proxy.port
+        proxy.restart(_port=first)
 
-        assert proxy.port == port
+        assert first != second
+        assert proxy.port == first
         assert ask(proxy.endpoint).status_code == 200
 
 
-def test_start_without_a_store_is_an_error() -> None:
-    proxy = LLMProxy(0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"store": None}, "has no store"),
+        ({"journal": Path(__file__)}, "cannot be kept in"),
+        ({"journal": True}, "name a directory"),
+    ],
+    ids=["no store", "journal in a file", "journal beside a store in memory"],
+)
+def test_start_that_cannot_be_is_an_error_and_leaves_nothing(options: dict[str, Any], message: str) -> None:
+    proxy = LLMProxy(0, [], **{"store": InMemoryLightningStore(), **options})
 
-    with pytest.raises(ValueError, match="has no store"):
+    with pytest.raises(ValueError, match=message):
         proxy.start()
 
     assert not proxy.is_running()
@@ -119,21 +134,6 @@ def test_port_in_use_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(store.close())
 
 
-def test_journal_that_cannot_be_kept_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    proxy = LLMProxy(0, [], InMemoryLightningStore(), journal=tmp_path / "file")
-
-    with pytest.raises(ValueError, match="cannot be kept in"):
-        proxy.start()
-
-    assert not proxy.is_running()
-
-
-def test_journal_beside_a_store_without_a_file_is_an_error() -> None:
-    with pytest.raises(ValueError, match="name a directory"):
-        LLMProxy(0, [], InMemoryLightningStore(), journal=True).start()
-
-
 def test_thirty_restarts_leak_nothing_and_log_no_errors(model: StubModel, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     process = psutil.Process()
@@ -156,12 +156,12 @@ async def test_restarts_in_a_running_loop(model: StubModel, tmp_path: Path) -> N
     rollout = await store.start_rollout("task")
     proxy = LLMProxy(store=store, model_list=[entry(model)])
 
-    for _ in range(10):
+    for _ in range(5):
         await proxy.start()
         assert (await asyncio.to_thread(ask, endpoint(proxy, rollout))).status_code == 200
         await proxy.stop()
 
-    assert len(await calls(store, rollout)) == 10
+    assert len(await calls(store, rollout)) == 5
     assert asyncio.all_tasks() == {asyncio.current_task()}
     await store.close()
 
@@ -176,26 +176,18 @@ def test_two_proxies_in_one_process(model: StubModel) -> None:
         assert ask(first.endpoint).status_code == 200
 
 
-def test_status_of_a_proxy_that_has_stopped_is_its_last(model: StubModel) -> None:
-    with serving(model) as proxy:
-        url = proxy.as_resource("ro-unknown", "at-unknown").endpoint
-        assert [ask(url).status_code for _ in range(2)] == [200] * 2
-
-    assert proxy.status()["calls"]["lost"] == {"NotFound": 2}
-    assert LLMProxy(store=InMemoryLightningStore()).status() == {}
-
-
-def test_losses_are_told_by_status_flush_and_log(model: StubModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_are_in_status_flush_and_log(model: StubModel, caplog: pytest.LogCaptureFixture) -> None:
     with serving(model) as proxy:
         url = proxy.as_resource("ro-unknown", "at-unknown").endpoint
         assert [ask(url).status_code for _ in range(3)] == [200] * 3
 
-        told = requests.post(f"{url}/agl/flush", timeout=10).json()
+        reports = [requests.post(f"{url}/agl/flush", timeout=10).json() for _ in range(2)]
 
-        assert told["is_complete"] is False
-        assert (told["stored"], told["waiting"], list(told["lost"].values())) == (0, 0, [3])
-        assert told == requests.post(f"{url}/agl/flush", timeout=10).json()
-        assert proxy.status()["calls"]["lost"] == {"NotFound": 3}
+        assert reports[0] == reports[1]
+        assert reports[0]["is_complete"] is False
+        assert (reports[0]["stored"], reports[0]["waiting"], list(reports[0]["lost"].values())) == (0, 0, [3])
+    assert proxy.status()["calls"]["lost"] == {"NotFound": 3}  # the last state, after it has stopped
+    assert LLMProxy(store=InMemoryLightningStore()).status() == {}
     assert caplog.text.count("is not recorded (NotFound: Rollout ro-unknown not found") == 1
 
 
@@ -226,34 +218,14 @@ async def test_new_models_drop_no_call_and_spans_name_the_version() -> None:
 
 
 def test_model_list_that_cannot_be_read_changes_nothing(model: StubModel) -> None:
-    with serving(model) as proxy:
-        with pytest.raises(ValueError, match="Entry 0"):
-            proxy.update_model_list([{"model_name": "x"}])  # type: ignore[typeddict-item] # that is the point
-
-        assert ask(proxy.endpoint).status_code == 200
-
-
-def test_model_list_of_a_proxy_that_does_not_run_is_used_when_it_starts(model: StubModel) -> None:
     proxy = LLMProxy(0, [], InMemoryLightningStore())
-    proxy.update_model_list([entry(model)])
-
+    proxy.update_model_list([entry(model)])  # used when it starts
     proxy.start()
+    with pytest.raises(ValueError, match="Entry 0"):
+        proxy.update_model_list([{"model_name": "x"}])  # type: ignore[typeddict-item] # that is the point
 
     assert ask(proxy.endpoint).status_code == 200
     proxy.stop()
-
-
-def test_another_port_is_taken_with_the_next_start(model: StubModel) -> None:
-    with serving(model) as proxy:
-        first = proxy.port
-        proxy.update_port(0)
-        proxy.restart()
-        second = proxy.port
-        proxy.restart(_port=first)
-
-        assert first != second
-        assert proxy.port == first
-        assert ask(proxy.endpoint).status_code == 200
 
 
 @pytest.mark.parametrize("in_loop", [True, False], ids=["in a loop", "outside"])
@@ -337,29 +309,20 @@ def test_forked_child_does_not_run_it_and_holds_neither_port_nor_journal(model: 
 # ---------------------------------------------------------------------- resources
 
 
-def test_resource_for_all_attempts() -> None:
+def test_resource_for_all_attempts_or_one() -> None:
     proxy = LLMProxy(12345, [unused_model(), unused_model()])  # type: ignore[list-item] # written as a plain dict
 
     resource = proxy.as_resource(sampling_parameters={"temperature": 0.5})
+    of_attempt = proxy.as_resource("ro-1", "at-1", "chosen")
 
     assert isinstance(resource, ProxyLLM)
     assert resource.get_base_url(None, None) == "http://127.0.0.1:12345"
     assert (resource.model, resource.sampling_parameters, resource.api_key) == (MODEL, {"temperature": 0.5}, None)
-
-
-def test_resource_for_one_attempt() -> None:
-    proxy = LLMProxy(12345, [unused_model()])  # type: ignore[list-item] # written as a plain dict
-
-    resource = proxy.as_resource("ro-1", "at-1", "chosen")
-
-    assert type(resource) is LLM
-    assert (resource.endpoint, resource.model) == ("http://127.0.0.1:12345/rollout/ro-1/attempt/at-1", "chosen")
-
-
-@pytest.mark.parametrize("ids", [("ro-1", None), (None, "at-1")])
-def test_resource_for_half_an_attempt_is_an_error(ids: tuple[str | None, str | None]) -> None:
-    with pytest.raises(ValueError, match="both rollout_id and attempt_id"):
-        LLMProxy(12345, [unused_model()]).as_resource(*ids)  # type: ignore[list-item] # written as a plain dict
+    assert type(of_attempt) is LLM
+    assert (of_attempt.endpoint, of_attempt.model) == ("http://127.0.0.1:12345/rollout/ro-1/attempt/at-1", "chosen")
+    for ids in (("ro-1", None), (None, "at-1")):
+        with pytest.raises(ValueError, match="both rollout_id and attempt_id"):
+            proxy.as_resource(*ids)
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b")], ids=["none", "two"])

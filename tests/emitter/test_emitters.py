@@ -53,7 +53,6 @@ def test_a_message_is_written_for_both_releases(trace: Recorder) -> None:
 
 def test_a_conversation_is_a_message_for_each_turn(trace: Recorder) -> None:
     emit_conversation([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2", "name": "math"}])
-
     assert [get_message_value(span) for span in trace.spans()] == ["1 + 1?", "2"]
 
 
@@ -116,14 +115,12 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
 )
 def test_an_object_of_a_common_type_is_written_as_json_has_it(trace: Recorder, value: Any, read: Any) -> None:
     span = emit_object(value)
-
     assert span is not None
     assert get_object_value(span) == read
 
 
 def test_an_annotation_holds_values_of_common_types(trace: Recorder) -> None:
     emit_annotation({"visit": Visit(place=Path("a/b")), "colour": Colour.RED, "at": NOON, "tags": {"b", "a"}})
-
     attributes = only(trace)
     assert list(attributes.pop("tags")) == ["a", "b"]
     assert attributes == {"visit.place": "a/b", "colour": "red", "at": "2026-01-02T12:00:00+00:00"}
@@ -161,7 +158,6 @@ def test_what_cannot_be_emitted_is_logged_and_not_raised(
     trace: Recorder, caplog: pytest.LogCaptureFixture, emit: Any, value: Any, told: str
 ) -> None:
     assert emit(value) is None
-
     assert trace.spans() == []
     assert told in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -169,7 +165,6 @@ def test_what_cannot_be_emitted_is_logged_and_not_raised(
 
 def test_an_annotation_is_flattened(trace: Recorder) -> None:
     emit_annotation({"quality": {"style": "terse", "scores": [1, 2]}, "ok": True})
-
     attributes = only(trace)
     assert list(attributes.pop("quality.scores")) == [1, 2]
     assert attributes == {"quality.style": "terse", "ok": True}
@@ -183,7 +178,6 @@ def test_an_annotation_that_a_span_cannot_hold_is_refused(trace: Recorder, value
 
 def test_what_is_not_propagated_is_made_and_sent_nowhere(trace: Recorder) -> None:
     span = emit_message("aside", propagate=False)
-
     assert span is not None
     assert get_message_value(span) == "aside"
     assert trace.spans() == []
@@ -215,9 +209,7 @@ def test_every_emitted_span_can_be_logged(
 ) -> None:
     monkeypatch.setenv("AGL_EMITTER_DEBUG", "1")
     caplog.set_level(logging.INFO, "agentlightning.emitter")
-
     emit_message("hello")
-
     assert "emitted agentlightning.message" in caplog.text
 
 

@@ -69,7 +69,6 @@ def test_an_exception_passes_through_and_is_noted(trace: Recorder) -> None:
 def test_an_operation_that_is_not_propagated_is_sent_nowhere(trace: Recorder) -> None:
     with operation(name="aside", propagate=False) as aside:
         aside.set_output(1)
-
     assert aside.span().attributes[OUTPUT] == 1
     assert trace.spans() == []
 

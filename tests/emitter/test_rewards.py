@@ -62,7 +62,6 @@ def test_a_truth_value_is_a_number_and_says_that_it_is_binary(trace: Recorder, v
 
 def test_a_kind_of_the_callers_own_is_kept(trace: Recorder) -> None:
     emitted = emit_reward(reward=True, attributes={"agentlightning.event.kind": "reward.numeric"})
-
     assert (emitted.attributes or {})["agentlightning.event.kind"] == "reward.numeric"
 
 
@@ -77,7 +76,6 @@ def test_of_several_rewards_the_primary_comes_first(trace: Recorder) -> None:
 
 def test_of_rewards_in_a_row_the_last_one_counts(trace: Recorder) -> None:
     emitted = emit_reward([0.25, 0.5, True])
-
     assert get_reward_value(emitted) == 1.0
     assert [item.name for item in get_rewards_from_span(emitted)] == ["2", "0", "1"]
 
@@ -103,7 +101,6 @@ def test_of_rewards_in_a_row_another_one_may_be_chosen(trace: Recorder) -> None:
 def test_what_is_no_reward_is_refused(trace: Recorder, value: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         emit_reward(value, **options)
-
     assert trace.spans() == []
 
 
@@ -149,19 +146,16 @@ def test_a_reward_that_is_no_number_is_logged_and_is_none_for_every_reader(
 
 def test_every_reader_leaves_out_a_further_reward_that_is_no_number() -> None:
     given = span(agentlightning__reward__0__value=0.5, agentlightning__reward__1__value="high")
-
     assert [item.value for item in get_rewards_from_span(given)] == [0.5]
 
 
 def test_every_reader_takes_the_numbered_reward_of_a_span_that_has_a_plain_one_too() -> None:
     given = span("agentlightning.reward", reward=1.0, agentlightning__reward__0__value=2.0)
-
     assert [read([given]) for read in (find_final_reward, final_reward_of, legacy_final_reward_of)] == [2.0] * 3
 
 
 def test_the_last_reward_is_final() -> None:
     spans = [span("agentlightning.reward", reward=0.1), span(), span("agentlightning.reward", reward=0.2), span()]
-
     assert find_final_reward(spans) == 0.2
     assert find_reward_spans(spans) == [spans[0], spans[2]]
     assert find_final_reward([]) is None

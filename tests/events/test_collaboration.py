@@ -96,19 +96,16 @@ def turn(number: int, agent: str) -> list[Span]:
 
 def test_a_turn_in_an_autogen_team_is_a_hand_over_by_the_one_before() -> None:
     spans = [*turn(1, "primary"), *turn(2, "critic"), *turn(3, "critic"), *turn(4, "primary")]
-
     assert handovers(spans) == [Handover("primary", "critic", 2.1), Handover("critic", "primary", 4.1)]
 
 
 def test_a_turn_that_was_handed_over_is_told_once() -> None:
     explicit = span("h", at=1.5, attributes={"handoff.from_agent": "primary", "handoff.to_agent": "critic"})
-
     assert handovers([*turn(1, "primary"), explicit, *turn(2, "critic")]) == [Handover("primary", "critic", 1.5)]
 
 
 def test_a_message_between_agents_of_autogen_is_a_hand_over() -> None:
     sent = {"sender_agent_type": "asker", "recipient_agent_type": "expert", "messaging.operation": "process"}
-
     assert handovers([span("m", at=1, attributes=sent)]) == [Handover("asker", "expert", 1.0)]
 
 

@@ -67,5 +67,4 @@ def test_empty_pipeline_lets_everything_pass() -> None:
 @given(st.lists(st.sampled_from([*EVENTS, UserMessage()])), st.integers(0, 5))
 def test_stream_in_pieces_gives_what_the_whole_gives(events: list[AgentEvent], cut: int) -> None:
     flow = pipeline(of_kind("message", "reward"), of_agent("critic-*"))
-
     assert [*flow(events[:cut]), *flow(events[cut:])] == list(flow(events))

@@ -48,7 +48,6 @@ def test_reward_is_read_in_every_format(
     name: str, attributes: dict[str, Any], kind: type[NumericReward], value: float
 ) -> None:
     (event,) = events_of(span(name, attributes))
-
     assert type(event) is kind
     assert isinstance(event, (NumericReward, BinaryReward))
     assert event.value == value
@@ -82,7 +81,6 @@ def test_span_without_a_reward_is_work(attributes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attributes", [{"message": "hi"}, {"agentlightning.message.body": "hi"}], ids=["0.2", "0.3"])
 def test_emitted_message_is_said_by_its_agent(attributes: dict[str, Any]) -> None:
     (event,) = events_of(span("agentlightning.message", attributes), agent="critic")
-
     assert isinstance(event, AgentReply)
     assert (event.text, event.sender, event.role, event.time) == ("hi", "critic", "assistant", 2.0)
 
@@ -101,16 +99,13 @@ def test_emitted_message_is_said_by_its_agent(attributes: dict[str, Any]) -> Non
 )
 def test_object_is_read_in_every_format(attributes: dict[str, Any], value: Any) -> None:
     (event,) = events_of(span("agentlightning.object", attributes))
-
     assert isinstance(event, DataEvent)
     assert event.value == value
 
 
 def test_exception_span_is_an_error() -> None:
     told = {"exception.type": "ValueError", "exception.message": "no", "exception.escaped": True}
-
     (event,) = events_of(span("agentlightning.exception", told))
-
     assert isinstance(event, ErrorEvent)
     assert (event.error_type, event.message) == ("ValueError", "no")
 
@@ -164,9 +159,7 @@ def test_model_call_says_what_is_new_in_it() -> None:
 
 def test_span_of_a_tool_is_its_call_with_the_result() -> None:
     told = {"tool.name": "weather", "tool.parameters": "{}", "tool.call.id": "c1", "tool.result": "rain"}
-
     _, call, _ = events_of(span("tool", told))
-
     assert isinstance(call, ToolCall)
     assert (call.tool, call.call_id, call.result) == ("weather", "c1", "rain")
 
@@ -183,7 +176,6 @@ def test_agent_is_the_nearest_around_the_span() -> None:
 
 def test_circle_of_spans_has_no_agent() -> None:
     circle = [span(span_id="a", parent_id="b"), span(span_id="b", parent_id="a")]
-
     assert {event.agent for event in events_of_spans(circle)} == {None}
 
 

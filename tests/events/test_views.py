@@ -31,7 +31,6 @@ RUN: list[AgentEvent] = [
 
 def test_rewards_are_added_up_per_agent() -> None:
     view = by_agent(RUN)
-
     assert list(view) == ["writer", "critic", None]
     assert (view["writer"].rewards.total, view["writer"].rewards.mean, view["writer"].rewards.final) == (1.5, 0.75, 1.0)
     assert (view["critic"].rewards.mean, view["critic"].rewards.count) == (None, 0)
@@ -39,14 +38,12 @@ def test_rewards_are_added_up_per_agent() -> None:
 
 def test_rewards_are_added_up_per_task() -> None:
     view = by_task(RUN)
-
     assert view["a"].rewards.values == (0.5,)
     assert (view["b"].rewards.values, view["b"].rewards.totals_by_name) == ((1.0, 0.0), {"exact": 0.0, "style": 0.75})
 
 
 def test_progress_is_told_per_task() -> None:
     view = by_task(RUN)
-
     assert view["a"].progress == Progress(started=2, completed=1, failed=1)
     assert (view["a"].progress.fraction, view["b"].progress.fraction, Progress().fraction) == (1.0, 0.0, 0.0)
     assert (view["b"].progress.open, view["a"].agents) == (1, ("writer", "critic"))
@@ -59,9 +56,7 @@ def test_messages_are_those_of_the_agent() -> None:
 def test_call_and_its_work_are_one_tool_call() -> None:
     calls: list[AgentEvent] = [ToolCall(tool="f", call_id="1"), ToolCall(tool="f", call_id="1", result="4")]
     anonymous: list[AgentEvent] = [ToolCall(tool="g"), ToolCall(tool="g")]
-
     view = by_agent([*calls, *anonymous])[None]
-
     assert [(call.tool, call.result) for call in view.tool_calls] == [("f", "4"), ("g", None), ("g", None)]
 
 

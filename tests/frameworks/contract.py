@@ -125,7 +125,6 @@ class FrameworkContract:
 
     def test_every_way_to_run_is_one_tree(self, model: StubModel, way: Callable[..., Any]) -> None:
         trace = self.run(model, way)
-
         assert (trace.result, trace.error) == (self.answer("Oslo"), None)
         assert trace.shape == self.shape(self.name, *self.looked_up("Oslo"))
 
@@ -191,7 +190,6 @@ class FrameworkContract:
     ) -> None:
         for step in self.steps:
             monkeypatch.setattr(f"{self.module or self.patch.__module__}.{step}", None)
-
         assert self.run(model).result == self.answer("Oslo")
         assert f"A step of {self.patch.name} could not be recorded." in caplog.text
 
@@ -253,7 +251,6 @@ class FrameworkContract:
     def test_framework_may_be_imported_later(self) -> None:
         place = [type(self).__module__, type(self).__name__, self.package]
         program = "from tests.frameworks.contract import main; main()"
-
         assert told_by(program, *place) == self.shape(self.name, *self.looked_up("Oslo"))
 
 

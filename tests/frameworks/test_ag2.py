@@ -177,9 +177,7 @@ def test_run_works_in_a_thread_of_its_own_and_belongs_to_the_trace(stub_model: S
 
 def test_single_reply_names_its_agent(stub_model: StubModel) -> None:
     _user, assistant = pair(stub_model)
-
     trace = observed(lambda: assistant.generate_reply(messages=[{"role": "user", "content": "Hello"}]))
-
     assert trace.shape == ASSISTANT
     assert trace.result == "Hello"
 

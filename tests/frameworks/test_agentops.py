@@ -334,6 +334,5 @@ def test_what_would_reach_the_service_is_withheld(
     stub_model: StubModel, service: str, managed: bool, enabled: bool, is_asked: bool
 ) -> None:
     told = started(stub_model, CALLS["plain"], service, managed=managed, service=enabled)
-
     assert [span["name"] for span in told["spans"]] == ["openai.chat.completion"]
     assert (told["exported"] > 0) == is_asked

@@ -234,9 +234,7 @@ async def test_swarm_notes_who_hands_over_to_whom(client: Client, stub_model: St
 @pytest.mark.claim(335)
 async def test_turns_of_a_team_tell_who_spoke_to_whom(client: Client, stub_model: StubModel) -> None:
     stub_model.script = Script(["draft", "no", "again", "APPROVE"])
-
     trace = await observed_async(pair(client).run, task="Write.")
-
     between = [(handover.from_agent, handover.to_agent) for handover in handovers(trace.spans)]
     assert between == [("primary", "critic"), ("critic", "primary"), ("primary", "critic")]
 

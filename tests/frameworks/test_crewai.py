@@ -223,7 +223,6 @@ async def test_a_crew_is_half_done_while_its_second_task_of_two_runs(team: Team,
 @pytest.mark.claim(340)
 def test_roles_written_in_yaml_are_stripped(team: Team) -> None:
     trace = observed(team.crew_of_one(weather, role="Forecaster of {city}\n").kickoff, inputs=INPUTS)
-
     assert agents_of(trace) == ["Forecaster of Oslo"] * 2
 
 
@@ -281,7 +280,6 @@ def test_a_hierarchical_crew_has_a_manager(team: Team, stub_model: StubModel, me
 
 def test_an_agent_without_a_crew_is_recorded(team: Team) -> None:
     trace = observed(team.agent("Forecaster", weather).kickoff, "What is the weather?")
-
     assert trace.shape == FORECASTER
 
 
@@ -334,9 +332,7 @@ def test_a_guardrail_that_refuses_makes_the_agent_try_again(team: Team, stub_mod
 
 def test_a_guardrail_that_asks_a_model_has_an_agent_of_its_own(team: Team, stub_model: StubModel) -> None:
     stub_model.script = Script(["fine", '{"valid": true, "feedback": null}'])
-
     trace = observed(team.crew_of_one(guardrail="It must be fine.").kickoff)
-
     assert agents_of(trace) == ["Forecaster", "Guardrail Agent"]
     assert trace.shape[1][2] == ["guardrail", ["Guardrail Agent.agent [Guardrail Agent]", CALL]]
 

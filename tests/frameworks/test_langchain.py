@@ -92,7 +92,6 @@ def test_model_call_has_a_step_above_it(stub_model: StubModel, way: Callable[...
 @pytest.mark.parametrize("method", ["batch", "abatch"])
 def test_calls_of_a_batch_are_told_apart(stub_model: StubModel, method: str) -> None:
     trace = trace_of(getattr(chat(stub_model), method), ["one", "two", "three"])
-
     assert [message.content for message in trace.result] == ["one", "two", "three"]
     assert trace.shape == ["virtual-root", CALL, CALL, CALL]
 
@@ -110,22 +109,18 @@ def assert_each_has_its_own(trace: Any, asked: list[str]) -> None:
 @pytest.mark.parametrize("method", ["generate", "agenerate"])
 def test_conversations_that_begin_at_once_are_told_apart(stub_model: StubModel, method: str) -> None:
     trace = trace_of(getattr(chat(stub_model), method), CONVERSATIONS)
-
     assert_each_has_its_own(trace, ["one", "two"])
 
 
 @pytest.mark.claim(345)
 def test_streams_that_are_read_in_turns_are_told_apart(stub_model: StubModel) -> None:
     model = chat(stub_model)
-
     trace = observed(lambda: list(zip(model.stream("one two"), model.stream("six ten"), strict=True)))
-
     assert_each_has_its_own(trace, ["one two", "six ten"])
 
 
 def test_responses_api_has_a_step_above_it(stub_model: StubModel) -> None:
     trace = observed(chat(stub_model, use_responses_api=True).invoke, "Hello there")
-
     assert trace.shape == ["chat_model.llm", ["openai.responses"]]
 
 
@@ -145,7 +140,6 @@ def test_anthropic_call_has_a_step_above_it(stub_model: StubModel, how: str) -> 
 
 def test_text_model_has_a_step_above_its_call(stub_model: StubModel) -> None:
     model = text_model(stub_model)
-
     for way in (model.invoke, model.ainvoke, lambda text: "".join(model.stream(text))):
         trace = trace_of(way, "Hello there")
         assert (trace.result, trace.shape) == ("Hello there", TEXT_CALL)
@@ -208,7 +202,6 @@ def test_step_of_an_unknown_model_tells_of_the_call_itself() -> None:
 
 async def test_streamed_unknown_model_tells_when_its_answer_began() -> None:
     trace = await observed_async(read_all_async, FakeListChatModel(responses=["Hello"]), "Hi")
-
     told = trace.named("chat_model.llm").attributes
     assert (told["gen_ai.prompt.0.content"], told["gen_ai.completion.0.content"]) == ("Hi", "Hello")
     assert told["gen_ai.streaming.time_to_first_token"] > 0
@@ -274,7 +267,6 @@ def test_parts_of_a_sequence_are_left_out(stub_model: StubModel) -> None:
 
 def test_structured_output_is_one_call(stub_model: StubModel) -> None:
     trace = observed(chat(stub_model).with_structured_output(Verdict).invoke, "Good")
-
     assert trace.result == Verdict(reason="Good", score=0)
     assert trace.shape == ["RunnableSequence.chain", CALL]
 
@@ -283,9 +275,7 @@ def test_structured_output_is_one_call(stub_model: StubModel) -> None:
 async def test_branches_lie_beneath_their_chain(stub_model: StubModel) -> None:
     model = chat(stub_model) | StrOutputParser()
     both = RunnableParallel(left=model, right=model)
-
     trace = await observed_async(both.ainvoke, "hi")
-
     assert trace.shape == ["RunnableParallel<left,right>.chain", CALL, CALL]
 
 
@@ -354,9 +344,7 @@ async def test_nothing_is_current_after_asynchronous_work(stub_model: StubModel)
 
 def test_stream_that_is_left_is_no_failure(stub_model: StubModel) -> None:
     sequence = ChatPromptTemplate.from_template("{text}") | chat(stub_model)
-
     trace = observed(lambda: next(sequence.stream({"text": "one two three"})))
-
     assert trace.shape == ["RunnableSequence.chain", CALL]
     assert {span.status.status_code for span in trace.spans} == {"UNSET"}
 
@@ -430,7 +418,6 @@ def test_retriever_says_what_it_found(how: str) -> None:
 
 def test_retriever_that_raises_is_marked() -> None:
     trace = observed(Shelf().invoke, "wine")
-
     assert isinstance(trace.error, LookupError)
     assert trace.named("retriever.retriever").status.status_code == "ERROR"
 

@@ -127,7 +127,6 @@ def assert_is_sql_run(trace: Trace, stub_model: StubModel) -> None:
 
 def test_graph_is_one_tree(stub_model: StubModel) -> None:
     trace = observed(sql_graph(stub_model).invoke, question())
-
     assert_is_sql_run(trace, stub_model)
     assert len(trace.triplets(agent_match="generate|check")) == 3
     assert [span.attributes["tool.name"] for span in trace.tools] == ["get_schema", "query"]
@@ -136,20 +135,17 @@ def test_graph_is_one_tree(stub_model: StubModel) -> None:
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "custom", "debug"])
 def test_streamed_graph_is_one_tree(stub_model: StubModel, mode: str) -> None:
     trace = observed(streamed, sql_graph(stub_model), question(), stream_mode=mode)
-
     assert_is_sql_run(trace, stub_model)
 
 
 async def test_asynchronous_graph_is_one_tree(stub_model: StubModel) -> None:
     trace = await observed_async(sql_graph(stub_model).ainvoke, question())
-
     assert_is_sql_run(trace, stub_model)
 
 
 @pytest.mark.parametrize("mode", ["values", "messages"])
 async def test_streamed_asynchronous_graph_is_one_tree(stub_model: StubModel, mode: str) -> None:
     trace = await observed_async(streamed_async, sql_graph(stub_model), question(), stream_mode=mode)
-
     assert_is_sql_run(trace, stub_model)
 
 

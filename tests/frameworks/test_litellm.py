@@ -151,9 +151,7 @@ def test_a_failed_call_is_one_span_with_its_error(stub_model: StubModel, provide
 @pytest.mark.parametrize("provider", ["hosted_vllm", "anthropic"])
 def test_each_attempt_of_a_call_is_a_span(stub_model: StubModel, provider: str) -> None:
     stub_model.script = Script([Failure(500), "Hello there"])
-
     trace = observed(completion, num_retries=1, **to(stub_model, provider))
-
     assert [span.status.status_code for span in trace.model_calls] == ["ERROR", "UNSET"]
     assert trace.result.choices[0].message.content == "Hello there"
 
@@ -262,7 +260,6 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_a_model_without_a_server_is_recorded_as_litellm_translates_it(parrot: str) -> None:
     trace = await observed_async(acompletion, model=parrot, messages=HELLO)
-
     assert told(trace) == expected("parrot")
 
 
@@ -279,7 +276,6 @@ async def test_streams_of_a_model_without_a_server_are_recorded(parrot: str) -> 
 
 def test_a_model_without_a_server_that_fails_is_a_span_with_its_error(parrot: str) -> None:
     trace = observed(completion, model=parrot, messages=[{"role": "user", "content": "fail"}])
-
     (call,) = trace.spans
     assert trace.error is not None
     assert (call.name, call.status.status_code) == ("openai.chat.completion", "ERROR")
@@ -287,7 +283,6 @@ def test_a_model_without_a_server_that_fails_is_a_span_with_its_error(parrot: st
 
 def test_a_call_within_a_call_is_recorded_once(parrot: str) -> None:
     trace = observed(completion, model=parrot, messages=HELLO)
-
     assert told(trace) == expected("openai")
 
 

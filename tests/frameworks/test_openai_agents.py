@@ -147,9 +147,7 @@ async def test_responses_are_one_tree(stub_model: StubModel, how: Callable[..., 
 
 async def test_sensitive_data_stay_out_of_tools_where_the_program_wants_it(forecaster: Agent[Any]) -> None:
     config = RunConfig(trace_include_sensitive_data=False)
-
     trace = await observed_async(Runner.run, forecaster, "Oslo", run_config=config)
-
     assert trace.tools[0].attributes.keys() == {"tool.name", "tool.call.type", "tool.call.id"}
 
 
@@ -217,7 +215,6 @@ async def test_guardrail_stands_beside_the_calls_of_its_agent(team: Team) -> Non
 @pytest.mark.parametrize("how", [run, run_streamed])
 async def test_triggered_guardrail_is_marked(team: Team, how: Callable[..., Awaitable[Any]]) -> None:
     trace = await observed_async(how, guarded_agent(team, is_bad=True))
-
     assert isinstance(trace.error, InputGuardrailTripwireTriggered)
     assert trace.named("decency.guardrail").attributes["guardrail.triggered"] is True
 
@@ -292,9 +289,7 @@ async def test_tracing_that_is_switched_off_makes_no_difference(
 
 async def test_tracing_that_is_switched_off_for_a_run_makes_no_difference(forecaster: Agent[Any]) -> None:
     config = RunConfig(tracing_disabled=True)
-
     trace = await observed_async(Runner.run, forecaster, "Atlantis", run_config=config)
-
     assert trace.shape == TestOpenAIAgents().shape("forecaster", ["weather.tool"])
     assert trace.tools[0].status.status_code == "ERROR"
 

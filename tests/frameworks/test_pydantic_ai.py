@@ -118,9 +118,7 @@ class TestPydanticAI(FrameworkContract):
 @pytest.mark.parametrize("dialect", ["openai.responses", "anthropic.messages"])
 async def test_other_models_are_seen_alike(stub_model: StubModel, dialect: str, way: Callable[..., Any]) -> None:
     stub_model.script = Script(forecast)
-
     trace = await observed_async(way, make_forecaster(model_of(stub_model, dialect)))
-
     assert trace.result == "I found rain in Oslo."
     assert trace.shape == ["forecaster.agent [forecaster]", [dialect], ["weather.tool"], [dialect]]
 
@@ -180,15 +178,12 @@ async def test_tool_that_asks_to_be_called_again_is_marked(stub_model: StubModel
 
 async def test_tool_that_is_called_wrongly_is_marked(stub_model: StubModel, forecaster: Any) -> None:
     stub_model.script = Script([Answer("", (ToolCall.of("weather", town="Oslo"),)), "Done."])
-
     trace = await observed_async(run, forecaster)
-
     assert [tool.status.status_code for tool in trace.tools] == ["ERROR"]
 
 
 async def test_tool_that_raises_ends_the_run(forecaster: Agent[None, Any]) -> None:
     trace = await observed_async(run, forecaster, "Atlantis")
-
     assert trace.named("forecaster.agent").status.description == "LookupError: no such city"
 
 

@@ -164,7 +164,6 @@ def test_tool_that_calls_itself_has_a_step_for_each_call(stub_model: StubModel, 
 
 def test_agent_without_a_name_is_called_as_its_kind(company: Company) -> None:
     trace = observed(run, company.caller(name=None))
-
     assert trace.shape[0] == "ToolCallingAgent.agent [ToolCallingAgent]"
 
 

@@ -127,7 +127,6 @@ def test_a_model_call_in_an_op_is_one_span_beneath_it(stub_model: StubModel) -> 
 
 def test_an_op_that_raises_is_an_error_and_its_error_passes() -> None:
     trace = observed(fail)
-
     assert isinstance(trace.error, ValueError)
     status = trace.named("fail").status
     assert (status.status_code, status.description) == ("ERROR", "ValueError: no")

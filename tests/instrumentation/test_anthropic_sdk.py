@@ -56,9 +56,7 @@ def test_a_message_is_one_span_however_it_is_asked(ask_anthropic: Asking, way: t
 @each_way
 def test_a_message_that_was_cut_off_says_so(ask_anthropic: Asking, way: tuple[str, dict[str, Any]]) -> None:
     method, options = way
-
     attributes = call_of(ask_anthropic(method, **{**ASK, "max_tokens": 1}, **options))
-
     assert attributes["gen_ai.completion.0.finish_reason"] == "max_tokens"
 
 
@@ -144,7 +142,6 @@ def test_an_answer_can_be_sent_back_as_the_objects_it_is(ask_anthropic: Asking) 
 
 def test_token_ids_are_found(ask_anthropic: Asking) -> None:
     trace = ask_anthropic("messages.create", **ASK, extra_body={"return_token_ids": True})
-
     attributes = call_of(trace)
     assert json.loads(attributes["prompt_token_ids"]) == list(ask_anthropic.model.requests[0].prompt_token_ids)
     assert len(json.loads(attributes["response_token_ids"])) == 3
@@ -153,9 +150,7 @@ def test_token_ids_are_found(ask_anthropic: Asking) -> None:
 @pytest.mark.parametrize("method", ["messages.count_tokens", "models.retrieve"])
 def test_what_is_no_message_leaves_no_span_of_ours(ask_anthropic: Asking, method: str) -> None:
     arguments = {"model_id": "stub-model"} if "models" in method else {"model": "stub-model", "messages": USER}
-
     trace = ask_anthropic(method, **arguments)
-
     assert trace.error is None
     assert "anthropic.messages" not in [span.name for span in trace.spans]
 

@@ -63,9 +63,7 @@ def test_a_module_is_told_of_once_when_it_is_imported(watch: ImportWatch) -> Non
 def test_a_module_that_was_imported_before_is_told_of_at_once(watch: ImportWatch) -> None:
     module = importlib.import_module("watched_plain")
     told: list[ModuleType] = []
-
     watch.when_imported("watched_plain", told.append)
-
     assert told == [module]
 
 
@@ -103,7 +101,6 @@ def test_a_submodule_is_told_of_before_its_package_goes_on(watch: ImportWatch) -
 
 def test_what_a_callback_changes_is_what_the_importer_sees(watch: ImportWatch) -> None:
     watch.when_imported("watched_package.inner", lambda module: setattr(module, "VALUE", 99))
-
     assert importlib.import_module("watched_package").VALUE == 99
 
 

@@ -263,7 +263,6 @@ def test_an_agent_that_asks_gemini_is_answered_by_the_model_of_its_rollout_unles
 def test_what_litellm_makes_up_itself_is_left_alone(elsewhere: StubModel) -> None:
     with LiteLLMPatch(), OpenAIPatch(), redirected(to(elsewhere)):
         answer = litellm.completion(model="gemini/gemini-2.0-flash", messages=HELLO, mock_response="made up")
-
     assert (_text(answer), elsewhere.requests) == ("made up", [])
 
 
@@ -287,5 +286,4 @@ def test_what_a_router_lets_go_is_sent_as_it_was(stub_model: StubModel, elsewher
 def test_a_patch_that_does_not_record_still_redirects(stub_model: StubModel, elsewhere: StubModel) -> None:
     with LiteLLMPatch(records=False), redirected(to(elsewhere)):
         litellm.completion(**asking(stub_model, "hosted_vllm"))
-
     assert (len(stub_model.requests), [r.body["model"] for r in elsewhere.requests]) == (0, ["mine"])

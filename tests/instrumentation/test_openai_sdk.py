@@ -129,7 +129,6 @@ def test_an_answer_can_be_sent_back_as_the_object_it_is(ask: Asking) -> None:
 
 def test_messages_may_come_from_a_generator(ask: Asking) -> None:
     attributes = call_of(ask("chat.completions.create", model="stub-model", messages=(m for m in USER)))
-
     assert values(attributes, "gen_ai.prompt.") == {"0.role": "user", "0.content": "Hello there"}
     assert ask.model.requests[0].text == "Hello there"
 
@@ -179,7 +178,6 @@ def test_token_ids_are_found_in_every_shape(shape: Any, stream: bool) -> None:
 def test_token_ids_of_several_choices_in_the_older_shape() -> None:
     with running(Script([["One.", "Two words."]]), token_ids="instrumented") as model:
         attributes = call_of(AskingOpenAI(model, is_async=False)("chat.completions.create", **CHAT, n=2))
-
     assert len(json.loads(attributes["response_token_ids"])) == 3
     assert len(json.loads(attributes["gen_ai.completion.1.token_ids"])) == 4
 
@@ -196,7 +194,6 @@ def test_log_probabilities_are_told_for_every_token(ask: Asking, stream: bool) -
 
 def test_structured_output_is_parsed_and_told(ask: Asking) -> None:
     trace = ask("chat.completions.parse", **CHAT, response_format=Verdict)
-
     assert trace.result[0].startswith("ParsedChatCompletion")
     assert trace.result[1]["choices"][0]["message"]["parsed"] == {"reason": "Hello there", "score": 0}
     assert json.loads(call_of(trace)["gen_ai.completion.0.content"]) == {"reason": "Hello there", "score": 0}
@@ -246,7 +243,6 @@ def test_a_response_is_one_span(ask: Asking, method: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_that_was_cut_off_says_why(ask: Asking, stream: bool) -> None:
     trace = ask("responses.create", model="stub-model", input="Hello there", max_output_tokens=1, stream=stream)
-
     told = call_of(trace, "openai.responses")
     assert told["gen_ai.completion.0.finish_reason"] == "max_output_tokens"
 
@@ -254,7 +250,6 @@ def test_a_response_that_was_cut_off_says_why(ask: Asking, stream: bool) -> None
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_that_was_cut_off_says_so(ask: Asking, stream: bool) -> None:
     trace = ask("chat.completions.create", **CHAT, max_tokens=1, stream=stream)
-
     assert call_of(trace)["gen_ai.completion.0.finish_reason"] == "length"
 
 
@@ -292,9 +287,7 @@ def test_items_of_a_response_are_told(ask: Asking, stream: bool) -> None:
 def test_a_response_that_goes_on_names_the_one_before(ask: Asking) -> None:
     with AskingOpenAI(ask.model, is_async=False).client() as client:
         first = client.responses.create(model="stub-model", input="One")
-
     trace = ask("responses.create", model="stub-model", input="Two", previous_response_id=first.id)
-
     assert call_of(trace, "openai.responses")["gen_ai.request.previous_response_id"] == first.id
 
 

@@ -54,7 +54,6 @@ def both_ways(limits: SpanLimits, *writings: Mapping[str, Any]) -> list[dict[str
 )
 def test_attributes_are_written_as_opentelemetry_writes_them(limits: SpanLimits, attributes: Mapping[str, Any]) -> None:
     theirs, ours = both_ways(limits, attributes, PLAIN)
-
     assert ours == theirs
 
 
@@ -66,16 +65,13 @@ def test_attributes_are_written_as_opentelemetry_writes_them(limits: SpanLimits,
 )
 def test_any_plain_values_are_written_as_opentelemetry_writes_them(attributes: dict[str, Any]) -> None:
     theirs, ours = both_ways(UNLIMITED, attributes)
-
     assert ours == theirs
 
 
 def test_plain_values_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     span = started()
     monkeypatch.setattr(type(span), "set_attributes", None)
-
     otel_internals.set_attributes(span, PLAIN)
-
     assert dict(span.attributes or {}) == {"first": "here", **PLAIN}
 
 

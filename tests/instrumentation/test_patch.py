@@ -77,17 +77,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_method_is_replaced_for_objects_made_before_and_after() -> None:
     before = Base()
-
     with Shouting((Base, "greet", shout)):
         assert (before.greet(), Base().greet(name="all"), Derived().greet()) == ("HELLO YOU", "HELLO ALL", "HELLO YOU")
-
     assert before.greet() == "hello you"
 
 
 def test_an_inherited_method_is_not_left_on_the_class_below() -> None:
     with Shouting((Derived, "greet", shout)):
         assert (Derived().greet(), Base().greet()) == ("HELLO YOU", "hello you")
-
     assert "greet" not in vars(Derived)
 
 
@@ -95,13 +92,11 @@ async def test_a_coroutine_function_stays_one() -> None:
     with Shouting((Derived, "fetch", shout_later)):
         assert inspect.iscoroutinefunction(Derived.fetch)
         assert await Derived().fetch("it") == "FETCHED IT"
-
     assert await Derived().fetch("it") == "fetched it"
 
 
 def test_a_replaced_function_looks_like_the_original() -> None:
     signature, words = inspect.signature(Base.greet), Base.greet.__doc__
-
     with Shouting((Base, "greet", shout)):
         assert (Base.greet.__name__, Base.greet.__qualname__, Base.greet.__doc__) == ("greet", "Base.greet", words)
         assert inspect.signature(Base.greet) == signature
@@ -109,10 +104,8 @@ def test_a_replaced_function_looks_like_the_original() -> None:
 
 def test_a_function_of_a_module_is_replaced(library: Any) -> None:
     library.greet = found = lambda: "hello"
-
     with Shouting((library, "greet", shout)):
         assert library.greet() == "HELLO"
-
     assert library.greet is found
 
 
@@ -240,7 +233,6 @@ def test_a_patch_that_failed_can_be_tried_again() -> None:
 
 def test_a_library_that_may_not_be_imported_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LIBRARY, None)
-
     with Shouting((Base, "greet", shout)) as patch:
         assert (patch.is_installed, patch.is_applied) == (False, False)
 

@@ -349,7 +349,6 @@ def test_nobody_is_told_of_spans_where_nothing_is_redirected_or_recorded(
 def test_a_patch_that_does_not_record_still_redirects(client: openai.OpenAI, elsewhere: StubModel) -> None:
     with OpenAIPatch(records=False), redirected(to(elsewhere, model="mine")):
         client.chat.completions.create(**CHAT)
-
     assert [(r.body["model"], "traceparent" in r.headers) for r in elsewhere.requests] == [("mine", False)]
 
 

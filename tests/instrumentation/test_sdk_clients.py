@@ -115,25 +115,20 @@ async def test_a_cancelled_call_is_told(stub_model: StubModel, sdk: Sdk) -> None
 @pytest.mark.parametrize("method", ["with_raw_response.create", "with_streaming_response.create"])
 def test_an_error_of_a_raw_response_is_told(ask: Asking, method: str) -> None:
     ask.model.script = Script([Failure(400, "no")])
-
     trace = ask(f"chat.completions.{method}", **CHAT)
-
     assert isinstance(trace.error, openai.BadRequestError)
     assert [span.status.status_code for span in trace.spans] == ["ERROR"]
 
 
 def test_a_model_that_hangs_up_is_told(ask: Asking) -> None:
     ask.model.script = Script([Answer(cut_after_events=0)])
-
     trace = ask("chat.completions.create", **CHAT)
-
     assert isinstance(trace.error, openai.APIConnectionError)
     assert [span.status.status_code for span in trace.spans] == ["ERROR"]
 
 
 def test_a_request_that_the_sdk_refuses_raises_what_it_did(ask: Asking) -> None:
     trace = ask("chat.completions.create", model="stub-model")
-
     assert isinstance(trace.error, TypeError)
     assert trace.spans == []
 
@@ -144,9 +139,7 @@ def test_a_request_that_the_sdk_refuses_raises_what_it_did(ask: Asking) -> None:
 def test_clients_made_before_are_seen(stub_model: StubModel) -> None:
     with AskingOpenAI(stub_model, is_async=False).client() as client:
         create = client.chat.completions.create
-
         trace = observed(lambda: create(**CHAT).choices[0].message.content)
-
     assert (trace.result, call_of(trace)["gen_ai.completion.0.content"]) == ("Hello there", "Hello there")
 
 
@@ -228,7 +221,6 @@ async def test_an_asynchronous_client_with_a_transport_of_its_own_is_seen(stream
 def test_a_response_that_is_asked_for_as_such_is_read(stub_model: StubModel) -> None:
     with AskingOpenAI(stub_model, is_async=False).client() as client:
         trace = observed(lambda: client.post("/chat/completions", body={**CHAT}, cast_to=HTTP.Response).json())
-
     assert trace.result["choices"][0]["message"]["content"] == "Hello there"
     assert call_of(trace)["gen_ai.completion.0.content"] == "Hello there"
 

@@ -418,7 +418,6 @@ def test_threads_outside_of_rollouts_are_not_touched(tracer: OtelTracer) -> None
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
-
     assert "run" not in vars(thread)
 
 

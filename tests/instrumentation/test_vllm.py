@@ -89,7 +89,6 @@ def test_a_chat_completion_carries_its_token_ids(serving: Any) -> None:
 
 def test_a_refusal_is_passed_on(serving: Any) -> None:
     instrument_vllm()
-
     assert served(serving, "bad") == Refusal(message="no")
 
 
@@ -104,7 +103,6 @@ def test_undoing_leaves_it_as_it_was(serving: Any) -> None:
 
 def test_doing_it_twice_is_a_warning(serving: Any) -> None:
     instrument_vllm()
-
     with pytest.warns(UserWarning, match="vLLM is instrumented already"):
         assert instrument_vllm()
 
@@ -112,7 +110,6 @@ def test_doing_it_twice_is_a_warning(serving: Any) -> None:
 @pytest.mark.parametrize("serving", [NewerResponse], indirect=True)
 def test_a_server_that_returns_token_ids_itself_is_left_as_it_is(serving: Any) -> None:
     instrument_vllm()
-
     assert served(serving).model_dump() == {"id": "chat-1", "choices": ["[7, 8]", "[9]"], "prompt_token_ids": None}
 
 

@@ -183,7 +183,6 @@ async def test_the_environment_tells_all(workbench: Workbench, llm: LLM) -> None
 
 async def test_without_otlp_no_exporter_is_configured(workbench: Workbench) -> None:
     told = await environment_of(workbench, CommandAgent(PRINT_ENVIRONMENT, inherit_env=False))
-
     assert [name for name in told if name.startswith("OTEL_EXPORTER")] == []
 
 
@@ -199,9 +198,7 @@ async def test_a_proxied_model_has_a_url_that_names_the_attempt(workbench: Workb
 
 async def test_other_agents_resources_are_not_told(workbench: Workbench, llm: LLM) -> None:
     other = LLM(endpoint="http://other", model="other")
-
     told = await environment_of(workbench, CommandAgent(PRINT_ENVIRONMENT), resources={"a/llm": other, "llm": llm})
-
     assert told["AGL_MODEL"] == "large"
     assert list(json.loads(told["AGL_RESOURCES"])) == ["llm"]
 
@@ -211,17 +208,13 @@ async def test_the_environment_is_inherited_if_wanted(
     workbench: Workbench, monkeypatch: pytest.MonkeyPatch, inherit: bool, expected: str | None
 ) -> None:
     monkeypatch.setenv("OF_THE_RUNNER", "ours")
-
     told = await environment_of(workbench, CommandAgent(PRINT_ENVIRONMENT, inherit_env=inherit, env={"ADDED": "1"}))
-
     assert (told.get("OF_THE_RUNNER"), told["ADDED"]) == (expected, "1")
 
 
 async def test_what_the_user_adds_wins_over_the_model_of_the_resources(workbench: Workbench, llm: LLM) -> None:
     agent = CommandAgent(PRINT_ENVIRONMENT, env={"OPENAI_MODEL": "mine", "AGL_TASK": "not this"})
-
     told = await environment_of(workbench, agent, resources={"llm": llm})
-
     assert (told["OPENAI_MODEL"], told["AGL_TASK"]) == ("mine", '"task"')
 
 
@@ -242,13 +235,11 @@ async def test_a_task_too_long_for_the_environment_is_in_a_file(workbench: Workb
 )
 async def test_formats_of_stdin(workbench: Workbench, stdin: Any, task: Any, expected: str) -> None:
     outcome = await workbench.run(shell("cat", stdin=stdin, reward_from="none"), task)
-
     assert outcome.text("stdout") == expected
 
 
 async def test_a_program_need_not_read_its_task(workbench: Workbench) -> None:
     outcome = await workbench.run(shell("exec <&-; echo 1"), "x" * 1_000_000)
-
     assert (outcome.error, outcome.reward) == (None, 1.0)
 
 
@@ -276,13 +267,11 @@ async def test_a_code_other_than_zero_fails_the_rollout_with_the_end_of_stderr(w
 
 async def test_a_program_that_raises_shows_its_traceback(workbench: Workbench) -> None:
     outcome = await workbench.run(python("raise BaseException('out of all bounds')"))
-
     assert "BaseException: out of all bounds" in outcome.message
 
 
 async def test_a_program_ended_by_a_signal_is_named_so(workbench: Workbench) -> None:
     outcome = await workbench.run(shell("kill -SEGV $$"))
-
     assert "was ended by the signal SIGSEGV. It wrote nothing to stderr." in outcome.message
 
 
@@ -306,7 +295,6 @@ async def test_megabytes_of_output_are_cut_in_the_middle(workbench: Workbench) -
 
 async def test_bytes_that_are_no_text_are_replaced(workbench: Workbench) -> None:
     outcome = await workbench.run(shell(r"printf '\377\376ok'", reward_from="none"))
-
     assert outcome.text("stdout") == "��ok"
 
 
@@ -353,7 +341,6 @@ async def test_secrets_are_in_no_span_and_no_message(workbench: Workbench, llm: 
 )
 async def test_rewards(workbench: Workbench, script: str, source: Any, expected: float | None) -> None:
     outcome = await workbench.run(shell(script, reward_from=source))
-
     assert (outcome.error, outcome.reward) == (None, expected)
 
 
@@ -372,7 +359,6 @@ async def test_rewards(workbench: Workbench, script: str, source: Any, expected:
 )
 async def test_rewards_that_are_none(workbench: Workbench, script: str, source: Any, message: str) -> None:
     outcome = await workbench.run(shell(script, reward_from=source))
-
     assert (outcome.attempt.status, outcome.reward) == ("failed", None)
     with pytest.raises(RuntimeError, match=message):
         raise outcome.error or AssertionError
@@ -421,7 +407,6 @@ async def test_a_program_that_cannot_start_says_why(
     workbench: Workbench, command: list[str], options: Any, message: str
 ) -> None:
     outcome = await workbench.run(CommandAgent(command, **options))
-
     assert outcome.attempt.status == "failed"
     with pytest.raises(ConfigurationError, match=message):
         raise outcome.error or AssertionError
@@ -429,7 +414,6 @@ async def test_a_program_that_cannot_start_says_why(
 
 async def test_a_task_that_json_cannot_hold_is_refused(workbench: Workbench) -> None:
     rollout = await workbench.store.start_rollout("task")
-
     with pytest.raises(RuntimeError, match="The task cannot be given to a program"):
         await CommandAgent(["true"]).rollout_async(object(), {}, rollout)
 
@@ -441,5 +425,4 @@ async def test_without_an_attempt_there_is_nothing_to_run_for() -> None:
 
 async def test_it_works_without_a_runner(workbench: Workbench) -> None:
     rollout = await workbench.store.start_rollout("task")
-
     assert await shell("echo 0.5").rollout_async("task", {}, rollout) == 0.5

@@ -80,9 +80,7 @@ async def test_programs_of_a_runner_with_a_runner_s_token_get_their_attempt_s(
 
 async def test_programs_of_routed_agents_get_it_too(server: LightningStoreServer, tmp_path: Path) -> None:
     router: Any = AgentRouter([Route("only", saving(tmp_path), lambda task: True)])
-
     (told,) = await environments(server, router, tmp_path)
-
     assert verify_token(MASTER, told["AGL_STORE_TOKEN"], time.time()).attempt_id == told["AGL_ATTEMPT_ID"]
 
 
@@ -170,14 +168,12 @@ async def test_a_program_without_a_model_inherits_all_credentials_but_ours(tmp_p
 @pytest.mark.usefixtures("secrets")
 async def test_a_model_without_a_key_leaves_the_keys_of_the_sdks(tmp_path: Path) -> None:
     told = await told_to(tmp_path, {"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
-
     assert (seen_in(told), told["OPENAI_API_KEY"]) == ({"OPENAI_API_KEY"}, "sk-of-the-user")
 
 
 @pytest.mark.usefixtures("secrets")
 async def test_credentials_that_the_user_names_are_given(tmp_path: Path, llm: LLM) -> None:
     told = await told_to(tmp_path, {"llm": llm}, env={"GITHUB_TOKEN": SECRETS["GITHUB_TOKEN"]})
-
     assert seen_in(told) == {"GITHUB_TOKEN"}
 
 
@@ -197,7 +193,6 @@ async def test_credentials_that_are_withheld_are_named_in_the_log(
 @pytest.mark.usefixtures("secrets")
 async def test_withheld_credentials_in_the_command_are_in_no_span(llm: LLM) -> None:
     outcome = await Workbench().run(CommandAgent(["echo", SECRETS["DB_PASSWORD"]]), resources={"llm": llm})
-
     written = json.dumps([span.model_dump(mode="json") for span in outcome.spans])
     assert outcome.span("command.stdout") is not None
     assert SECRETS["DB_PASSWORD"] not in written

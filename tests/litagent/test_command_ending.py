@@ -128,33 +128,26 @@ async def test_a_program_that_takes_too_long_is_ended(workbench: Workbench, tmp_
 
 async def test_the_limit_of_the_rollout_ends_it_too(workbench: Workbench, tmp_path: Path) -> None:
     agent = shell("echo begun; echo $$ > pids; sleep 1000", tmp_path)
-
     outcome = await workbench.run(agent, config=RolloutConfig(timeout_seconds=ROLLOUT_SECONDS))
-
     assert (outcome.attempt.status, outcome.text("stdout")) == ("timeout", "begun\n")
     assert nothing_lives(tmp_path, 1)
 
 
 async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_path: Path) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo $$ > pids; while :; do sleep 0.05; done"
-
     outcome = await workbench.run(Awaited(["sh", "-c", script], tmp_path))
-
     assert outcome.text("stdout") == "bye\n"
 
 
 async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
     code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
-
     outcome = await workbench.run(Awaited([sys.executable, "-c", code], tmp_path, count=4))
-
     assert "did not end within 0.1 s" in outcome.message
     assert nothing_lives(tmp_path, 4)
 
 
 async def test_a_stopped_program_is_ended(workbench: Workbench, tmp_path: Path) -> None:
     outcome = await workbench.run(AwaitedStop(["sh", "-c", "echo $$ > pids; kill -STOP $$"], tmp_path))
-
     assert "did not end" in outcome.message
     assert nothing_lives(tmp_path, 1)
 
@@ -188,16 +181,13 @@ async def test_children_that_ignore_being_asked_are_killed(workbench: Workbench,
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="known by its environment, which only Linux shows")
 async def test_a_daemon_that_left_the_group_is_ended(workbench: Workbench, tmp_path: Path) -> None:
     outcome = await workbench.run(CommandAgent([sys.executable, "-c", DAEMON], cwd=tmp_path))
-
     assert outcome.error is None
     assert nothing_lives(tmp_path, 1)
 
 
 async def test_the_temporary_files_are_removed(workbench: Workbench, tmp_path: Path) -> None:
     agent = shell("dirname $AGL_REWARD_FILE > folder; chmod 500 $(dirname $AGL_REWARD_FILE); exit 1", tmp_path)
-
     await workbench.run(agent)
-
     assert not Path((tmp_path / "folder").read_text().strip()).exists()
 
 
@@ -224,18 +214,14 @@ async def stopped(workbench: Workbench, agent: CommandAgent, folder: Path, *, ti
 
 async def test_a_cancelled_runner_takes_the_program_along(workbench: Workbench, tmp_path: Path) -> None:
     agent = shell("sleep 1000 & echo begun; sleep 0.5; echo $! $$ > pids; wait", tmp_path)
-
     outcome = await stopped(workbench, agent, tmp_path)
-
     assert (outcome.attempt.status, outcome.text("stdout")) == ("unresponsive", "begun\n")
     assert nothing_lives(tmp_path, 2)
 
 
 async def test_a_runner_cancelled_twice_kills_at_once(workbench: Workbench, tmp_path: Path) -> None:
     agent = CommandAgent([sys.executable, "-c", STUBBORN], cwd=tmp_path)
-
     await stopped(workbench, agent, tmp_path, times=3)
-
     await until(lambda: nothing_lives(tmp_path, 1))
 
 

@@ -106,7 +106,6 @@ def test_the_wrong_way_of_calling_is_told() -> None:
 
 def test_what_get_resources_returned_will_do() -> None:
     update = ResourcesUpdate(resources_id="rs-1", resources={"main": MODEL})
-
     assert calling(at_the_top, update) == 0.5
 
 
@@ -205,7 +204,6 @@ def test_an_agent_made_inside_a_function_cannot_be_pickled_and_says_so() -> None
 
 def test_an_agent_that_wraps_a_function_under_another_name_can_be_pickled() -> None:
     agent = FunctionalLitAgent(plain_function)
-
     assert pickle.loads(pickle.dumps(agent)).rollout("task", {"main": MODEL}, PLAIN) == 0.25
 
 
@@ -262,9 +260,7 @@ def test_a_function_that_is_no_agent_at_all_is_told(function: Any) -> None:
 
 def test_all_resources_are_handed_in_by_name() -> None:
     agent = rollout(lambda task, resources: resources)
-
     given = calling(agent, {"llm": MODEL, "<lambda>/llm": PROXY, "critic/llm": OTHER}, ATTEMPTED)
-
     assert given == {"llm": PROXY.with_attempted_rollout(ATTEMPTED), "critic/llm": OTHER}
 
 

@@ -66,13 +66,11 @@ def test_an_agent_knows_whether_it_is_written_as_coroutines(kind: type[LitAgent[
 
 def test_training_and_validation_are_the_rollout_unless_they_are_defined() -> None:
     agent = Plain()
-
     assert agent.training_rollout("task", {}, ROLLOUT) == agent.validation_rollout("task", {}, ROLLOUT) == 0.5
 
 
 def test_coroutines_of_training_and_validation_are_the_rollout_unless_they_are_defined() -> None:
     agent = Async()
-
     assert asyncio.run(agent.training_rollout_async("task", {}, ROLLOUT)) == 0.5
     assert asyncio.run(agent.validation_rollout_async("task", {}, ROLLOUT)) == 0.5
 
@@ -103,7 +101,6 @@ def test_owners_are_held_weakly(name: str) -> None:
 
 def test_owners_that_were_never_set_are_named() -> None:
     agent = Plain()
-
     for get in (agent.get_trainer, agent.get_runner, agent.get_tracer):
         with pytest.raises(ConfigurationError, match="has no"):
             get()
@@ -135,7 +132,6 @@ def test_subclasses_need_not_call_our_constructor() -> None:
 def test_trained_agents_is_deprecated_in_either_form(is_named: bool) -> None:
     with pytest.warns(DeprecationWarning, match="trained_agents"):
         agent = LitAgent[str](trained_agents="a.*") if is_named else LitAgent[str]("a.*")
-
     assert agent.trained_agents == "a.*"
 
 
@@ -163,6 +159,5 @@ def test_the_first_release_s_signature_is_recognised() -> None:
 
 def test_callbacks_do_nothing_unless_they_are_defined() -> None:
     agent: Any = Plain()
-
     assert agent.on_rollout_start(None, None, None) is None
     assert agent.on_rollout_end(None, None, None, None) is None

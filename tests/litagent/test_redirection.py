@@ -92,7 +92,6 @@ def test_a_proxy_takes_calls_unless_told_and_a_plain_model_if_told(resource: Any
 
 def test_a_proxy_takes_no_calls_without_an_attempt() -> None:
     rollout = Rollout(rollout_id="ro-1", input=None, start_time=0.0)
-
     assert router_for(rollout, {"llm": proxied()}) is None
     assert router_for(rollout, {"llm": plain(redirect=True)}) is not None
 
@@ -104,7 +103,6 @@ def test_a_proxy_takes_no_calls_without_an_attempt() -> None:
 )
 def test_the_url_of_a_proxy_names_the_attempt(endpoint: str, sdk: Any, expected: str) -> None:
     found = target({"llm": proxied(endpoint=endpoint)}, asked(sdk=sdk))
-
     assert found is not None
     assert (found.base_url, found.model) == (expected, "mine")
 
@@ -112,7 +110,6 @@ def test_the_url_of_a_proxy_names_the_attempt(endpoint: str, sdk: Any, expected:
 @pytest.mark.parametrize(("sdk", "expected"), [("openai", "http://plain/api/v1"), ("anthropic", "http://plain/api")])
 def test_the_url_of_a_plain_model_is_its_endpoint(sdk: Any, expected: str) -> None:
     found = target({"llm": plain(endpoint="http://plain/api/v1/", redirect=True)}, asked(sdk=sdk))
-
     assert found is not None
     assert found.base_url == expected
 
@@ -150,7 +147,6 @@ def test_a_call_goes_to_its_model_or_the_only_one_or_the_main_one(
     resources: NamedResources, model: str | None, expected: str | None
 ) -> None:
     found = target(resources, asked(model))
-
     assert (found and found.model) == expected
 
 
@@ -187,7 +183,6 @@ def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCapt
 )
 def test_models_can_be_excluded_by_patterns(patterns: list[str], model: str, is_taken: bool) -> None:
     found = target({"llm": proxied(redirect_exclude=patterns)}, asked(model))
-
     assert (found is not None) is is_taken
 
 
@@ -205,15 +200,12 @@ def test_models_can_be_excluded_by_patterns(patterns: list[str], model: str, is_
 )
 def test_a_call_that_goes_where_the_resources_say_is_left_alone(url: str, model: str, is_taken: bool) -> None:
     resources: NamedResources = {"llm": proxied(), "judge": plain("judge")}
-
     assert (target(resources, asked(model, url=url)) is not None) is is_taken
 
 
 def test_a_count_of_tokens_has_no_sampling_parameters() -> None:
     resources: NamedResources = {"llm": proxied(sampling_parameters={"temperature": 0.5, "max_tokens": 9})}
-
     found = target(resources, asked("claude", sdk="anthropic", path="/v1/messages/count_tokens"))
-
     assert found is not None
     assert (found.model, found.parameters) == ("mine", {})
 
@@ -225,7 +217,6 @@ def test_a_count_of_tokens_has_no_sampling_parameters() -> None:
 )
 def test_a_model_is_excluded_by_its_name_alone_or_behind_its_provider(exclude: list[str], is_excluded: bool) -> None:
     found = target({"llm": proxied(redirect_exclude=exclude)}, asked("gemini-2.0-flash", provider="gemini"))
-
     assert (found is None) is is_excluded
 
 
@@ -244,9 +235,7 @@ def test_an_embedding_that_is_left_alone_is_told_once_unless_excluded(
 @pytest.mark.parametrize(("model", "expected"), [("text-embedding", None), ("mine", "mine")])
 def test_an_embedding_goes_to_the_model_of_its_name_alone(model: str, expected: str | None) -> None:
     resources: NamedResources = {"llm": proxied(sampling_parameters={"temperature": 0})}
-
     found = target(resources, asked(model, path="/embeddings"))
-
     assert (found and (found.model, found.parameters)) == (expected and (expected, {}))
 
 
@@ -266,7 +255,6 @@ def test_an_embedding_goes_to_the_model_of_its_name_alone(model: str, expected: 
 )
 def test_sampling_parameters_are_named_as_the_api_does(path: str, sampling: Any, expected: Any) -> None:
     found = target({"llm": proxied(sampling_parameters=sampling)}, asked(path=path))
-
     assert found is not None
     assert found.parameters == expected
 
@@ -391,9 +379,7 @@ async def test_a_function_has_the_model_of_its_own_name(
     proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
     own = ProxyLLM(endpoint="", model="other", sampling_parameters={"temperature": 0.5})
-
     await run(speaker(stub_model), {"llm": proxied(endpoint=proxy.url), "speak/llm": own, "x/llm": own}, threads)
-
     assert [(r.body["model"], r.body["temperature"]) for r in proxy.requests] == [("other", 0.5)]
 
 
@@ -445,13 +431,11 @@ def test_a_member_may_be_known_by_the_span_that_is_current() -> None:
 
 def test_a_team_may_have_models_for_some_of_its_members_alone() -> None:
     only: NamedResources = {"critic/llm": proxied("small")}
-
     assert (model_for("critic", only), model_for("writer", only)) == ("small", None)
 
 
 def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> None:
     resources: NamedResources = {"llm": proxied(), "critic/llm": plain("judge")}
-
     assert target(resources, asked("judge", url="http://plain/v1/chat/completions")) is None
     assert target(resources, asked("judge")) is not None
 
@@ -480,7 +464,6 @@ async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(
 
 def test_nothing_is_changed_where_there_is_nothing_to_redirect() -> None:
     before = openai.OpenAI.request
-
     with redirecting(None):
         assert openai.OpenAI.request is before
         assert current_router() is None

@@ -76,17 +76,13 @@ def router_of(plain: LitAgent[Any], coroutine: LitAgent[Any], **options: Any) ->
 
 async def test_each_task_goes_to_its_agent(workbench: Workbench) -> None:
     router = router_of(Plain(0.1), Coroutine(0.2), default=Plain(0.3))
-
     rewards = [(await workbench.run(router, {"kind": kind})).reward for kind in ("sql", "math", "other")]
-
     assert rewards == [0.1, 0.2, 0.3]
 
 
 async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> None:
     routes = [Route("never", Plain(0.1), lambda task: False), Route("first", Plain(0.2), lambda task: True)]
-
     outcome = await workbench.run(AgentRouter([*routes, Route("second", Plain(0.3), lambda task: True)]))
-
     assert outcome.reward == 0.2
 
 
@@ -97,7 +93,6 @@ async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> No
 )
 async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: Plain, in_main_thread: bool) -> None:
     outcome = await workbench.run(AgentRouter({"it": (lambda task: True, agent)}))
-
     assert outcome.error is None
     assert [is_main for _, _, is_main in agent.seen] == [in_main_thread]
 
@@ -106,9 +101,7 @@ async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: 
 @pytest.mark.parametrize("make", [Plain, Coroutine])
 async def test_the_mode_reaches_the_agent(workbench: Workbench, make: Any, mode: Any, kind: str) -> None:
     agent = make()
-
     await workbench.run(AgentRouter({"it": (lambda task: True, agent)}), mode=mode)
-
     assert [seen[0] for seen in agent.seen] == [kind]
 
 
@@ -132,7 +125,6 @@ async def test_functions_and_programs_are_agents_too(workbench: Workbench, llm: 
 async def test_the_trace_is_tagged_with_the_agent(workbench: Workbench) -> None:
     outcome = await workbench.run(router_of(Plain(), Coroutine()), {"kind": "math"})
     tag = outcome.span("math.agent")
-
     assert tag.attributes == {"gen_ai.agent.name": "math"}
     assert outcome.span("agentlightning.message").parent_id == tag.span_id
 
@@ -197,7 +189,6 @@ async def test_a_pinned_agent_gets_the_resources_it_is_pinned_to(
 
 async def test_a_pin_to_resources_that_do_not_exist_fails_the_rollout(workbench: Workbench) -> None:
     outcome = await workbench.run(AgentRouter([Route("it", Plain(), lambda task: True, resources_id="rs-0")]))
-
     assert "Agent 'it' is pinned to the resources 'rs-0', which the store does not have" in outcome.message
 
 
@@ -243,7 +234,6 @@ async def test_a_task_may_name_its_agent(workbench: Workbench, task: Any, expect
 
 async def test_names_in_tasks_mean_nothing_unless_asked_for(workbench: Workbench) -> None:
     router = AgentRouter[Any]({"sql": (lambda task: False, Plain(0.1))}, default=Plain(0.2))
-
     assert (await workbench.run(router, {"agent": "sql"})).reward == 0.2
 
 
@@ -272,17 +262,13 @@ class WithCallbacks(Plain):
 async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> None:
     inner, other = WithCallbacks(), WithCallbacks()
     team = AgentRouter[Any]({"writer": (lambda task: True, inner)})
-
     await workbench.run(AgentRouter({"team": (lambda task: True, team)}, default=other))
-
     assert (inner.calls, other.calls) == (["start", "end"], [])
 
 
 async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Workbench) -> None:
     agent = WithCallbacks()
-
     outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
-
     assert (outcome.attempt.status, agent.calls) == ("failed", [])
 
 
@@ -317,14 +303,12 @@ async def test_a_task_that_no_route_takes_is_told_with_keys_and_routes(workbench
 )
 async def test_other_tasks_are_told_by_their_type(task: Any, described: str) -> None:
     router = AgentRouter[Any]({"it": (lambda task: False, Plain())})
-
     with pytest.raises(RolloutFailed, match=f"No route takes {described};"):
         await router.choose(task)
 
 
 async def test_a_predicate_that_fails_is_named(workbench: Workbench) -> None:
     outcome = await workbench.run(router_of(Plain(), Coroutine()), "not a mapping")
-
     assert "The predicate of route 'sql' raised TypeError for a task of type str" in outcome.message
 
 
@@ -389,7 +373,5 @@ def test_the_default_must_be_callable_too() -> None:
 
 async def test_a_router_with_a_default_travels_to_another_process(workbench: Workbench) -> None:
     router = AgentRouter[Any]({"a": (bool, Plain(0.1))}, default=Plain(0.2))
-
     copy: AgentRouter[Any] = pickle.loads(pickle.dumps(router))
-
     assert [(await workbench.run(copy, task)).reward for task in ("text", "")] == [0.1, 0.2]

@@ -37,15 +37,12 @@ def test_an_agent_sees_its_own_before_the_defaults_and_nothing_of_others() -> No
 
 def test_an_agent_without_a_name_sees_the_defaults_alone() -> None:
     resources: NamedResources = {"writer/llm": model(), "prompt": prompt("for all")}
-
     assert list(resources_for(None, resources)) == list(resources_for("critic", resources)) == ["prompt"]
 
 
 def test_scopes_nest() -> None:
     resources: NamedResources = {"team/writer/llm": model(), "team/llm": model("http://team")}
-
     of_team = resources_for("team", resources)
-
     assert list(of_team) == ["writer/llm", "llm"]
     assert resources_for("writer", of_team)["llm"] == model()
 
@@ -78,9 +75,7 @@ def test_what_an_own_model_leaves_open_is_the_defaults() -> None:
 
 def test_the_key_of_the_default_is_not_sent_to_another_endpoint() -> None:
     resources: NamedResources = {"llm": model(api_key="sk-1"), "critic/llm": model("http://elsewhere", "")}
-
     own = resources_for("critic", resources)["llm"]
-
     assert own == LLM(endpoint="http://elsewhere", model="large", api_key=None)
 
 

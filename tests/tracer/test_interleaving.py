@@ -95,10 +95,8 @@ def in_bare_thread(rollout: AttemptedRollout) -> None:
 
 async def test_a_bare_thread_belongs_to_the_only_rollout(store: InMemoryLightningStore, tracer: OtelTracer) -> None:
     rollout = await store.start_rollout("task")
-
     async with tracer.trace_context(store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
         in_bare_thread(rollout)
-
     await check(store, [rollout], 2)
 
 
@@ -123,7 +121,6 @@ async def test_a_span_belongs_to_the_rollout_of_its_open_parent(tracer: OtelTrac
     async with tracer.trace_context() as recorder:
         with trace.get_tracer("agent").start_as_current_span("parent") as parent:
             await asyncio.to_thread(contextvars.Context().run, beside_another_rollout, parent)
-
     assert [span.name for span in recorder.spans()] == ["child", "parent"]
 
 
@@ -145,7 +142,6 @@ async def test_a_span_belongs_to_where_it_began_wherever_it_ends(tracer: OtelTra
     async with tracer.trace_context() as recorder:
         span = trace.get_tracer("agent").start_span("long")
     span.end()
-
     assert [span.name for span in recorder.spans()] == ["long"]
 
 

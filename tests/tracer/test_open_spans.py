@@ -66,9 +66,7 @@ async def test_a_span_that_ends_between_two_looks_is_not_shown() -> None:
 async def test_looks_in_quick_succession_are_one_look() -> None:
     open_spans, store = OpenSpans(), ShownStore()
     begin(open_spans, "young")
-
     await look(open_spans, store, 1.0, 1.1, 1.2, 1.9)
-
     assert store.shown == []
 
 

@@ -73,9 +73,7 @@ async def open_line(lines: list[Line], store: LightningStore, limits: ShipperLim
 
 async def test_spans_are_in_the_store_after_a_flush(lines: list[Line], store: InMemoryLightningStore) -> None:
     line = await open_line(lines, store)
-
     line.put("one", "two", "three")
-
     assert await line.flush()
     assert await line.stored() == ["one", "two", "three"]
 
@@ -206,9 +204,7 @@ async def test_an_outage_is_logged_once(lines: list[Line], caplog: pytest.LogCap
 
 async def test_what_a_store_does_not_take_in_time_is_counted_as_lost(lines: list[Line]) -> None:
     line = await open_line(lines, TroubledStore(Outage()))
-
     line.put("one", "two")
-
     assert not await line.flush(timeout=0.1)
     assert line.lost == {"the store did not take it within 0.1 s of the end of its trace": 2}
 

@@ -180,10 +180,8 @@ async def test_a_listener_that_fails_harms_nobody(
     any_tracer: RecordingTracer, caplog: pytest.LogCaptureFixture
 ) -> None:
     any_tracer.add_listener(lambda spans: 1 / 0)
-
     async with any_tracer.trace_context():
         any_tracer.create_span("one")
-
     assert "A listener" in caplog.text
 
 
@@ -211,7 +209,6 @@ async def test_a_bare_thread_finds_the_only_tracer(tracer: OtelTracer) -> None:
 
 def test_a_tracer_travels_as_it_was_before_init_worker(any_tracer: RecordingTracer) -> None:
     copy = pickle.loads(pickle.dumps(any_tracer))
-
     assert type(copy) is type(any_tracer)
     assert not copy._is_ready
 
@@ -354,8 +351,6 @@ def test_agentops_may_be_missing(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_every_span_of_the_process_is_seen_whoever_makes_the_tracer(tracer: OtelTracer) -> None:
     made_before = trace.get_tracer("made before the trace")
-
     with tracer._trace_context_sync():
         made_before.start_span("one").end()
-
     assert names(tracer) == ["one"]

@@ -238,7 +238,7 @@ def _ends_with(attribute: str, field: str = "output") -> Callable[[Step, Any], N
 def _fails(step: Step, event: Any) -> None:
     kind = getattr(event, "error_type", None)
     is_raised = isinstance(event.error, BaseException)
-    described = str(event.error) if kind is None else f"{kind.__name__}: {event.error}"
+    described = f"{kind.__name__}: {event.error}" if isinstance(kind, type) else str(event.error)
     step.end(error=event.error if is_raised else described)
 
 

@@ -250,12 +250,13 @@ async def _awaited(pending: Coroutine[Any, Any, Any], request: _Request, sent: C
 
 def _record(watch: _Watch, request: _Request, result: Any = None, *, error: BaseException | None = None) -> None:
     with guarded(LiteLLMPatch.name):
-        call = watch.last_sent if watch.has_seen else request.translated()
+        was_recorded = watch.has_seen  # read now: the watch sees a call that begins here too
+        call = watch.last_sent if was_recorded else request.translated()
         if error is None and (hasattr(result, "__next__") or hasattr(result, "__anext__")):
             if call is not None:  # it is finished when its stream ends, or is thrown away
-                vars(result)[_CALL] = _StreamedCall(call, takes_chunks=not watch.has_seen)
+                vars(result)[_CALL] = _StreamedCall(call, takes_chunks=not was_recorded)
                 weakref.finalize(result, call.finish, is_cut=True).atexit = False
-        elif call is not None and not watch.has_seen:
+        elif call is not None and not was_recorded:
             call.finish(result, error=error)
 
 

@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from agentlightning.dialects import Assembler, Dialect
 from agentlightning.instrumentation.steps import Step
-from agentlightning.store.values import replaced
+from agentlightning.store.copies import replaced
 from agentlightning.types import Span
 
 __all__ = [

@@ -24,7 +24,7 @@ from agentlightning.runner.pool import LEAVING_SECONDS, Slot
 from agentlightning.runner.results import hint_at_output, holds_spans, record_result, store_returned_spans
 from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.claims import Claim, ResourcesVersion
-from agentlightning.store.values import own_resources
+from agentlightning.store.copies import detached
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.recording import LastSpans, RecordingTracer
 from agentlightning.types import (
@@ -72,7 +72,7 @@ class KnownResources:
         self._kept.move_to_end(version)
         while len(self._kept) > MOST_KNOWN_RESOURCES:
             self._kept.popitem(last=False)
-        return own_resources(kept)
+        return detached(kept)
 
 
 @dataclass

@@ -6,13 +6,14 @@ returned. Ids that name nothing raise `NotFound` unless a method says otherwise.
 handed out are copies.
 
 How an operation behaves is written in `store/behaviour`; how it travels is derived from these declarations by
-`store/operations.py`.
+`store/operations.py`. A declaration has no body: an operation that a store does not define is not implemented there.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.store.capabilities import LightningStoreCapabilities, LightningStoreStatistics, store_state
+from typing_extensions import TypedDict
+
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation
@@ -40,6 +41,7 @@ from agentlightning.types import (
     Worker,
     WorkerStatus,
 )
+from agentlightning.types.lifecycle import ComponentProperty
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -48,12 +50,50 @@ __all__ = ["UNSET", "LightningStore", "LightningStoreCapabilities", "LightningSt
 __all__ += ["is_finished", "is_queuing", "is_running"]
 
 
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a caller may rely on beyond the contract."""
+
+    thread_safe: bool
+    """May be used from several threads without a lock around it."""
+    async_safe: bool
+    """May be used from several event loops and tasks at once."""
+    zero_copy: bool
+    """May be handed to another process as it is; the other process then sees the same state."""
+    otlp_traces: bool
+    """Takes OpenTelemetry traces over OTLP/HTTP."""
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """Counts and sizes of what a store holds."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    total_runs: int
+    queue_length: int
+    uptime: float
+    total_span_bytes: int
+    total_rollout_bytes: int
+    eviction_threshold_bytes: int
+    safe_threshold_bytes: int
+    memory_capacity_bytes: int
+
+
 class LightningStore:
     """The one place where state lives. A back end answers every operation; this class only declares them.
 
     Trainer, runners and servers also take a store that answers some (`store/foreign.py`)."""
 
-    state = store_state
+    @ComponentProperty
+    def state(self) -> str:
+        """`open`; `closed` after `close`; or `failed: ` and why, of a store that has found its data damaged."""
+        damage = getattr(self, "_damage", None)
+        if damage is not None:
+            return f"failed: {damage}"
+        return "closed" if getattr(self, "_is_closed", False) else "open"
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -67,7 +107,6 @@ class LightningStore:
     @operation("GET", "/statistics", who="runner")
     async def statistics(self) -> LightningStoreStatistics:
         """Counts and sizes of what the store holds."""
-        raise NotImplementedError
 
     async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Run the operation of that name."""
@@ -96,7 +135,6 @@ class LightningStore:
 
         Without `resources_id` it is bound to the latest resources; an id that does not exist is kept as it is. A second
         call with the same two ids changes nothing and returns both as they are."""
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/enqueue-one", who="admin", ids="rollout_id", status=201)
     async def enqueue_rollout(
@@ -110,12 +148,10 @@ class LightningStore:
         rollout_id: str | None = None,
     ) -> Rollout:
         """Create a rollout at the tail of the queue, unless there is one of this `rollout_id`; returns it as it is."""
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/enqueue", who="admin", many="rollouts", status=201)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all or none, in the given order; one whose `rollout_id` there is already is returned as it is."""
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/dequeue-one", who="runner", ids="claim_id")
     async def dequeue_rollout(
@@ -126,7 +162,6 @@ class LightningStore:
         Each entry is handed out once. `wait` blocks for up to that many seconds until there is work. Repeated under a
         `claim_id` that the caller made, within ten minutes, it gives the same worker what of that claim is still open.
         """
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/dequeue", who="runner", ids="claim_id")
     async def dequeue_many_rollouts(
@@ -138,7 +173,6 @@ class LightningStore:
         claim_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts from the head of the queue; with `wait`, block until there is at least one."""
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/claim", who="runner", ids="claim_id", hot=True)
     async def claim_rollouts(
@@ -151,19 +185,16 @@ class LightningStore:
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Sequence[Claim]:
         """As `dequeue_many_rollouts`, with each rollout's resources; a version that the caller knows is only named."""
-        raise NotImplementedError
 
     @operation("POST", "/queues/rollouts/return", who="runner")
     async def return_claims(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Undo claims with which nothing was begun: the rollouts go back to the head of the queue, in the given order.
 
         Tells for each (rollout id, attempt id) whether it was: not if the attempt has begun, or is not the latest."""
-        raise NotImplementedError
 
     @operation("GET", "/rollouts/{rollout_id}", who="runner")
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """The rollout with its latest attempt, if any; None if there is none. Overdue attempts are marked first."""
-        raise NotImplementedError
 
     @operation("POST", "/rollouts/search", who="runner", mutates=False)
     async def query_rollouts(
@@ -185,7 +216,6 @@ class LightningStore:
 
         None does not filter, an empty sequence matches nothing; a rollout without a mode never matches `mode_in`.
         `status` and `rollout_ids` are the older names of `status_in` and `rollout_id_in`."""
-        raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}", who="admin")
     async def update_rollout(
@@ -203,7 +233,6 @@ class LightningStore:
 
         A final status sets `end_time`, a queue status puts the rollout at the tail of the queue once, any other takes
         it out of the queue. Only this method can cancel a rollout."""
-        raise NotImplementedError
 
     @operation("POST", "/waits/rollouts", who="runner", mutates=False)
     async def wait_for_rollouts(
@@ -212,7 +241,6 @@ class LightningStore:
         """Wait until all are finished or `timeout` seconds have passed; returns the finished ones, in the given order.
 
         None waits for ever; ids that name nothing are ignored. Attempts that run out of time meanwhile are marked."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ attempts
 
@@ -221,7 +249,6 @@ class LightningStore:
         self, rollout_id: str, *, worker_id: str | None = None, attempt_id: str | None = None
     ) -> AttemptedRollout:
         """Begin another attempt, whatever `max_attempts` says, unless there is one of this id; returns it."""
-        raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/search", who="runner", mutates=False)
     async def query_attempts(
@@ -234,12 +261,10 @@ class LightningStore:
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
         """Attempts of a rollout, the first one first; empty for an unknown rollout."""
-        raise NotImplementedError
 
     @operation("GET", "/rollouts/{rollout_id}/attempts/latest", who="runner")
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """The attempt with the highest number; None if there is none."""
-        raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", who="runner", hot=True)
     async def update_attempt(
@@ -254,7 +279,6 @@ class LightningStore:
         """Change the named fields of an attempt (`attempt_id` may be "latest").
 
         A status given for the latest attempt decides the status of the rollout, which may send it back to the queue."""
-        raise NotImplementedError
 
     @operation("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish", who="runner", hot=True)
     async def finish_attempt(
@@ -270,7 +294,6 @@ class LightningStore:
         """Add the last spans of an attempt and write its status, as one step; its `output` becomes the rollout's.
 
         Spans are numbered here in their order, unless they have a number that this store has given out."""
-        raise NotImplementedError
 
     @operation(
         "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}/finish-and-claim", who="runner", ids="claim_id", hot=True
@@ -289,19 +312,16 @@ class LightningStore:
         known_resources: Sequence[ResourcesVersion] = (),
     ) -> Claim | None:
         """`finish_attempt`, then `claim_rollouts` of one without waiting, as one step; None if the queue is empty."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ spans
 
     @operation("POST", "/spans", who="attempt", body="span", echoes="span", watchdog=False, status=201)
     async def add_span(self, span: Span) -> Span | None:
         """Append a span to its attempt, which counts as a sign of life; None if the attempt has one of its id."""
-        raise NotImplementedError
 
     @operation("POST", "/spans/batch", who="attempt", echoes="spans", many="spans", watchdog=False, status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span | None]:
         """Append all or none, with the next number for sequence id 0; of one id only the first, others answer None."""
-        raise NotImplementedError
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
@@ -316,14 +336,12 @@ class LightningStore:
         self, rollout_id: str, attempt_id: str, *, request_id: str | None = None
     ) -> int:
         """The next number of a rollout, from 1, shared by its attempts; the same again for a repeated `request_id`."""
-        raise NotImplementedError
 
     @operation("POST", "/spans/next/batch", who="attempt", ids="request_id", watchdog=False)
     async def get_many_span_sequence_ids(
         self, rollout_attempt_ids: Sequence[tuple[str, str]], *, request_id: str | None = None
     ) -> Sequence[int]:
         """One number for each (rollout id, attempt id), in the given order; ids are not checked."""
-        raise NotImplementedError
 
     @operation("POST", "/spans/search", who="runner", mutates=False)
     async def query_spans(
@@ -349,24 +367,20 @@ class LightningStore:
 
         Unknown ids give an empty answer; spans that were dropped to save memory raise `SpansEvicted`.
         """
-        raise NotImplementedError
 
     @operation("POST", "/spans/open", who="attempt", watchdog=False, status=201)
     async def add_open_spans(self, spans: Sequence[Span]) -> None:
         """Tell of spans that have begun: outlines, kept apart from all others until they end or their attempt does."""
-        raise NotImplementedError
 
     @operation("POST", "/spans/open/search", who="runner", mutates=False)
     async def query_open_spans(self, rollout_id: str) -> Sequence[Span]:
         """Spans of a rollout's latest attempt that have begun and not ended, without `end_time`, as they began."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ resources
 
     @operation("POST", "/resources", who="admin", ids="resources_id", body="resources", loose="resources", status=201)
     async def add_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         """Publish resources under a new id; they become the latest. If the id is not new, nothing changes."""
-        raise NotImplementedError
 
     @operation("POST", "/resources/{resources_id}", who="admin", body="resources", loose="resources")
     async def update_resources(
@@ -376,17 +390,14 @@ class LightningStore:
 
         They replace what the id held; with `merge`, names not given keep what they had. `version` is the number this
         publication gets: a repeat changes nothing, a number that is another's is a `RequestConflict`."""
-        raise NotImplementedError
 
     @operation("GET", "/resources/latest", who="runner")
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """What was published last; None if nothing was."""
-        raise NotImplementedError
 
     @operation("GET", "/resources/{resources_id}", who="runner")
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """The resources of that id; None if there are none."""
-        raise NotImplementedError
 
     @operation("GET", "/resources", who="runner")
     async def query_resources(
@@ -400,7 +411,6 @@ class LightningStore:
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
         """Published resources, in the order of their first publication unless sorted otherwise."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ workers
 
@@ -417,22 +427,18 @@ class LightningStore:
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         """Workers the store has heard of, in the order of their first sign of life unless sorted otherwise."""
-        raise NotImplementedError
 
     @operation("GET", "/workers/{worker_id}", who="runner")
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """The worker of that id; None if the store has not heard of it."""
-        raise NotImplementedError
 
     @operation("POST", "/workers/{worker_id}", who="runner", hot=True)
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET) -> Worker:
         """Record a heartbeat of a worker, new or not; the `running_attempts` it names live too (`store/claims.py`)."""
-        raise NotImplementedError
 
     @operation("POST", "/workers/{worker_id}/lost", who="admin")
     async def mark_worker_lost(self, worker_id: str, reason: str) -> Sequence[str]:
         """End the open attempts of a worker that is known to be gone; returns the ids of their rollouts."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ runs and metrics
 
@@ -446,19 +452,16 @@ class LightningStore:
         run_id: str | None = None,
     ) -> Run:
         """Open a run, or return and report the one of this `run_id`; secrets in `config` become `***`."""
-        raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/finish", who="admin")
     async def finish_run(
         self, run_id: str, status: RunStatus = "succeeded", *, summary: dict[str, Any] | None = None
     ) -> Run:
         """Close a run with its outcome; secrets in `summary` are kept as `***`."""
-        raise NotImplementedError
 
     @operation("GET", "/runs/{run_id}", who="runner")
     async def get_run_by_id(self, run_id: str) -> Run | None:
         """The run of that id; None if there is none."""
-        raise NotImplementedError
 
     @operation("POST", "/runs/search", who="runner", mutates=False)
     async def query_runs(
@@ -472,21 +475,18 @@ class LightningStore:
         offset: int = 0,
     ) -> PaginatedResult[Run]:
         """Runs that match, in the order of their start unless sorted otherwise."""
-        raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/metrics", who="admin", ids="time", loose="values", watchdog=False, status=201)
     async def add_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], *, time: float | None = None
     ) -> MetricPoint:
         """Append figures to the curves of a run; the same ones of the same `time`, by default now, are kept once."""
-        raise NotImplementedError
 
     @operation("POST", "/runs/{run_id}/metrics/search", who="runner", mutates=False)
     async def query_metrics(
         self, run_id: str, *, names: Sequence[str] | None = None, limit: int = -1, offset: int = 0
     ) -> PaginatedResult[MetricPoint]:
         """Points of a run by step, then by time; with `names`, only the points and values of those names."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ changes
 

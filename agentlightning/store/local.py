@@ -23,7 +23,7 @@ from agentlightning.store.behaviour.claims import return_claims
 from agentlightning.store.behaviour.heartbeats import sweep
 from agentlightning.store.behaviour.rollouts import Settled, finished_rollouts
 from agentlightning.store.claims import claimed_ids
-from agentlightning.store.detach import detached
+from agentlightning.store.copies import detached
 from agentlightning.store.lifecycle import FINAL_ROLLOUT_STATUSES, LOST_WORKER_SECONDS
 from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard
 from agentlightning.store.operations import Operation, forward_operations, operations_of
@@ -122,7 +122,7 @@ def _operation_method(op: Operation) -> Callable[..., Any]:
 
     async def claim(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         call, wait = Call(op.name, behaviour, args, kwargs, op.watchdog), kwargs.get("wait")
-        return await (self._claim_now(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
+        return await (self._claim(call) if wait is None or wait <= 0.0 else self._claim_patiently(call, wait))
 
     async def write(self: "LocalStore", *args: Any, **kwargs: Any) -> Any:
         return await self._write(Call(op.name, behaviour, args, kwargs, op.watchdog))
@@ -190,19 +190,20 @@ class LocalStore(LightningStore):
     # ------------------------------------------------------------------ running calls
 
     def _write(self, call: Call) -> Awaitable[Any]:
-        return self._run_write(call) if self._tracker is None else self._measured(self._run_write, call)
+        return self._run_write(call) if self._tracker is None else self._measured(self._run_write, call, self._tracker)
 
     def _read(self, call: Call) -> Awaitable[Any]:
-        return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call)
+        return self._run_read(call) if self._tracker is None else self._measured(self._run_read, call, self._tracker)
 
-    async def _measured(self, run: Callable[[Call], Awaitable[Any]], call: Call) -> Any:
+    def _claim(self, call: Call) -> Awaitable[Any]:
+        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call, self._tracker)
+
+    async def _measured(self, run: Callable[[Call], Awaitable[Any]], call: Call, tracker: MetricsBackend) -> Any:
         began = time.perf_counter()
         try:
             return await run(call)
         finally:
-            if self._tracker is not None:
-                seconds = time.perf_counter() - began
-                self._tracker.observe_histogram(OPERATION_SECONDS, seconds, {"operation": call.name})
+            tracker.observe_histogram(OPERATION_SECONDS, time.perf_counter() - began, {"operation": call.name})
 
     # ------------------------------------------------------------------ the store itself
 
@@ -236,19 +237,16 @@ class LocalStore(LightningStore):
     async def _claim_patiently(self, call: Call, wait: float) -> Any:
         """Run a claim again whenever there may be work, until there is or time is over."""
         deadline, claim_id = time.monotonic() + wait, call.kwargs.get("claim_id")
-        claimed = await self._claim_now(call)
+        claimed = await self._claim(call)
         if not claimed:
             with self._board.queueing(claim_id) as waiter:
-                while time.monotonic() < deadline and not (claimed := await self._claim_now(call)):
+                while time.monotonic() < deadline and not (claimed := await self._claim(call)):
                     await self._sleep(waiter, deadline)
         if not claimed:
-            return await self._claim_now(replace(call, kwargs={**call.kwargs, "wait": None}))
+            return await self._claim(replace(call, kwargs={**call.kwargs, "wait": None}))
         if claim_id is not None:
             self._board.wake_copies(claim_id)
         return claimed
-
-    def _claim_now(self, call: Call) -> Awaitable[Any]:
-        return self._run_claim(call) if self._tracker is None else self._measured(self._run_claim, call)
 
     async def wait_for_rollouts(
         self, rollout_ids: Sequence[str], timeout: float | None = None
@@ -256,16 +254,23 @@ class LocalStore(LightningStore):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pending = dict.fromkeys(rollout_ids)
         settled: Settled = {}
-        countdown = _Countdown()
-        with self._board.listening(countdown.is_over_with) as listener:
+        unfinished: set[str] = set()
+
+        def is_last(notice: Notice) -> bool:
+            """Count down, so that the waiter is woken once and not for each rollout."""
+            if notice.kind == "rollout" and notice.status in FINAL_ROLLOUT_STATUSES:
+                unfinished.discard(notice.rollout_id or "")
+            return not unfinished
+
+        with self._board.listening(is_last) as listener:
             while True:
-                countdown.unfinished = set(pending)
+                unfinished.update(pending)
                 settled |= await self._read(Call("wait_for_rollouts", finished_rollouts, (list(pending),)))
                 pending = {rollout_id: None for rollout_id in pending if rollout_id not in settled}
                 if not pending or time.monotonic() >= deadline:
                     return [rollout for r in dict.fromkeys(rollout_ids) if (rollout := settled.get(r)) is not None]
-                countdown.unfinished.intersection_update(pending)
-                if countdown.unfinished:  # else the last of them finished while we were looking
+                unfinished.intersection_update(pending)
+                if unfinished:  # else the last of them finished while we were looking
                     await self._sleep(listener, deadline)
 
     async def _sleep(self, listener: Listener, deadline: float) -> None:
@@ -298,18 +303,6 @@ def local_store(store: LightningStore) -> LocalStore | None:
         if inner is None:
             return None
     return inner
-
-
-class _Countdown:
-    """Rollouts that somebody waits for, counted down by notices, so that he is woken once and not for each of them."""
-
-    def __init__(self) -> None:
-        self.unfinished: set[str] = set()
-
-    def is_over_with(self, notice: Notice) -> bool:
-        if notice.kind == "rollout" and notice.status in FINAL_ROLLOUT_STATUSES and notice.rollout_id is not None:
-            self.unfinished.discard(notice.rollout_id)
-        return not self.unfinished
 
 
 class Subscription(AsyncIterator[Notice]):

@@ -6,7 +6,6 @@ never dropped; a warning tells when they alone outgrow the threshold.
 """
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["InMemoryLightningStore", "estimate_model_size"]
 
-FALLBACK_MEMORY_BYTES = 8 * 1024**3
 DEFAULT_EVICTION_RATIO = 0.7
 SAFE_SHARE_OF_EVICTION = 0.8
 
@@ -47,11 +45,9 @@ def estimate_model_size(obj: Any) -> int:
 
 def _detect_total_memory_bytes(root: Path = Path("/")) -> int:
     """Memory of this machine, or of this container if that is less; `root` is for tests."""
-    try:
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not a POSIX system
-        machine = _ask_psutil()
-    return min([machine, *_container_limits(root)])
+    import psutil  # here: most programs that load this module use another store
+
+    return min([psutil.virtual_memory().total, *_container_limits(root)])
 
 
 def _container_limits(root: Path) -> Iterator[int]:
@@ -77,14 +73,6 @@ def _container_limits(root: Path) -> Iterator[int]:
                 continue
             if text.isdecimal():  # else it is "max"
                 yield int(text)
-
-
-def _ask_psutil() -> int:
-    try:
-        import psutil
-    except ImportError:
-        return FALLBACK_MEMORY_BYTES
-    return int(psutil.virtual_memory().total)
 
 
 def _threshold_bytes(name: str, value: float | int, total: int, *, least: int) -> int:

@@ -7,10 +7,11 @@ from typing import Any
 
 from agentlightning.errors import SpansEvicted
 from agentlightning.store.claims import GRANT_SECONDS, Grant
+from agentlightning.store.copies import copied_span, replaced
 from agentlightning.store.lifecycle import WORKING_STATUSES
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import OpenSpans, SelectedT
-from agentlightning.store.values import check_size, copied_span, replaced, weigh_rollout, weigh_span
+from agentlightning.store.values import check_size, weigh_rollout, weigh_span
 from agentlightning.store.working_set import Entry, WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, Run, Span, Worker
 

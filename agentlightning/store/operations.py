@@ -15,7 +15,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -195,8 +195,12 @@ def operation(
     )
 
     def mark(method: MethodT) -> MethodT:
-        setattr(method, "__operation__", declared)  # noqa: B010
-        return method
+        @functools.wraps(method)
+        async def missing(self: object, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"{type(self).__name__} has no operation '{method.__name__}'.")
+
+        setattr(missing, "__operation__", declared)  # noqa: B010
+        return cast("MethodT", missing)
 
     return mark
 

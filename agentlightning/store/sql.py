@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import orjson
 
+from agentlightning.store.copies import replaced
 from agentlightning.store.lifecycle import is_finished
 from agentlightning.store.selection import Condition, Selection, choose
 from agentlightning.store.tables import (
@@ -28,7 +29,7 @@ from agentlightning.store.tables import (
     rollout_json,
 )
 from agentlightning.store.transaction import KeyedT, OpenSpans, SelectedT
-from agentlightning.store.values import as_json, check_json_size, replaced, span_as_json
+from agentlightning.store.values import as_json, check_json_size, span_as_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 
 from agentlightning.store.claims import Grant
+from agentlightning.store.copies import replaced
 from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import Setting
-from agentlightning.store.values import as_json, replaced
+from agentlightning.store.values import as_json
 from agentlightning.store.working_set import RECORD_KEYS, Entry
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker
 

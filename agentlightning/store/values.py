@@ -1,42 +1,33 @@
-"""Values at the edge of the store: may this be kept, how large is it, and how is it copied.
+"""Values at the edge of the store: may this be kept, how is it written, and how large is it.
 
 A store must give back what it was given. JSON has no NaN, UTF-8 has no lone surrogates, and a database cannot hold an
 arbitrary object, so such values are refused here, by name, before anything is written. Spans are the hot path: they are
 looked at once, in one pass that also weighs them.
 """
 
-import copy
-import functools
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
-from agentlightning.types import Attempt, AttemptedRollout, NamedResources, Rollout, Span, SpanContext
+from agentlightning.types import Rollout, Span, SpanContext
 from agentlightning.types.attributes import sum_of_numbers
 
 __all__ = [
     "as_json",
-    "attempted",
     "check_json",
     "check_json_size",
     "check_size",
-    "copied_span",
-    "detached_value",
-    "own_resources",
-    "replaced",
     "span_as_json",
     "weigh_rollout",
     "weigh_span",
     "weigh_value",
 ]
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BYTES_OF_A_SPAN = 2200
 """What a span takes without attributes, contexts and the letters of its texts, its places in the store included."""
@@ -52,119 +43,10 @@ _WORST_GROWTH = 12
 """How many times the weight of a span its JSON may be: a control character of a name has half a byte of weight, and six
 bytes in JSON."""
 
-_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
-_TOO_DEEP = "{where} is nested too deeply, or contains itself; give a flatter value."
 _SPAN_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _JSON_OPTIONS = _SPAN_OPTIONS | orjson.OPT_NON_STR_KEYS  # keys that are subclasses of text; slower
 _LARGEST_INTEGER = 2**64 - 1
 _SMALLEST_INTEGER = -(2**63)
-
-# The slots of a model, past its own checks; a fifth of what a copy costs is saved against `object.__setattr__`.
-_new = object.__new__
-_set_fields = BaseModel.__dict__["__dict__"].__set__
-_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
-_set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
-_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
-
-
-# ---------------------------------------------------------------------- copies
-
-
-def replaced(model: ModelT, **changes: Any) -> ModelT:
-    """A copy of a model with some fields changed, unvalidated; what `model_copy` does, at a third of its cost."""
-    return _built(type(model), {**model.__dict__, **changes}, model)
-
-
-def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
-    """The rollout together with its latest attempt."""
-    return _built(AttemptedRollout, {**rollout.__dict__, "attempt": attempt}, rollout)
-
-
-def copied_span(span: Span) -> Span:
-    """A span whose fields and attribute mapping are new; what lies deeper counts as immutable."""
-    return _built(type(span), {**span.__dict__, "attributes": dict(span.attributes)}, span)
-
-
-class _FieldNames(set[str]):
-    """The names of all fields of a model, which its copies share: a set for each would cost a tenth of the throughput.
-
-    Nothing can be taken out, which would change every other record too. Copies and pickles of it are plain sets.
-    """
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("Records of a store share the set of their field names; change that of record.model_copy().")
-
-    discard = remove = pop = clear = _refuse
-    difference_update = intersection_update = symmetric_difference_update = _refuse
-    __isub__ = __iand__ = __ixor__ = _refuse
-
-    def __copy__(self) -> set[str]:
-        return set(self)
-
-    def __reduce__(self) -> tuple[type[set[str]], tuple[list[str]]]:
-        return set, (list(self),)
-
-
-@functools.cache
-def _all_fields(model_type: type[BaseModel]) -> set[str]:
-    return _FieldNames(model_type.model_fields)
-
-
-def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
-    model = _new(model_type)
-    extra = pattern.__pydantic_extra__
-    _set_fields(model, fields)
-    _set_extra(model, dict(extra) if extra else extra)
-    _set_names(model, _all_fields(model_type))
-    _set_private(model, pattern.__pydantic_private__)
-    return model
-
-
-def detached_value(value: Any) -> Any:
-    """A copy of the containers in a value; objects of other types are opaque and passed on as they are."""
-    if type(value) in _IMMUTABLE:
-        return value
-    try:
-        return _copied(value)
-    except RecursionError as error:
-        raise InvalidValue(_TOO_DEEP.format(where="The value")) from error
-
-
-def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if kind is list:
-        return [_copied(item) for item in value]
-    if kind is tuple:
-        return tuple(_copied(item) for item in value)
-    return set(value) if kind is set else value
-
-
-def own_resources(resources: NamedResources) -> NamedResources:
-    """Deep copies of resources, at a fifth of what `model_copy(deep=True)` costs."""
-    return {name: _own_resource(resource) for name, resource in resources.items()}
-
-
-def _own_resource(resource: ModelT) -> ModelT:
-    own = type(resource).__new__(type(resource))
-    _set_fields(own, _deeply_copied(resource.__dict__))
-    _set_extra(own, _deeply_copied(resource.__pydantic_extra__))
-    _set_names(own, set(resource.__pydantic_fields_set__))
-    _set_private(own, _deeply_copied(resource.__pydantic_private__))
-    return own
-
-
-def _deeply_copied(value: Any) -> Any:
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is dict:
-        return {key: _deeply_copied(item) for key, item in value.items()}
-    if kind is list:
-        return [_deeply_copied(item) for item in value]
-    return copy.deepcopy(value)
-
 
 # ---------------------------------------------------------------------- JSON
 
@@ -174,7 +56,8 @@ def check_json(value: Any, where: str) -> None:
     try:
         _check_json(value, where)
     except RecursionError as error:
-        raise InvalidValue(_TOO_DEEP.format(where=where)) from error
+        message = f"{where} is nested too deeply, or contains itself; give a flatter value."
+        raise InvalidValue(message) from error
 
 
 def _check_json(value: Any, where: str) -> None:

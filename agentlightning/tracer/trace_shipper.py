@@ -26,7 +26,7 @@ from opentelemetry import trace
 from agentlightning.instrumentation.model_calls import RECORDED_AS, without_recorded_content
 from agentlightning.instrumentation.otel_internals import attributes_of, events_of
 from agentlightning.store.base import LightningStore
-from agentlightning.store.behaviour.open_spans import outline_of
+from agentlightning.store.behaviour.spans import outline_of
 from agentlightning.store.local import local_store
 from agentlightning.tracer.binding import Binding
 from agentlightning.tracer.shipper import PendingItem, Shipper, ShipperLimits

@@ -2,42 +2,31 @@
 
 import json
 import math
-import pickle
 import sys
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from agentlightning.errors import InvalidValue, PayloadTooLarge
 from agentlightning.store.values import (
     as_json,
-    attempted,
     check_json,
     check_json_size,
     check_size,
-    copied_span,
-    detached_value,
-    replaced,
     span_as_json,
     weigh_span,
     weigh_value,
 )
 from agentlightning.types import (
-    Attempt,
-    AttemptedRollout,
     Event,
     Link,
     OtelResource,
-    Rollout,
     Span,
     SpanContext,
     TraceStatus,
-    Worker,
 )
 
 NAN = math.nan
@@ -384,127 +373,3 @@ def test_size_on_the_wire_is_compared_with_the_limit(size: int, is_refused: bool
         refused = True
 
     assert refused is is_refused
-
-
-# ---------------------------------------------------------------------- copies
-
-ROLLOUT = Rollout(rollout_id="ro-1", input={"q": 1}, start_time=1.0, metadata={"a": 1})
-ATTEMPT = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=2.0)
-
-
-def test_replaced_model_differs_in_the_named_fields_only() -> None:
-    worker = Worker(worker_id="w", last_idle_time=1.0)
-
-    assert replaced(worker, status="busy", last_idle_time=None) == Worker(worker_id="w", status="busy")
-    assert worker == Worker(worker_id="w", last_idle_time=1.0)
-
-
-def test_replaced_model_is_changed_without_its_original() -> None:
-    worker = Worker(worker_id="w")
-
-    replaced(worker).status = "busy"
-
-    assert worker.status == "unknown"
-
-
-def test_replaced_model_keeps_its_type_and_extra_fields() -> None:
-    span = with_extra(tenant="acme")
-
-    copy = replaced(span, name="renamed")
-
-    assert type(copy) is Span
-    assert (copy.name, copy.model_extra) == ("renamed", {"tenant": "acme"})
-
-
-@pytest.mark.parametrize("record", [replaced(ROLLOUT), attempted(ROLLOUT, ATTEMPT), copied_span(make_span())])
-@pytest.mark.parametrize("change", ["discard", "remove", "difference_update"])
-def test_records_do_not_lose_the_field_names_they_share(record: BaseModel, change: str) -> None:
-    with pytest.raises(TypeError, match=r"change that of record.model_copy\(\)"):
-        getattr(record.model_fields_set, change)({"mode"} if change == "difference_update" else "mode")
-
-    assert record.model_fields_set == set(type(record).model_fields)
-
-
-def test_copies_of_a_record_have_field_names_of_their_own() -> None:
-    first, second = replaced(ROLLOUT).model_copy(), pickle.loads(pickle.dumps(replaced(ROLLOUT)))
-
-    first.model_fields_set.discard("mode")
-    second.model_fields_set.discard("status")
-
-    assert "mode" not in first.model_dump(exclude_unset=True)
-    assert "status" not in second.model_dump(exclude_unset=True)
-    assert {"mode", "status"} <= replaced(ROLLOUT).model_dump(exclude_unset=True).keys()
-
-
-def test_fields_of_a_record_can_be_assigned() -> None:
-    record = replaced(ROLLOUT)
-
-    record.mode = "val"
-
-    assert record.model_dump(exclude_unset=True)["mode"] == "val"
-
-
-def test_attempted_rollout_is_what_validation_would_make() -> None:
-    made = attempted(ROLLOUT, ATTEMPT)
-
-    assert made == AttemptedRollout(**ROLLOUT.model_dump(), attempt=ATTEMPT)
-    assert made.model_dump() == {**ROLLOUT.model_dump(), "attempt": ATTEMPT.model_dump()}
-
-
-def test_attempted_rollout_is_changed_without_its_original() -> None:
-    rollout = ROLLOUT.model_copy()
-
-    attempted(rollout, ATTEMPT).status = "running"
-
-    assert (rollout.status, "attempt" in vars(rollout)) == ("queuing", False)
-
-
-def test_rollout_attempted_again_has_the_new_attempt() -> None:
-    second = ATTEMPT.model_copy(update={"attempt_id": "at-2", "sequence_id": 2})
-
-    assert attempted(attempted(ROLLOUT, ATTEMPT), second).attempt is second
-
-
-def test_copied_span_equals_its_original() -> None:
-    span = with_extra(tenant="acme", attributes={"a": [1]})
-
-    assert copied_span(span) == span
-
-
-def test_copied_span_is_changed_without_its_original() -> None:
-    span = make_span(attributes={"a": 1})
-
-    copy = copied_span(span)
-    copy.attributes["late"] = 2
-    copy.name = "renamed"
-
-    assert (span.attributes, span.name) == ({"a": 1}, "agentlightning.virtual")
-
-
-def test_containers_of_a_detached_value_are_new_at_every_depth() -> None:
-    value: dict[str, Any] = {"list": [1, {"deep": []}], "tuple": ([],), "set": {1}}
-    before = {"list": [1, {"deep": []}], "tuple": ([],), "set": {1}}
-
-    copy = detached_value(value)
-    copy["list"][1]["deep"].append(1)
-    copy["tuple"][0].append(1)
-    copy["set"].add(2)
-    copy["late"] = 1
-
-    assert value == before
-
-
-@pytest.mark.parametrize(
-    "value", [None, 1, "a", [1, (2, {"a": {3}})], {"a": None}, (), MappingProxyType({"a": 1})], ids=repr
-)
-def test_detached_value_equals_its_original(value: object) -> None:
-    copy = detached_value(value)
-
-    assert copy == value
-    assert type(copy) is type(value)
-
-
-def test_object_in_a_detached_value_is_passed_on_as_it_is() -> None:
-    opaque = object()
-
-    assert detached_value({"a": [opaque]})["a"][0] is opaque

@@ -12,7 +12,6 @@ from agentlightning.store.behaviour import (
     attempts,
     claims,
     heartbeats,
-    open_spans,
     resources,
     rollouts,
     runs,
@@ -23,7 +22,7 @@ from agentlightning.store.operations import operations_of
 
 __all__ = ["BEHAVIOURS"]
 
-_MODULES = (rollouts, attempts, claims, spans, open_spans, resources, workers, heartbeats, runs)
+_MODULES = (rollouts, attempts, claims, spans, resources, workers, heartbeats, runs)
 
 BEHAVIOURS: dict[str, Callable[..., Any]] = {
     name: vars(module)[name] for name in operations_of(LightningStore) for module in _MODULES if name in vars(module)

@@ -12,6 +12,7 @@ from agentlightning.store.behaviour.rollouts import (
     reschedule,
 )
 from agentlightning.store.behaviour.workers import release_worker, show_worker_busy
+from agentlightning.store.copies import attempted, detached, replaced
 from agentlightning.store.lifecycle import (
     ATTEMPT_STATUSES,
     WORKING_STATUSES,
@@ -25,7 +26,6 @@ from agentlightning.store.lifecycle import (
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import attempted, detached_value, replaced
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, PaginatedResult, Rollout
 
 ATTEMPT_FIELDS = frozenset(Attempt.model_fields) - {"metadata"}
@@ -78,7 +78,7 @@ def update_attempt(
 ) -> Attempt:
     rollout = known_rollout(tx, rollout_id)
     attempt = known_attempt(tx, rollout_id, attempt_id)
-    given = {"worker_id": worker_id, "last_heartbeat_time": last_heartbeat_time, "metadata": detached_value(metadata)}
+    given = {"worker_id": worker_id, "last_heartbeat_time": last_heartbeat_time, "metadata": detached(metadata)}
     changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
     if not isinstance(status, Unset):
         changes |= status_changes(status, now)

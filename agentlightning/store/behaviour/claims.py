@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.errors import InvalidQuery
-from agentlightning.store.behaviour.grants import find_grant, put_grant
 from agentlightning.store.behaviour.resources import get_latest_resources, get_resources_by_id
 from agentlightning.store.behaviour.rollouts import begin_attempt, change_status, latest_attempt
-from agentlightning.store.behaviour.spans import finish_attempt
+from agentlightning.store.behaviour.spans import find_grant, finish_attempt, put_grant
 from agentlightning.store.behaviour.workers import release_worker, show_worker_idle
 from agentlightning.store.claims import Claim, Grant, ResourcesVersion, claim_with, claimed_ids
+from agentlightning.store.copies import attempted
 from agentlightning.store.lifecycle import is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import attempted
 from agentlightning.types import AttemptedRollout, AttemptStatus, Rollout, RolloutStatus, Span
 
 

@@ -12,11 +12,11 @@ from agentlightning.store.behaviour.attempts import change_attempt, mark_overdue
 from agentlightning.store.behaviour.rollouts import latest_attempt
 from agentlightning.store.behaviour.workers import put_worker
 from agentlightning.store.claims import RUNNING_ATTEMPTS
+from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import WORKING_STATUSES, is_silent, loss_of
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Condition, Selection
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import detached_value, replaced
 from agentlightning.types import Rollout, Worker
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def update_worker(
     tx: Transaction, now: float, worker_id: str, heartbeat_stats: dict[str, Any] | None | Unset = UNSET
 ) -> Worker:
     before = tx.get(Worker, worker_id)
-    changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached_value(heartbeat_stats)}
+    changes = {} if isinstance(heartbeat_stats, Unset) else {"heartbeat_stats": detached(heartbeat_stats)}
     worker = replaced(before or Worker(worker_id=worker_id), last_heartbeat_time=now, **changes)
     put_worker(tx, before, worker)
     if isinstance(heartbeat_stats, dict):

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from agentlightning.errors import InvalidQuery, InvalidValue, NotFound, RequestConflict
 from agentlightning.store.behaviour.workers import show_worker_busy
+from agentlightning.store.copies import attempted, detached, replaced
 from agentlightning.store.lifecycle import (
     FINAL_ROLLOUT_STATUSES,
     ROLLOUT_STATUSES,
@@ -18,7 +19,6 @@ from agentlightning.store.lifecycle import (
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Setting, Transaction
-from agentlightning.store.values import attempted, detached_value, replaced
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -129,7 +129,7 @@ def _new_rollout(
         raise InvalidValue(f"mode is {mode!r}; use 'train', 'val', 'test' or None.")
     rollout = Rollout(
         rollout_id=rollout_id,
-        input=detached_value(input),
+        input=detached(input),
         start_time=now,
         mode=mode,
         resources_id=resources_id or latest_resources_id(tx),
@@ -254,12 +254,12 @@ def update_rollout(
     attempt = latest_attempt(tx, rollout_id)
     before = due_time(rollout, attempt)
     given = {
-        "input": detached_value(input),
+        "input": detached(input),
         "mode": mode,
         "resources_id": resources_id,
         "config": config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
-        "metadata": detached_value(metadata),
-        "output": detached_value(output),
+        "metadata": detached(metadata),
+        "output": detached(output),
     }
     changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
     if not isinstance(status, Unset) and status not in ROLLOUT_STATUSES:

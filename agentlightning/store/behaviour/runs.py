@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from agentlightning.errors import InvalidValue, NotFound
+from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import RUN_REPORTS, run_as_seen
 from agentlightning.store.selection import Condition, Selection, choose, page_of
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import check_json, detached_value, replaced
+from agentlightning.store.values import check_json
 from agentlightning.types import MetricPoint, PaginatedResult, Run, RunStatus
 from agentlightning.utils.id import run_id as new_run_id
 from agentlightning.utils.secret_names import masked
@@ -33,8 +34,8 @@ def start_run(
         run_id=run_id or new_run_id(),
         name=name,
         start_time=now,
-        config=masked(detached_value(config or {})),
-        metadata=detached_value(metadata or {}),
+        config=masked(detached(config or {})),
+        metadata=detached(metadata or {}),
     )
     return _put(tx, run)
 
@@ -72,7 +73,7 @@ def finish_run(
     run = _known_run(tx, run_id)
     if status not in get_args(RunStatus):
         raise InvalidValue(f"'{status}' is not a run status; use one of {list(get_args(RunStatus))}.")
-    kept = run.summary if summary is None else masked(detached_value(summary))
+    kept = run.summary if summary is None else masked(detached(summary))
     if (status, kept) == (run.status, run.summary):
         return run
     return _put(tx, replaced(run, status=status, end_time=None if status == "running" else now, summary=kept))

@@ -1,14 +1,22 @@
-"""What the store does with spans: keep them, number them, and take them as signs of life."""
+"""What the store does with spans: keep them, number them, and take them as signs of life.
 
-from collections.abc import Sequence
-from typing import Any
+Spans that have begun and not ended are kept apart, in outline, while their attempt lives: no query, count or export
+shows them, and a step of a process that was killed does not stay open for ever. Which sequence ids or work a call got
+under an id of its caller's is kept as a grant for ten minutes, also that it got nothing, so that a late copy of the
+call takes nothing either. What is created bears the id its creator gave it, and needs no grant.
+"""
 
-from agentlightning.errors import InvalidValue
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agentlightning.errors import InvalidValue, RequestConflict
 from agentlightning.store.behaviour.attempts import change_attempt, find_attempt, known_attempt, status_changes
-from agentlightning.store.behaviour.grants import find_grant, put_grant
 from agentlightning.store.behaviour.rollouts import change_status, known_rollout, reschedule
 from agentlightning.store.behaviour.workers import show_worker_busy
+from agentlightning.store.claims import Grant, GrantKind
+from agentlightning.store.copies import detached, replaced
 from agentlightning.store.lifecycle import (
+    WORKING_STATUSES,
     attempt_status_after_span,
     due_time,
     is_queuing,
@@ -16,9 +24,8 @@ from agentlightning.store.lifecycle import (
 )
 from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection
-from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import detached_value, replaced
-from agentlightning.types import Attempt, AttemptStatus, PaginatedResult, Rollout, Span
+from agentlightning.store.transaction import OpenSpans, Transaction
+from agentlightning.types import Attempt, AttemptStatus, AttributeValue, PaginatedResult, Rollout, Span, TraceStatus
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -26,8 +33,14 @@ SPAN_FIELDS = frozenset(
 """Fields a query may filter and sort by."""
 
 
-LARGEST_SEQUENCE_ID = 2**53 - 1
+LARGEST_SEQUENCE_ID: Final = 2**53 - 1
 """Above this, numbers are not exact in every language that reads them."""
+MOST_ID_CHARACTERS: Final = 256
+MOST_OPEN_SPANS: Final = 200
+"""Of one rollout; of more the first are kept."""
+MOST_ATTRIBUTES: Final = 32
+MOST_LETTERS: Final = 1000
+"""Of a name or a text of an open span; what is longer is cut. Longer ids are refused."""
 
 
 def _check(span: Span) -> None:
@@ -95,7 +108,7 @@ def finish_attempt(
     rollout, attempt = known_rollout(tx, rollout_id), known_attempt(tx, rollout_id, attempt_id)
     changes = status_changes(status, now)
     if not isinstance(metadata, Unset):
-        changes["metadata"] = detached_value(metadata)
+        changes["metadata"] = detached(metadata)
     fresh: dict[str, Span] = {}
     for span in spans:
         if not tx.has_span(attempt, span.span_id):
@@ -104,7 +117,7 @@ def finish_attempt(
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
     if not isinstance(output, Unset) and attempt.sequence_id == len(tx.get_attempts(rollout_id)):
-        tx.put(replaced(rollout, output=detached_value(output)))
+        tx.put(replaced(rollout, output=detached(output)))
         rollout = known_rollout(tx, rollout_id)
     return change_attempt(tx, now, rollout, attempt, changes)
 
@@ -191,3 +204,90 @@ def query_spans(
     if attempt is None:
         return selection.page([], 0)
     return tx.select(Span, selection, of=attempt)
+
+
+# ---------------------------------------------------------------------- grants
+
+
+def find_grant(tx: Transaction, kind: GrantKind, grant_id: str, worker_id: str | None = None) -> Grant | None:
+    """What was given out under this id to this worker; None if nothing was asked for under it yet."""
+    if not 0 < len(grant_id) <= MOST_ID_CHARACTERS:
+        raise InvalidValue(
+            f"The id '{grant_id[:20]}…' has {len(grant_id)} characters; give one of 1 to {MOST_ID_CHARACTERS}."
+        )
+    grant = tx.get(Grant, grant_id)
+    if grant is not None and (grant.kind, grant.worker_id) != (kind, worker_id):
+        raise RequestConflict(f"The id '{grant_id}' was used for something else; give every call an id of its own.")
+    return grant
+
+
+def put_grant(
+    tx: Transaction, now: float, kind: GrantKind, grant_id: str, worker_id: str | None, given: Sequence[Any]
+) -> None:
+    """Note what was given out under an id."""
+    tx.put(Grant(grant_id=grant_id, kind=kind, worker_id=worker_id, time=now, given=list(given)))
+
+
+# ---------------------------------------------------------------------- open spans
+
+
+def add_open_spans(tx: Transaction, now: float, spans: Sequence[Span]) -> None:
+    """Spans of attempts that are unknown or over are passed over: the news of a beginning may come late."""
+    by_rollout: dict[str, list[Span]] = {}
+    for span in spans:
+        if not isinstance(span, Span):
+            raise InvalidValue(f"Expected a Span, not a {type(span).__name__}; give spans that have begun.")
+        by_rollout.setdefault(span.rollout_id, []).append(span)
+    kept_by_rollout = {
+        rollout_id: {kept.span_id: kept for kept in query_open_spans(tx, now, rollout_id)} for rollout_id in by_rollout
+    }
+    for rollout_id, begun in by_rollout.items():
+        kept = kept_by_rollout[rollout_id]
+        fresh = {span.span_id: _outline(span) for span in begun if span.span_id not in kept and _may_be_open(tx, span)}
+        added = list(fresh.values())[: max(MOST_OPEN_SPANS - len(kept), 0)]
+        if added:
+            tx.put(OpenSpans(rollout_id, [*kept.values(), *added]))
+        for span in added:
+            tx.note("span", rollout_id, span.attempt_id, "open", span.name)
+
+
+def query_open_spans(tx: Transaction, now: float, rollout_id: str) -> list[Span]:
+    """In the order they began."""
+    kept = tx.get(OpenSpans, rollout_id)
+    open_spans = [] if kept is None else [span for span in kept.spans if _may_be_open(tx, span)]
+    return sorted(open_spans, key=lambda span: span.start_time or 0.0)
+
+
+def _may_be_open(tx: Transaction, span: Span) -> bool:
+    """Whether the attempt of a span is the latest and at work, and the span has not ended."""
+    attempts = tx.get_attempts(span.rollout_id)
+    if not attempts or attempts[-1].attempt_id != span.attempt_id or attempts[-1].status not in WORKING_STATUSES:
+        return False
+    return not tx.has_span(attempts[-1], span.span_id)
+
+
+def _outline(span: Span) -> Span:
+    ids = {"trace_id": span.trace_id, "span_id": span.span_id, "parent_id": span.parent_id}
+    for name, value in ids.items():
+        if value is not None and not 0 < len(value) <= MOST_LETTERS:
+            raise InvalidValue(f"The {name} of a span has {len(value)} letters; use 1 to {MOST_LETTERS}.")
+    return Span.from_attributes(
+        attributes=outline_of(span.attributes),
+        rollout_id=span.rollout_id,
+        attempt_id=span.attempt_id,
+        name=span.name[:MOST_LETTERS],
+        start_time=span.start_time,
+        status=TraceStatus(status_code="UNSET"),
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_id,
+    )
+
+
+def outline_of(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """The first plain attributes, cut to a modest length: who works, and at what."""
+    plain = [(name, value) for name, value in attributes.items() if isinstance(value, (str, bool, int, float))]
+    return {
+        name[:MOST_LETTERS]: value[:MOST_LETTERS] if isinstance(value, str) else value
+        for name, value in plain[:MOST_ATTRIBUTES]
+    }

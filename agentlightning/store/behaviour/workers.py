@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from agentlightning.store.copies import replaced
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Transaction
-from agentlightning.store.values import replaced
 from agentlightning.types import Attempt, PaginatedResult, Worker
 
 WORKER_FIELDS = frozenset(Worker.model_fields) - {"heartbeat_stats"}

@@ -24,10 +24,9 @@ from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, Call, Clock, execute
 from agentlightning.store.notices import NoticeBoard, NoticeFields
 from agentlightning.store.postgres.database import RETRIED, described, open_pool, prepare, store_errors
-from agentlightning.store.postgres.prefetch import read_ahead
 from agentlightning.store.postgres.relay import Relay, read_notices
 from agentlightning.store.postgres.session import Connection, PostgresSession
-from agentlightning.store.postgres.transaction import PostgresTransaction
+from agentlightning.store.postgres.transaction import PostgresTransaction, read_ahead
 from agentlightning.utils.metrics import MetricsBackend
 
 __all__ = ["PostgresLightningStore"]

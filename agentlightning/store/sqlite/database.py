@@ -125,7 +125,10 @@ def prepare(path: str, durability: Durability) -> int:
     with store_errors(path):
         connection = connect(path, durability=durability)
         try:
-            _check_whole(connection, path)
+            if 0 < Path(path).stat().st_size <= CHECKED_BYTES:
+                found = "; ".join(row[0] for row in connection.execute("PRAGMA quick_check(3)")).replace("\n", "; ")
+                if found != "ok":
+                    raise IncompatibleStore(f"Store '{path}' is damaged ({found}); restore it from a backup.")
             _check_ours(connection, path)
             _use_write_ahead_log(connection)
             migrate(connection, path)
@@ -135,8 +138,15 @@ def prepare(path: str, durability: Durability) -> int:
             connection.close()
 
 
+def _read_header(path: Path) -> bytes:
+    """The first bytes as a plain file, which cannot change anything; none of a file that is missing or empty."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as stream:
+        return stream.read(_HEADER_BYTES)
+
+
 def _check_header(path: str) -> None:
-    """Look at the first bytes as a plain file, which cannot change anything."""
     file = Path(path)
     try:
         file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -146,10 +156,9 @@ def _check_header(path: str) -> None:
         ) from error
     if file.is_dir():
         raise IncompatibleStore(f"'{path}' is a folder, not a store; give the path of a store file.")
-    if not file.exists() or file.stat().st_size == 0:
+    header = _read_header(file)
+    if not header:
         return
-    with file.open("rb") as stream:
-        header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise IncompatibleStore(f"'{path}' is not a store (not a SQLite file); give another path or restore a backup.")
     (application_id,) = struct.unpack_from(">i", header, _APPLICATION_ID_AT)
@@ -176,10 +185,9 @@ def check_replaceable(path: Path) -> None:
     """Refuse to have a file replaced by a backup, unless it is a store that nobody uses, or empty."""
     if path.exists() and not path.is_file():
         raise ConfigurationError(f"'{path}' is not a file; give the backup a path of its own.")
-    if not path.exists() or path.stat().st_size == 0:
+    header = _read_header(path)
+    if not header:
         return
-    with path.open("rb") as stream:
-        header = stream.read(_HEADER_BYTES)
     is_ours = len(header) == _HEADER_BYTES and struct.unpack_from(">i", header, _APPLICATION_ID_AT)[0] == APPLICATION_ID
     if not (is_ours and header.startswith(_MAGIC)):
         raise ConfigurationError(
@@ -200,15 +208,6 @@ def _newer(path: str, version: int) -> IncompatibleStore:
         f"Store '{path}' has schema version {version}, this release knows {len(migrations())}: "
         "open it with the release that wrote it, or a later one. The file was not changed."
     )
-
-
-def _check_whole(connection: sqlite3.Connection, path: str) -> None:
-    size = Path(path).stat().st_size
-    if 0 < size <= CHECKED_BYTES:
-        found = "; ".join(row[0] for row in connection.execute("PRAGMA quick_check(3)"))
-        if found != "ok":
-            problems = found.replace("\n", "; ")
-            raise IncompatibleStore(f"Store '{path}' is damaged ({problems}); restore it from a backup.")
 
 
 def _check_ours(connection: sqlite3.Connection, path: str) -> None:

@@ -6,7 +6,10 @@ and only while somebody waits.
 """
 
 import asyncio
+import logging
 import sqlite3
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +24,7 @@ from agentlightning.store.behaviour.heartbeats import needs_sweep
 from agentlightning.store.durable import NOTICES_AT_HAND, DurableStore, Job, give_back_to
 from agentlightning.store.lifecycle import LOST_WORKER_SECONDS
 from agentlightning.store.local import DEFAULT_MAX_SPAN_BYTES, SCHEDULE, Call, Clock, execute
-from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeFields
+from agentlightning.store.notices import DEFAULT_CAPACITY, Listener, NoticeBoard, NoticeFields
 from agentlightning.store.operations import operations_of
 from agentlightning.store.sqlite.database import (
     MEMORY,
@@ -34,7 +37,6 @@ from agentlightning.store.sqlite.database import (
     store_errors,
 )
 from agentlightning.store.sqlite.transaction import SqliteTransaction
-from agentlightning.store.sqlite.watcher import Watcher
 from agentlightning.store.sqlite.writer import Writer, read_notices
 from agentlightning.types import Notice
 from agentlightning.utils.metrics import MetricsBackend
@@ -42,10 +44,78 @@ from agentlightning.utils.private_files import path_errors, replaced_file
 
 __all__ = ["SqliteLightningStore"]
 
+logger = logging.getLogger(__name__)
+
 READER_THREADS = 4
 _WITH_MANY = frozenset(op.name for op in operations_of(LightningStore).values() if op.many is not None)
 LARGE = 64
 """An operation on more items than this is left to the writer's thread."""
+
+
+WATCH_SECONDS = 0.05
+
+
+class Watcher:
+    """A thread that reads `PRAGMA data_version` every 50 ms as long as the board has waiters, and sleeps otherwise."""
+
+    def __init__(self, path: str, board: NoticeBoard) -> None:
+        self._path = path
+        self._board = board
+        self._wanted = threading.Event()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # protects `_thread`
+        self.earliest_due: float | None = None
+        """When the watchdog must look again, as last seen in the file."""
+
+    def watch(self) -> None:
+        """Somebody is about to wait."""
+        self._wanted.set()
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="agl-store-watcher", daemon=True)
+                    self._thread.start()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        connection = connect(self._path, is_reader=True)
+        seen = -1
+        try:
+            while not self._is_stopped:
+                if self._board.has_waiters:
+                    seen = self._look(connection, seen)
+                    time.sleep(WATCH_SECONDS)
+                else:
+                    self._wanted.wait()
+                    self._wanted.clear()
+        finally:
+            connection.close()
+
+    def _look(self, connection: sqlite3.Connection, seen: int) -> int:
+        """Publish what is new; returns the version it saw."""
+        try:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            if version != seen:
+                foreign = read_notices(connection, self._board.cursor)
+                (due,) = connection.execute("SELECT min(due) FROM rollouts WHERE due IS NOT NULL").fetchone()
+                self._tell(foreign, due)
+            return int(version)
+        except sqlite3.Error as error:
+            logger.warning("Cannot see what other processes write to store '%s': %s", self._path, error)
+            return -1
+
+    def _tell(self, foreign: list[NoticeFields], due: float | None) -> None:
+        if foreign:
+            self._board.publish(foreign)
+        before, self.earliest_due = self.earliest_due, due
+        if due is not None and (before is None or due < before):
+            self._board.wake_everyone()
 
 
 class _Working:

@@ -1,0 +1,125 @@
+"""Copies: what a store keeps is its own, and what it returns is the caller's own.
+
+Back ends keep records by reference, so nothing they hand out may be the kept object. Spans are the exception of the
+contract: they are copied once on the way in, and read as they are. Copies are made past pydantic's own `model_copy`, at
+a third of its cost; this is the one module that knows how a model of pydantic lies in memory, and
+`tests/store/test_copies.py` says what breaks when that changes.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel
+
+from agentlightning.errors import InvalidValue
+from agentlightning.store.claims import Claim
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    MetricPoint,
+    PaginatedResult,
+    Resource,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Run,
+    Span,
+    Worker,
+)
+
+__all__ = ["attempted", "copied_span", "detached", "replaced"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+ValueT = TypeVar("ValueT")
+
+_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
+_RECORDS = frozenset(
+    {Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker}
+)
+_set = object.__setattr__
+
+
+class _FieldNames(set[str]):
+    """The names of all fields of a model, which its copies share: a set for each would be a third of a small span.
+
+    Nothing can be taken out, which would change every other record too. Copies and pickles of it are plain sets.
+    """
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("Records of a store share the set of their field names; change that of record.model_copy().")
+
+    discard = remove = pop = clear = _refuse
+    difference_update = intersection_update = symmetric_difference_update = _refuse
+    __isub__ = __iand__ = __ixor__ = _refuse
+
+    def __copy__(self) -> set[str]:
+        return set(self)
+
+    def __reduce__(self) -> tuple[type[set[str]], tuple[list[str]]]:
+        return set, (list(self),)
+
+
+@functools.cache
+def _field_names(model_type: type[BaseModel]) -> set[str]:
+    return _FieldNames(model_type.model_fields)
+
+
+def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel) -> ModelT:
+    """A model of these fields, unvalidated, with what else the pattern has."""
+    model = object.__new__(model_type)
+    extra = pattern.__pydantic_extra__
+    _set(model, "__dict__", fields)
+    _set(model, "__pydantic_extra__", dict(extra) if extra else extra)
+    _set(model, "__pydantic_fields_set__", _field_names(model_type))
+    _set(model, "__pydantic_private__", pattern.__pydantic_private__)
+    return model
+
+
+def replaced(model: ModelT, **changes: Any) -> ModelT:
+    """A copy of a model with some fields changed, unvalidated."""
+    return _built(type(model), {**model.__dict__, **changes}, model)
+
+
+def attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
+    """The rollout together with its latest attempt."""
+    return _built(AttemptedRollout, {**rollout.__dict__, "attempt": attempt}, rollout)
+
+
+def copied_span(span: Span) -> Span:
+    """A span whose fields and attribute mapping are new; what lies deeper counts as immutable."""
+    return _built(type(span), {**span.__dict__, "attributes": dict(span.attributes)}, span)
+
+
+def detached(value: ValueT) -> ValueT:
+    """A copy of a value that shares no container, record or resource with it; other objects, and spans, stay."""
+    if type(value) in _IMMUTABLE:
+        return value
+    try:
+        copy: ValueT = _copied(value)
+        return copy
+    except RecursionError as error:
+        raise InvalidValue("The value is nested too deeply, or contains itself; give a flatter value.") from error
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: item if type(item) in _IMMUTABLE else _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _IMMUTABLE else _copied(item) for item in value]
+    if kind in _RECORDS:
+        return _built(kind, _copied(value.__dict__), value)
+    if kind is tuple:
+        return tuple([_copied(item) for item in value])
+    if kind is set:
+        return set(value)
+    if kind is Span:
+        return value
+    if kind is Claim:
+        return dataclasses.replace(value, rollout=_copied(value.rollout), resources=_copied(value.resources))
+    if isinstance(value, Resource):
+        copy = _built(kind, _copied(value.__dict__), value)
+        _set(copy, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+        return copy
+    return value

@@ -17,7 +17,7 @@ import orjson
 
 from agentlightning.dialects import ANTHROPIC_DIALECTS, OPENAI_DIALECTS, Dialect, DialectName
 from agentlightning.dialects.sse import SseParser
-from agentlightning.store.values import replaced
+from agentlightning.store.copies import replaced
 from agentlightning.types import OtelResource, Span, TraceStatus
 
 __all__ = ["CALL_SPAN", "DIALECTS", "RAW_SPAN", "CallRecord", "Origin", "Outcome", "read_json", "spans_of", "usage_of"]

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from agentlightning.instrumentation.otel_internals import attributes_of, events_of, links_of
-from agentlightning.store.values import replaced
+from agentlightning.store.copies import replaced
 from agentlightning.types import Attributes, Span, SpanCoreFields, StatusCode, TraceStatus
 from agentlightning.types.attributes import sum_of_numbers
 from agentlightning.types.tracer import convert_timestamp

@@ -1,36 +1,192 @@
 """Which spans of a trace are model calls to learn from, and why the others are not.
 
-The tree walks over its spans and asks here about each that may be a call: what it stands under decides, and whether
-another span is the same call.
+A call may have several spans: the agent's own tracer writes one, and the LLM proxy that passed the call on writes a
+request and, in some stores, its raw form. The proxy knows the tokens; the tracer's span stands where the agent made the
+call, beneath its name, and in stores written before often has no tokens. Such spans are one call: that of the tracer
+where there is one, with the tokens of whichever has them. Two spans belong together if one names the other, as its
+recording or its parent, or if they have the same response id.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agentlightning.adapter.calls import is_excluded, response_id_of
-from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls
+from agentlightning.adapter.calls import (
+    LOGPROBS,
+    PROMPT_IDS,
+    PROXY_REQUEST,
+    RAW_REQUEST,
+    RESPONSE_IDS,
+    WEIGHTS_VERSION,
+    has_tokens,
+    is_excluded,
+    prompt_ids_of,
+    response_id_of,
+    response_ids_of,
+)
+from agentlightning.adapter.sequences import DropReason
+from agentlightning.instrumentation.model_calls import recorded_span_id
+from agentlightning.types.agents import agent_name
+from agentlightning.types.tracer import Span
 
 if TYPE_CHECKING:
     from agentlightning.adapter.tree import TraceTree
 
-__all__ = ["CallCandidate", "CallFilter", "CallScope", "RejectedBecause"]
+__all__ = [
+    "ANY_CALL_MATCH",
+    "PROXY_SPANS",
+    "TRACED_CALL_MATCH",
+    "CallCandidate",
+    "CallFilter",
+    "CallScope",
+    "ProxiedCalls",
+    "call_test",
+]
+
+PROXY_SPANS: Final = frozenset({PROXY_REQUEST, RAW_REQUEST})
+TRACED_CALL_MATCH: Final = (
+    r"openai\.(chat\.completion|completion|responses)|anthropic\.messages(?!\.(batches|count_tokens))"
+)
+"""Names of all model calls that a tracer records; Anthropic's SDK writes spans of other requests by itself."""
+ANY_CALL_MATCH: Final = f"{TRACED_CALL_MATCH}|{PROXY_REQUEST}|{RAW_REQUEST}"
+"""Names of model calls as tracers and the LLM proxy write them."""
+_CHAT_CALL: Final = "openai.chat.completion"
 
 
-class RejectedBecause(str, Enum):
-    """Why a span that looks like a model call is not one to learn from."""
+def call_test(llm_call_match: str) -> Callable[[str], object]:
+    """Whether a span of this name may be a model call, where calls are wanted by a pattern.
 
-    OTHER_AGENT = "other_agent"
-    IN_REWARD = "in_reward"
-    EXCLUDED = "excluded"
-    """It was excluded from the redirect, so no model that is trained answered."""
-    DUPLICATE = "duplicate"
-    """Another span has the same response id."""
-    NESTED = "nested"
-    """It has no response id and lies within another call: the same call, seen by a second tracer."""
-    UNUSED = "unused"
-    """The proxy was asked, but the agent's client did not take the answer: it had given up, or asked again."""
+    A pattern that takes a tracer's chat calls means "the calls of the agent": what the proxy saw is among them.
+    """
+    is_match, is_known = re.compile(llm_call_match).search, re.compile(ANY_CALL_MATCH).search
+    if not is_match(_CHAT_CALL):
+        return is_match
+    return lambda name: is_match(name) or is_known(name)
+
+
+class ProxiedCalls:
+    """The spans that the LLM proxy wrote in one trace, each with the call that it belongs to.
+
+    Args:
+        spans: All of the trace; their order decides only where two of a tracer have one response id.
+        is_call: Whether a span counts as a call, if it is the only one.
+        is_preferred: Which of a tracer's spans of one response is taken, if any is.
+    """
+
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        is_call: Callable[[Span], object],
+        is_preferred: Callable[[Span], object] = bool,
+    ) -> None:
+        self._call_of: dict[str, Span] = {}
+        self._unused: set[str] = set()
+        self._witnesses: dict[str, list[Span]] = {}
+        """By call, the proxy's spans that saw it."""
+        self._by_recording: dict[str, Span] = {}
+        self._by_response: dict[str, Span] = {}
+        self._by_id: dict[str, Span] = {}
+        proxied = [span for span in spans if span.name in PROXY_SPANS]
+        self.is_any = bool(proxied)
+        """Whether the proxy recorded anything here."""
+        if not proxied:
+            return
+        traced = [span for span in spans if span.name not in PROXY_SPANS and is_call(span)]
+        for span in sorted(traced, key=lambda span: not is_preferred(span)):
+            self._add_call(span)
+        self._response_ids = {response_id_of(span.attributes) for span in proxied}
+        for span in sorted(proxied, key=lambda span: span.name == RAW_REQUEST):  # raw forms follow their requests
+            self._place(span, counts=bool(is_call(span)))
+
+    def _add_call(self, span: Span) -> None:
+        self._by_id[span.span_id] = span
+        self._by_recording[recorded_span_id(span)] = span
+        response_id = response_id_of(span.attributes)
+        if response_id is not None:
+            self._by_response.setdefault(response_id, span)
+
+    def _place(self, span: Span, *, counts: bool) -> None:
+        call = self._by_recording.get(span.span_id) or self._by_response.get(response_id_of(span.attributes) or "")
+        is_used = True
+        above = span.parent_id or ""
+        if call is None and above in self._call_of:  # the raw form of a request that has its place
+            call, is_used = self._call_of[above], above not in self._unused
+        elif call is None and above in self._by_id:
+            call = self._by_id[above]
+            is_used = self._is_response_of(call, span)
+        if call is None:
+            if counts:
+                self._add_call(span)
+            return
+        self._call_of[span.span_id] = call
+        if is_used:
+            self._witnesses.setdefault(call.span_id, []).append(span)
+        else:
+            self._unused.add(span.span_id)
+
+    def _is_response_of(self, call: Span, request: Span) -> bool:
+        """Whether a request beneath a call gave it its response, though the two do not have the same response id.
+
+        Not if another request has the call's id; and one that has none itself must not have failed. The raw form of a
+        request is always the same call.
+        """
+        if call.name in PROXY_SPANS:
+            return True
+        call_id, request_id = response_id_of(call.attributes), response_id_of(request.attributes)
+        if call_id is not None and request_id is not None and call_id in self._response_ids:
+            return False
+        without = [span for span, found in ((call, call_id), (request, request_id)) if found is None]
+        return all(span.status.status_code != "ERROR" for span in without)
+
+    def counts(self, span: Span) -> bool:
+        """Whether a span is a call because of what the proxy recorded, whatever pattern calls are wanted by.
+
+        A request that got neither a response nor tokens says too little for that.
+        """
+        if span.span_id not in self._by_id:
+            return False
+        if span.name in PROXY_SPANS:
+            return response_id_of(span.attributes) is not None or has_tokens(self.with_tokens(span).attributes)
+        return span.span_id in self._witnesses
+
+    def call_of(self, span: Span) -> Span | None:
+        """The call that a span of the proxy saw too; None if it is a call of its own."""
+        return self._call_of.get(span.span_id)
+
+    def is_unused(self, span: Span) -> bool:
+        """Whether the agent never got the response: its client had given up, and perhaps asked again."""
+        return span.span_id in self._unused
+
+    def agent_of(self, span: Span) -> str | None:
+        """The agent that the proxy says made the call; None if it does not say."""
+        names = (agent_name(witness.attributes, witness.name) for witness in self._witnesses_of(span))
+        return next((name for name in names if name is not None), None)
+
+    def with_tokens(self, span: Span) -> Span:
+        """The span of a call or, if it lacks tokens that the proxy recorded, a copy that has them."""
+        witnesses = self._witnesses_of(span)
+        if not witnesses or has_tokens(span.attributes):
+            return span
+        lender = next((witness for witness in witnesses if has_tokens(witness.attributes)), None)
+        if lender is None:
+            return span
+        attributes = dict(span.attributes)
+        for witness in (*witnesses, lender):
+            for name in (LOGPROBS, WEIGHTS_VERSION):
+                if name in witness.attributes:
+                    attributes[name] = witness.attributes[name]
+        ids = {PROMPT_IDS[0]: prompt_ids_of(lender.attributes), RESPONSE_IDS[0]: response_ids_of(lender.attributes)}
+        return span.model_copy(update={"attributes": {**attributes, **ids}})
+
+    def _witnesses_of(self, span: Span) -> list[Span]:
+        if not self._witnesses:
+            return []
+        call = self._by_response.get(response_id_of(span.attributes) or "", span)
+        return self._witnesses.get(call.span_id, [])
+
+
+# ---------------------------------------------------------------------- candidates
 
 
 @dataclass(frozen=True)
@@ -39,9 +195,9 @@ class CallCandidate:
 
     node: "TraceTree"
     agent_name: str | None
-    """Label of the agent it stands under; None outside of every agent that was asked for."""
-    rejected: RejectedBecause | None = None
-    stands_for: "TraceTree | None" = None
+    """Label of the agent it stands under; None outside of every agent that is wanted."""
+    dropped: DropReason | None = None
+    same_call: "TraceTree | None" = None
     """The call that was taken instead, for spans that saw the same call."""
 
 
@@ -59,78 +215,72 @@ class CallScope:
 
 
 class CallFilter:
-    """Judges the calls of one trace, parents before their children, and remembers those it has seen."""
+    """Takes or drops the calls of one trace, parents before their children, and remembers those it has seen.
+
+    Args:
+        known: Responses that are known already; the set grows. None takes duplicates too.
+        is_wanted: Tells the agents that are wanted; None wants all.
+    """
 
     def __init__(
         self, proxied: ProxiedCalls, known: set[str] | None, is_wanted: Callable[[str], object] | None
     ) -> None:
-        """Nothing has been seen yet.
-
-        Args:
-            known: Responses that are known already; the set grows. None takes duplicates too.
-            is_wanted: Tells the agents that are asked for; None asks for all.
-        """
         self._proxied = proxied
         self._known = known
         self._is_wanted = is_wanted
         self._taken_by_response: dict[str, TraceTree] = {}
-        self._judged: dict[str, CallCandidate] = {}
-        self._aside: list[TraceTree] = []
+        self._candidates: dict[str, CallCandidate] = {}
+        self._later: list[TraceTree] = []
 
-    def judged(self, node: "TraceTree", scope: CallScope) -> CallCandidate | None:
+    def candidate(self, node: "TraceTree", scope: CallScope) -> CallCandidate | None:
         """A span as a candidate; None if that can only be said when all were seen."""
         if not self._proxied.is_any:
-            return self._judged_in(node, scope)
+            return self._candidate_in(node, scope)
         if self._known is not None and self._proxied.call_of(node.span) is not None:
-            self._aside.append(node)
+            self._later.append(node)
             return None
-        name = self._name_besides(node, scope)
+        # The proxy names the agent on its own span; it knows no other place for it.
+        name = node.agent_name() if node.span.name in PROXY_SPANS else None
+        if name is None and not scope.has_agent:
+            name = self._proxied.agent_of(node.span)
         if name is not None:
             is_wanted = self._is_wanted is None or self._is_wanted(name)
             scope = replace(scope, agent_name=name if is_wanted else None)
-        candidate = self._judged[node.span.span_id] = self._judged_in(node, scope)
+        candidate = self._candidates[node.span.span_id] = self._candidate_in(node, scope)
         return candidate
 
-    def _name_besides(self, node: "TraceTree", scope: CallScope) -> str | None:
-        """The agent that the proxy names on its span; it knows no other place for it."""
-        own = node.agent_name() if node.span.name in PROXY_SPANS else None
-        return self._proxied.agent_of(node.span) if own is None and not scope.has_agent else own
-
-    def _judged_in(self, node: "TraceTree", scope: CallScope) -> CallCandidate:
+    def _candidate_in(self, node: "TraceTree", scope: CallScope) -> CallCandidate:
         response_id = response_id_of(node.span.attributes)
-        rejected: RejectedBecause | None = None
-        stands_for: TraceTree | None = None
+        dropped: DropReason | None = None
+        same_call: TraceTree | None = None
         if scope.agent_name is None:
-            rejected = RejectedBecause.OTHER_AGENT
+            dropped = DropReason.OTHER_AGENT
         elif scope.in_reward:
-            rejected = RejectedBecause.IN_REWARD
+            dropped = DropReason.IN_REWARD
         elif is_excluded(node.span.attributes):
-            rejected = RejectedBecause.EXCLUDED
+            dropped = DropReason.EXCLUDED
         elif self._known is not None and response_id is None and scope.in_call is not None:
-            rejected, stands_for = RejectedBecause.NESTED, scope.in_call
+            dropped, same_call = DropReason.NESTED, scope.in_call
         elif self._known is not None and response_id in self._known:
-            rejected, stands_for = RejectedBecause.DUPLICATE, self._taken_by_response.get(response_id)
-        if rejected is None and self._known is not None and response_id is not None:
+            dropped, same_call = DropReason.DUPLICATE, self._taken_by_response.get(response_id)
+        elif self._known is not None and response_id is not None:
             self._known.add(response_id)
             self._taken_by_response[response_id] = node
-        return CallCandidate(node, scope.agent_name, rejected, stands_for)
+        return CallCandidate(node, scope.agent_name, dropped, same_call)
 
-    def set_aside(self) -> Iterator[CallCandidate]:
+    def remaining(self) -> Iterator[CallCandidate]:
         """The proxy's spans of calls that have another span, which decides whether and whose calls they are."""
-        for node in self._aside:
-            call = self._proxied.call_of(node.span)
+        for node in self._later:
             response_id = response_id_of(node.span.attributes)
-            taken = self._taken_by_response.get(response_id or "")
-            first = None if taken is None else self._judged.get(taken.span.span_id)
+            taken, call = self._taken_by_response.get(response_id or ""), self._proxied.call_of(node.span)
+            first = None if taken is None else self._candidates.get(taken.span.span_id)
             if first is None and call is not None:
-                first = self._judged.get(call.span_id)
-            is_same = first is not None and response_id == response_id_of(first.node.span.attributes)
-            rejected = RejectedBecause.DUPLICATE if is_same and response_id is not None else RejectedBecause.NESTED
+                first = self._candidates.get(call.span_id)
+            dropped = DropReason.NESTED
             if self._proxied.is_unused(node.span):
-                rejected = RejectedBecause.UNUSED
-            yield CallCandidate(
-                node,
-                None if first is None else first.agent_name,
-                rejected,
-                None if first is None else first.node,
-            )
+                dropped = DropReason.UNUSED
+            elif first is not None and response_id is not None:
+                is_same = response_id == response_id_of(first.node.span.attributes)
+                dropped = DropReason.DUPLICATE if is_same else DropReason.NESTED
+            agent = None if first is None else first.agent_name
+            yield CallCandidate(node, agent, dropped, None if first is None else first.node)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from agentlightning.adapter.proxied import PROXY_SPANS, TRACED_CALL_MATCH
+from agentlightning.adapter.call_filter import PROXY_SPANS, TRACED_CALL_MATCH
 from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.semconv import AGL_EVENT_KIND
 from agentlightning.types.agents import AgentMatcher

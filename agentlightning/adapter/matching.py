@@ -1,20 +1,16 @@
-"""Which reward belongs to which model call.
+"""What the clock tells about spans: which reward belongs to which model call, and which span a stray belongs under."""
 
-A reward goes to the most recent call that was over when the reward began and has none yet. "Most recent" is the order
-in which nodes are examined: by start time over the whole trace, or among siblings as they stand in the tree. A rewarded
-call is never asked again, so that later rewards reach earlier calls.
-"""
-
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
 from agentlightning.types.rewards import number_or_none, reward_payload_of
 from agentlightning.types.tracer import Span
 
-__all__ = ["Examined", "RewardMatchPolicy", "match_in_order"]
+__all__ = ["RewardMatchPolicy", "TimedNode", "closest_enclosing", "match_in_order", "movable"]
 
-_NEVER = float("inf")
+_UNKNOWN = float("nan")
 
 
 class RewardMatchPolicy(str, Enum):
@@ -27,68 +23,117 @@ class RewardMatchPolicy(str, Enum):
     """Anywhere later in the trace."""
 
 
-class Examined(Protocol):
+class TimedNode(Protocol):
     """A node of a trace."""
 
     id: str
     span: Span
 
 
-def match_in_order(nodes: Sequence[Examined], call_ids: set[str]) -> dict[str, float | None]:
-    """Rewards of the calls, by node id, after examining the nodes once in the order given."""
-    calls: list[str] = []
-    waiting = _WaitingCalls(min(len(call_ids), len(nodes)))
+def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dict[str, float | None]:
+    """Rewards of the calls by node id, from one pass over the nodes in the order given.
+
+    A reward goes to the most recent call that was over when the reward began and has none yet, so that later rewards
+    reach earlier calls.
+    """
+    waiting: list[tuple[str, float]] = []
     rewards: dict[str, float | None] = {}
     for node in nodes:
         span = node.span
-        if node.id in call_ids:
-            waiting.add(len(calls), _NEVER if span.end_time is None else span.end_time)
-            calls.append(node.id)
+        if node.id in call_ids and span.end_time is not None:
+            waiting.append((node.id, span.end_time))
         payload = reward_payload_of(span)
         if payload.get("type") != "reward" or span.start_time is None:
             continue
-        latest = waiting.take_latest_over_by(span.start_time)
-        if latest is not None:
-            rewards[calls[latest]] = number_or_none(payload.get("value"), span)
+        for place in range(len(waiting) - 1, -1, -1):  # as a rule the last one fits
+            call_id, end = waiting[place]
+            if end <= span.start_time:
+                del waiting[place]
+                rewards[call_id] = number_or_none(payload.get("value"), span)
+                break
     return rewards
 
 
-class _WaitingCalls:
-    """Calls without reward by position, each with its end; finds the last one that is over in logarithmic time.
+# ---------------------------------------------------------------------- strays
 
-    A binary tree in a list: a leaf for each position, and in each inner node the earliest end beneath it. The newest
-    call is kept beside the tree, because nearly every reward is for that one.
+
+def closest_enclosing(strays: Collection[int], spans: Sequence[Span]) -> dict[int, int]:
+    """For each stray the shortest other span that encloses it in time and has not the very same times.
+
+    Spans are named by their places. Of two that fit alike, the first is chosen. Strays that nothing encloses are left
+    out, and so are spans without a start or an end. One sweep over the spans sorted by start finds all.
+    """
+    begin = [_UNKNOWN if span.start_time is None else span.start_time for span in spans]
+    until = [_UNKNOWN if span.end_time is None else span.end_time for span in spans]
+    timed = [place for place in range(len(spans)) if begin[place] == begin[place] and until[place] == until[place]]
+    timed.sort(key=until.__getitem__, reverse=True)  # stable, so that of equal times the first comes first
+    timed.sort(key=begin.__getitem__)
+    wanted = set(strays)
+    frontier = _Frontier()
+    found: dict[int, int] = {}
+    start = end = _UNKNOWN
+    enclosing: int | None = None
+    for place in timed:
+        if begin[place] != start or until[place] != end:
+            start, end = begin[place], until[place]
+            # Whoever came before starts earlier, or with this one and ends later: none has the very same times.
+            frontier.forget_before(start)
+            enclosing = frontier.shortest_then_add(end, end - start, place)
+        if enclosing is not None and place in wanted:
+            found[place] = enclosing
+    return found
+
+
+class _Frontier:
+    """Spans that begin early enough, without those that another one always beats.
+
+    Sorted by end; a span that ends later is also longer (or comes later), else it would beat those before it.
     """
 
-    def __init__(self, size: int) -> None:
-        self._leaves = 1 << max(size - 1, 0).bit_length()
-        self._earliest = [_NEVER] * (2 * self._leaves)
-        self._newest: int | None = None
-        self._newest_end = _NEVER
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._ranks: list[tuple[float, int]] = []
 
-    def add(self, position: int, end: float) -> None:
-        """Positions rise from call to call."""
-        if self._newest is not None:
-            node = self._leaves + self._newest
-            while node and self._earliest[node] > self._newest_end:
-                self._earliest[node] = self._newest_end
-                node >>= 1
-        self._newest, self._newest_end = position, end
+    def forget_before(self, start: float) -> None:
+        """Drop spans that end before all that are still to come, as soon as they are half of all."""
+        ends = self._ends
+        if ends and ends[len(ends) // 2] < start:
+            past = bisect_left(ends, start)
+            del ends[:past], self._ranks[:past]
 
-    def take_latest_over_by(self, moment: float) -> int | None:
-        """Remove and return the highest position whose call ended at this moment or before."""
-        if self._newest is not None and self._newest_end <= moment:
-            position, self._newest = self._newest, None
-            return position
-        earliest = self._earliest
-        if earliest[1] > moment:
-            return None
-        node = 1
-        while node < self._leaves:
-            node = 2 * node + (earliest[2 * node + 1] <= moment)
-        position = node - self._leaves
-        earliest[node] = _NEVER
-        while node > 1:
-            node >>= 1
-            earliest[node] = min(earliest[2 * node], earliest[2 * node + 1])
-        return position
+    def shortest_then_add(self, end: float, length: float, place: int) -> int | None:
+        """The shortest span so far that lasts until `end`, before another one is added that does."""
+        ends, ranks = self._ends, self._ranks
+        rank = (length, place)
+        index = beyond = bisect_left(ends, end)
+        shortest: int | None = None
+        if index < len(ends):
+            shortest = ranks[index][1]
+            if ranks[index] < rank:
+                return shortest
+            beyond += ends[index] == end
+        # Ranks rise with the ends, so what is beaten lies right before this place.
+        first_beaten = bisect_left(ranks, rank, 0, index)
+        ends[first_beaten:beyond] = [end]
+        ranks[first_beaten:beyond] = [rank]
+        return shortest
+
+
+def movable(targets: Sequence[int | None]) -> set[int]:
+    """The branches that can go under the branch they want: those that it does not hang beneath by then.
+
+    Branches are taken in order, and one of them always stays where it is.
+    """
+    under = list(range(len(targets)))
+    moved: set[int] = set()
+    for branch, target in enumerate(targets):
+        if target is None or len(moved) == len(targets) - 1:
+            continue
+        top = target
+        while under[top] != top:
+            under[top] = under[under[top]]
+            top = under[top]
+        if top != branch:
+            under[branch] = top
+            moved.add(branch)
+    return moved

@@ -7,14 +7,13 @@ OpenAI's types say, so that its package is not needed.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
+from agentlightning.adapter.call_filter import ProxiedCalls
 from agentlightning.adapter.calls import group_genai_dict, has_failed
-from agentlightning.adapter.messages_parts import content_in_parts, is_content
-from agentlightning.adapter.proxied import ProxiedCalls
 from agentlightning.types.tracer import Span, SpanLike
 
 __all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_messages", "group_genai_dict"]
@@ -22,7 +21,18 @@ __all__ = ["OpenAIMessages", "RawCall", "TraceToMessages", "convert_to_openai_me
 ChatMessage = dict[str, Any]
 """One message of a chat, as OpenAI's API takes it."""
 
-_ROLES = ("developer", "system", "user", "assistant", "tool")
+_ROLES: Final = ("developer", "system", "user", "assistant", "tool")
+_TEXTS: Final = ("text", "input_text", "output_text")
+_FIELD_OF: Final = {
+    **dict.fromkeys(_TEXTS, "text"),
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "image": "source",
+    "input_audio": "input_audio",
+    "file": "file",
+    "refusal": "refusal",
+}
+"""Kinds of parts, and the field that one of that kind has."""
 
 
 class OpenAIMessages(TypedDict):
@@ -119,12 +129,12 @@ def _prompt_message(message: Mapping[str, Any]) -> ChatMessage:
     role = message.get("role")
     if role == "assistant" and "tool_calls" in message:
         calls = [_tool_call(call, call.get("arguments")) for call in message["tool_calls"]]
-        said = content_in_parts(message.get("content"))
-        return {"role": "assistant", "content": said if said and is_content(said) else None, "tool_calls": calls}
+        said = _content_in_parts(message.get("content"))
+        return {"role": "assistant", "content": said if said and _is_content(said) else None, "tool_calls": calls}
     if role not in _ROLES:
         raise ValueError(f"Message {message!r:.80} has the role {role!r}; OpenAI knows {', '.join(_ROLES)}.")
-    content = content_in_parts(message.get("content", ""))
-    if not is_content(content) and not (content is None and role == "assistant"):
+    content = _content_in_parts(message.get("content", ""))
+    if not _is_content(content) and not (content is None and role == "assistant"):
         raise ValueError(f"Content of a {role} message must be text or a list of typed parts, not {content!r:.80}.")
     checked: ChatMessage = {"role": role, "content": content}
     if role == "tool":
@@ -182,3 +192,65 @@ def _text(holder: Mapping[str, Any], key: str, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} needs a text under '{key}', not {value!r}: {dict(holder)!r:.120}")
     return value
+
+
+# ---------------------------------------------------------------------- content in parts
+
+
+def _content_in_parts(content: object) -> object:
+    """A list of parts, or the JSON of one, in OpenAI's form; any other content as it is."""
+    parts = content if isinstance(content, list) else _parts_in(content)
+    return parts if not isinstance(parts, list) or not _is_content(parts) else [_part(part) for part in parts]
+
+
+def _is_content(content: object) -> bool:
+    """Whether it is text, or a list of parts that say what they are."""
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str)
+
+
+def _parts_in(content: object) -> object:
+    """The parts that a text stands for; the text itself if it stands for none."""
+    if not isinstance(content, str) or not content.startswith("[{"):
+        return content
+    try:
+        parts = json.loads(content)
+    except ValueError:
+        return content
+    return parts if isinstance(parts, list) and all(map(_is_known, parts)) else content
+
+
+def _is_known(part: object) -> bool:
+    return isinstance(part, Mapping) and _FIELD_OF.get(str(part.get("type")), "type") in part.keys() - {"type"}
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = part["type"]
+    if kind in _TEXTS:
+        return {"type": "text", "text": part.get("text", "")}
+    url = _image_url(part)
+    if url is None:
+        return dict(part)
+    image = {"url": url}
+    detail = part.get("detail") or (_named(part.get("image_url")).get("detail") if kind == "image_url" else None)
+    if detail:
+        image["detail"] = detail
+    return {"type": "image_url", "image_url": image}
+
+
+def _image_url(part: Mapping[str, Any]) -> str | None:
+    """Where the image is, or what it is as a data URL; None for what is no image, or one that only its API can find."""
+    kind, url = part["type"], part.get("image_url")
+    if kind in ("image_url", "input_image"):
+        url = _named(url).get("url", url)
+    elif kind == "image":
+        source = _named(part.get("source"))
+        url = source.get("url")
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return url if isinstance(url, str) else None
+
+
+def _named(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,16 +1,20 @@
 """What a trajectory is made of: token sequences with their masks, the breaks between them, and the calls left out.
 
-Plain data that never changes once made, and goes to JSON and back without loss, to a file of one record a line.
+Plain data that never changes once made, and goes to JSON and back without loss, to a file of one record a line. A
+report says in words what of it will be trained and what will not.
 """
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import to_json
+from typing_extensions import Self
 
 from agentlightning.utils.private_files import replaced_file
 
@@ -22,6 +26,7 @@ __all__ = [
     "FinishReason",
     "SampledCall",
     "TokenSequence",
+    "TraceReport",
     "Trajectory",
     "read_jsonl",
     "write_jsonl",
@@ -30,56 +35,51 @@ __all__ = [
 Record = TypeVar("Record", bound=BaseModel)
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "abort"]
-"""Why an answer ended, in one word for all APIs. Three of them say that it was cut off. `length`: it had all the tokens
-it was allowed, or the context was full. `cancelled`: the caller stopped reading. `abort`: the server broke it off, as
-vLLM does with answers in flight when it is paused."""
+"""Why a response ended, in one word for all APIs. Three of them say that it was cut off. `length`: it had all the
+tokens it was allowed, or the context was full. `cancelled`: the caller stopped reading. `abort`: the server broke it
+off, as vLLM does with responses in flight when it is paused."""
 _CUT_OFF: Final = ("length", "cancelled", "abort")
+_COLUMNS: Final = ("attempt", "sequence", "agent", "calls", "given", "trained", "reward", "begins because")
 
 
-class BreakReason(str, Enum):
+class _Reason(str, Enum):
+    """A reason with a description for reports."""
+
+    description: str
+
+    def __new__(cls, value: str, description: str) -> Self:
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.description = description
+        return reason
+
+
+class BreakReason(_Reason):
     """Why a call could not be appended to an earlier sequence."""
 
-    NEW_AGENT = "new_agent"
-    """The first call of this agent."""
-    NEW_CONVERSATION = "new_conversation"
-    """The prompt repeats nothing the model said before."""
-    RESAMPLED = "resampled"
-    """The prompt was asked before; this is another answer to it."""
-    BRANCHED = "branched"
-    """The prompt continues a point from which another call has gone on already."""
-    RETOKENISED = "retokenised"
-    """What the model said came back as other tokens."""
-    TOOL_OUTPUT_INSERTED = "tool_output_inserted"
-    """A tool's output was put before something that had been said."""
-    CONTEXT_TRUNCATED = "context_truncated"
-    """The prompt ends in the middle of the earlier sequence."""
-    CONTEXT_EDITED = "context_edited"
-    """The history was rewritten."""
+    NEW_AGENT = "new_agent", "another agent's first call"
+    NEW_CONVERSATION = "new_conversation", "a new conversation"
+    RESAMPLED = "resampled", "another answer to the same prompt"
+    BRANCHED = "branched", "a second way on from one point"
+    RETOKENISED = "retokenised", "the model's words came back as other tokens"
+    TOOL_OUTPUT_INSERTED = "tool_output_inserted", "a tool's output was put into the history"
+    CONTEXT_TRUNCATED = "context_truncated", "the history was cut"
+    CONTEXT_EDITED = "context_edited", "the history was rewritten"
 
 
-class DropReason(str, Enum):
+class DropReason(_Reason):
     """Why a call is in no sequence."""
 
-    OTHER_AGENT = "other_agent"
-    """It was made by an agent that is not to be trained."""
-    IN_REWARD = "in_reward"
-    """It was made to judge, not to act."""
-    EXCLUDED = "excluded"
-    """It was excluded from the redirect, so no model that is trained answered."""
-    DUPLICATE = "duplicate"
-    """Another span has the same response id."""
-    NESTED = "nested"
-    """It lies within another call and has no response id: the same call, seen twice."""
-    UNUSED = "unused"
-    """The agent's client did not take the answer: it had given up, or asked again."""
-    NO_PROMPT_IDS = "no_prompt_ids"
-    """The tokens of the prompt were not recorded."""
-    NO_RESPONSE_IDS = "no_response_ids"
-    """The tokens of the response were not recorded, or there were none."""
-    UNREADABLE_IDS = "unreadable_ids"
-    """Token ids were recorded in a form that is not a list of integers."""
-    FAILED = "failed"
-    """The call ended in an error and without a response."""
+    OTHER_AGENT = "other_agent", "made by an agent that is not trained"
+    IN_REWARD = "in_reward", "made to judge, not to act"
+    EXCLUDED = "excluded", "excluded from the redirect"
+    DUPLICATE = "duplicate", "the same response, recorded twice"
+    NESTED = "nested", "the same call, seen by a second tracer"
+    UNUSED = "unused", "answered too late: the agent had given up, or asked again"
+    NO_PROMPT_IDS = "no_prompt_ids", "no token ids of the prompt"
+    NO_RESPONSE_IDS = "no_response_ids", "no token ids of a response"
+    UNREADABLE_IDS = "unreadable_ids", "token ids that are no list of integers"
+    FAILED = "failed", "failed without a response"
 
 
 class _Value(BaseModel):
@@ -98,11 +98,11 @@ class SampledCall(_Value):
     reward: float | None = None
     weights_version: str | None = None
     finish_reason: FinishReason | None = None
-    """Why the answer ended; None if it was not recorded."""
+    """Why the response ended; None if it was not recorded."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the answer is known to have been cut off before the model ended it."""
+        """Whether the response is known to have been cut off before the model ended it."""
         return self.finish_reason in _CUT_OFF
 
 
@@ -135,12 +135,12 @@ class TokenSequence(_Value):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether one of its answers, at the end or before, is known to have been cut off."""
+        """Whether one of its responses, at the end or before, is known to have been cut off."""
         return any(call.is_truncated for call in self.calls)
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the server broke one of its answers off: it says nothing of the model and is never learned from."""
+        """Whether the server broke a response off: it says nothing of the model and is never learned from."""
         return any(call.finish_reason == "abort" for call in self.calls)
 
 
@@ -210,6 +210,9 @@ class Trajectory(_Value):
             raise ValueError(f"A break names the sequences {wrong.earlier_sequence} and {wrong.sequence} of {known}.")
 
 
+# ---------------------------------------------------------------------- files
+
+
 def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[BaseModel]) -> int:
     """Write trajectories, or triplets, and return how many; a file that was there is replaced once all are written."""
     count = 0
@@ -226,15 +229,83 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Trajectory]: ...
 @overload
 def read_jsonl(path: str | os.PathLike[str], kind: type[Record]) -> list[Record]: ...
 def read_jsonl(path: str | os.PathLike[str], kind: type[Any] = Trajectory) -> list[Any]:
-    """What was written; pass `Triplet` as the kind to read triplets. Empty lines are skipped."""
-    with Path(path).open("rb") as file:
-        return [_read_line(path, kind, number, line) for number, line in enumerate(file, 1) if line.strip()]
+    """The records of a file; pass `Triplet` as the kind to read triplets. Empty lines are skipped."""
+    records: list[Any] = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        try:
+            records += [kind.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the line"
+            raise ValueError(f"Line {number} of {path} is no {kind.__name__}: {where}: {first['msg']}.") from error
+    return records
 
 
-def _read_line(path: str | os.PathLike[str], kind: type[Record], number: int, line: bytes) -> Record:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the line"
-        raise ValueError(f"Line {number} of {path} is no {kind.__name__}: {where}: {first['msg']}.") from error
+# ---------------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """A summary of trajectories; `str()` says it in words, `table()` has a line for each sequence."""
+
+    trajectories: tuple[Trajectory, ...]
+
+    @classmethod
+    def of(cls, *trajectories: Trajectory) -> "TraceReport":
+        return cls(trajectories)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        sequences = [sequence for trajectory in self.trajectories for sequence in trajectory.sequences]
+        dropped = [call for trajectory in self.trajectories for call in trajectory.dropped]
+        calls = [call for sequence in sequences for call in sequence.calls]
+        n_tokens = sum(len(sequence.token_ids) for sequence in sequences)
+        n_sampled = sum(trajectory.n_sampled_tokens for trajectory in self.trajectories)
+        there_are = (
+            f"{_count(len(self.trajectories), 'attempt')} with {_count(len(calls) + len(dropped), 'model call')}"
+        )
+        yield f"{there_are}: {len(calls)} in {_count(len(sequences), 'sequence')}, {len(dropped)} dropped."
+        yield f"{_count(n_sampled, 'token')} will be trained, {n_tokens - n_sampled} are context."
+        unrewarded = sum(trajectory.final_reward is None for trajectory in self.trajectories)
+        if unrewarded:
+            yield f"{_count(unrewarded, 'attempt')} got no reward."
+        known = sum(value is not None for sequence in sequences for value in sequence.logprobs)
+        if known < n_sampled:
+            yield f"{n_sampled - known} of the trained tokens have no log-probability."
+        truncated = sum(call.is_truncated for call in calls)
+        if truncated:
+            yield f"{truncated} of {_count(len(calls), 'answer')} {'was' if truncated == 1 else 'were'} cut off."
+        yield from _listed("New sequences were begun:", (b.reason for one in self.trajectories for b in one.breaks))
+        yield from _listed("Calls were dropped:", (call.reason for call in dropped))
+
+    def table(self) -> str:
+        """One line for each sequence and each dropped call, in columns."""
+        rows: list[Sequence[str]] = [_COLUMNS]
+        for trajectory in self.trajectories:
+            reasons = {b.sequence: f"{b.reason.description} (token {b.position})" for b in trajectory.breaks}
+            for number, sequence in enumerate(trajectory.sequences):
+                trained = sum(sequence.loss_mask)
+                rewards = [call.reward for call in sequence.calls if call.reward is not None]
+                reward = f"{rewards[-1]:g}" if rewards else "-"
+                counts = (str(len(sequence.calls)), str(len(sequence.token_ids) - trained), str(trained), reward)
+                begins = reasons.get(number, "first call")
+                rows.append((trajectory.attempt_id, str(number), sequence.agent_name, *counts, begins))
+            for call in trajectory.dropped:
+                why = f"dropped: {call.reason.description}"
+                rows.append((trajectory.attempt_id, "-", call.agent_name or "-", "1", "-", "0", "-", why))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(title: str, reasons: Iterable[_Reason]) -> list[str]:
+    """How often each reason occurs, the most frequent first; nothing if there is none."""
+    lines = [f"  {number} x {reason.description}" for reason, number in Counter(reasons).most_common()]
+    return [title, *lines] if lines else []

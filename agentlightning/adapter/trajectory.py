@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.call_filter import CallCandidate, CallScope, RejectedBecause
+from agentlightning.adapter.call_filter import ANY_CALL_MATCH, CallCandidate, CallScope
 from agentlightning.adapter.calls import (
     Unreadable,
     finish_reason_of,
@@ -21,8 +21,7 @@ from agentlightning.adapter.calls import (
     weights_version_of,
 )
 from agentlightning.adapter.matching import RewardMatchPolicy
-from agentlightning.adapter.report import TraceReport
-from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
+from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
 from agentlightning.adapter.sequences import (
     Break,
     BreakReason,
@@ -31,11 +30,12 @@ from agentlightning.adapter.sequences import (
     FinishReason,
     SampledCall,
     TokenSequence,
+    TraceReport,
     Trajectory,
     read_jsonl,
     write_jsonl,
 )
-from agentlightning.adapter.tree import ANY_AGENT, ANY_CALL_MATCH, TraceTree
+from agentlightning.adapter.tree import ANY_AGENT, TraceTree
 from agentlightning.types.agents import AgentMatcher
 from agentlightning.types.rewards import final_reward_of
 from agentlightning.types.tracer import Span, SpanLike
@@ -54,30 +54,6 @@ __all__ = [
     "read_jsonl",
     "write_jsonl",
 ]
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    prompt_ids: list[int]
-    response_ids: list[int]
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """A call to train."""
-
-    candidate: CallCandidate
-    tokens: _Tokens
-    place: TraceTree
-    """Where and when the agent made it; another span than the candidate's may have the tokens."""
-
-
-@dataclass
-class _Sorted:
-    """The model calls of a trace, sorted into those to train and those not."""
-
-    taken: list[_Taken] = field(default_factory=list)
-    dropped: list[DroppedCall] = field(default_factory=list)
 
 
 class TraceToTrajectory(TraceAdapter[Trajectory]):
@@ -116,14 +92,12 @@ class TraceToTrajectory(TraceAdapter[Trajectory]):
         tree = TraceTree.from_spans(spans)
         tree.repair_hierarchy()
         scope = CallScope(ANY_AGENT if self.agent_match is None else None, in_reward=False)
-        candidates = tree.call_candidates(
-            llm_call_match=self.llm_call_match, agent_match=self.agent_match, scope=scope, dedup=True
-        )
-        calls = _sort_out(candidates)
-        rewards = tree.match_rewards(self.reward_match, [taken.place for taken in calls.taken])
+        calls = _Calls()
+        calls.sort(tree.call_candidates(self.llm_call_match, self.agent_match, scope, set()))
+        rewards = tree.match_rewards(self.reward_match, [call.place for call in calls.taken])
         builder = SequenceBuilder()
-        for taken in sorted(calls.taken, key=lambda taken: _chronological(taken.place.span)):
-            builder.add(_model_call(taken, rewards.get(taken.place.id)))
+        for call in sorted(calls.taken, key=lambda call: _chronological(call.place.span)):
+            builder.add(call.tokens(rewards.get(call.place.id)))
         return Trajectory(
             rollout_id=spans[0].rollout_id,
             attempt_id=spans[0].attempt_id,
@@ -141,69 +115,80 @@ def _chronological(span: Span) -> tuple[int, float, float, str]:
     return span.sequence_id, start, end, span.span_id
 
 
-def _sort_out(candidates: Iterable[CallCandidate]) -> _Sorted:
-    """Every candidate is taken or dropped; of two spans of one call, the one with tokens is taken."""
-    result = _Sorted()
-    tokenless: dict[str, int] = {}
-    for candidate in candidates:
-        node, original = candidate.node, candidate.stands_for
-        read = _read_tokens(node.span)
-        if isinstance(read, _Tokens) and candidate.rejected is None:
-            result.taken.append(_Taken(candidate, read, node))
-            continue
-        is_same = original is not None and candidate.rejected is not RejectedBecause.UNUSED
-        if isinstance(read, _Tokens) and original is not None and is_same and original.id in tokenless:
-            result.taken.append(_Taken(candidate, read, original))
-            index = tokenless.pop(original.id)
-            result.dropped[index] = result.dropped[index].model_copy(update={"same_call_span_id": node.id})
-            continue
-        if candidate.rejected is None:
-            tokenless[node.id] = len(result.dropped)
-        result.dropped.append(_dropped(candidate, read))
-    return result
+@dataclass(frozen=True)
+class _TakenCall:
+    """A call to train."""
+
+    candidate: CallCandidate
+    prompt_ids: list[int]
+    response_ids: list[int]
+    place: TraceTree
+    """Where and when the agent made it; another span than the candidate's may have the tokens."""
+
+    def tokens(self, reward: float | None) -> CallTokens:
+        span = self.candidate.node.span
+        reason = finish_reason_of(span.attributes)
+        return CallTokens(
+            span=span,
+            agent_name=self.candidate.agent_name or ANY_AGENT,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            response_id=response_id_of(span.attributes),
+            logprobs=logprobs_of(span.attributes, len(self.response_ids)),
+            weights_version=weights_version_of(span.attributes),
+            reward=reward,
+            finish_reason=finish_reason_of(self.place.span.attributes) if reason is None else reason,
+        )
 
 
-def _read_tokens(span: Span) -> _Tokens | DropReason:
-    prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
+@dataclass
+class _Calls:
+    """The model calls of a trace, sorted into those to train and those not."""
+
+    taken: list[_TakenCall] = field(default_factory=list)
+    dropped: list[DroppedCall] = field(default_factory=list)
+
+    def sort(self, candidates: Iterable[CallCandidate]) -> None:
+        """Take or drop every candidate; of two spans of one call, the one with tokens is taken."""
+        tokenless: dict[str, int] = {}
+        for candidate in candidates:
+            node, original = candidate.node, candidate.same_call
+            span = node.span
+            prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
+            reason = _missing_tokens(prompt_ids, response_ids, is_error=span.status.status_code == "ERROR")
+            place = node if candidate.dropped is None else None
+            is_same = original is not None and candidate.dropped is not DropReason.UNUSED
+            if reason is None and is_same and original is not None and original.id in tokenless:
+                place = original
+                index = tokenless.pop(original.id)
+                self.dropped[index] = self.dropped[index].model_copy(update={"same_call_span_id": node.id})
+            if place is not None and reason is None:
+                assert isinstance(prompt_ids, list)
+                assert isinstance(response_ids, list)
+                self.taken.append(_TakenCall(candidate, prompt_ids, response_ids, place))
+                continue
+            if candidate.dropped is None:
+                tokenless[node.id] = len(self.dropped)
+            why = candidate.dropped or reason
+            assert why is not None
+            self.dropped.append(
+                DroppedCall(
+                    span_id=node.id,
+                    name=span.name,
+                    reason=why,
+                    agent_name=candidate.agent_name,
+                    response_id=response_id_of(span.attributes),
+                    same_call_span_id=None if original is None else original.id,
+                )
+            )
+
+
+def _missing_tokens(
+    prompt_ids: list[int] | Unreadable | None, response_ids: list[int] | Unreadable | None, *, is_error: bool
+) -> DropReason | None:
+    """Why a call cannot be trained; None if it can."""
     if isinstance(prompt_ids, Unreadable) or isinstance(response_ids, Unreadable):
         return DropReason.UNREADABLE_IDS
-    if not response_ids and span.status.status_code == "ERROR":
-        return DropReason.FAILED
     if not response_ids:
-        return DropReason.NO_RESPONSE_IDS
-    return _Tokens(prompt_ids, response_ids) if prompt_ids else DropReason.NO_PROMPT_IDS
-
-
-def _dropped(candidate: CallCandidate, read: _Tokens | DropReason) -> DroppedCall:
-    if candidate.rejected is not None:
-        reason = DropReason(candidate.rejected.value)
-    else:
-        assert isinstance(read, DropReason)
-        reason = read
-    return DroppedCall(
-        span_id=candidate.node.id,
-        name=candidate.node.span.name,
-        reason=reason,
-        agent_name=candidate.agent_name,
-        response_id=response_id_of(candidate.node.span.attributes),
-        same_call_span_id=candidate.stands_for.id if candidate.stands_for is not None else None,
-    )
-
-
-def _model_call(taken: _Taken, reward: float | None) -> ModelCall:
-    candidate, tokens = taken.candidate, taken.tokens
-    span = candidate.node.span
-    reason = finish_reason_of(span.attributes)
-    if reason is None:  # the other span of the call may know
-        reason = finish_reason_of(taken.place.span.attributes)
-    return ModelCall(
-        span=span,
-        agent_name=candidate.agent_name or ANY_AGENT,
-        prompt_ids=tokens.prompt_ids,
-        response_ids=tokens.response_ids,
-        response_id=response_id_of(span.attributes),
-        logprobs=logprobs_of(span.attributes, len(tokens.response_ids)),
-        weights_version=weights_version_of(span.attributes),
-        reward=reward,
-        finish_reason=reason,
-    )
+        return DropReason.FAILED if is_error else DropReason.NO_RESPONSE_IDS
+    return None if prompt_ids else DropReason.NO_PROMPT_IDS

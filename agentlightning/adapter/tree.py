@@ -5,55 +5,52 @@ the model calls off it. No method recurses, so the depth of a trace does not mat
 all others, so that its length does not matter either.
 """
 
+import importlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from typing_extensions import Self
 
-from agentlightning.adapter.call_filter import CallCandidate, CallFilter, CallScope, RejectedBecause
+from agentlightning.adapter.call_filter import (
+    PROXY_SPANS,
+    TRACED_CALL_MATCH,
+    CallCandidate,
+    CallFilter,
+    CallScope,
+    ProxiedCalls,
+    call_test,
+)
 from agentlightning.adapter.calls import (
     LOGPROBS,
+    UNREADABLE,
+    Unreadable,
     genai_sections,
     has_failed,
-    image_urls_in,
     parsed,
     prompt_ids_of,
     response_id_of,
     response_ids_of,
-    token_ids_or_empty,
 )
-from agentlightning.adapter.graphviz import draw
-from agentlightning.adapter.matching import RewardMatchPolicy, match_in_order
-from agentlightning.adapter.proxied import ANY_CALL_MATCH, PROXY_SPANS, TRACED_CALL_MATCH, ProxiedCalls, call_test
-from agentlightning.adapter.repair import closest_enclosing
+from agentlightning.adapter.matching import RewardMatchPolicy, closest_enclosing, match_in_order, movable
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
 from agentlightning.types.tracer import Span
 
-__all__ = [
-    "ANY_AGENT",
-    "ANY_CALL_MATCH",
-    "CallCandidate",
-    "CallScope",
-    "LLM_CALL_MATCH",
-    "RejectedBecause",
-    "TRACED_CALL_MATCH",
-    "TraceTree",
-]
+__all__ = ["ANY_AGENT", "LLM_CALL_MATCH", "TraceTree"]
 
 logger = logging.getLogger(__name__)
 
-LLM_CALL_MATCH = r"openai\.chat\.completion"
-ANY_CHAT_MATCH = "|".join([LLM_CALL_MATCH, *sorted(PROXY_SPANS)])
+LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
+_ANY_CHAT_MATCH: Final = "|".join([LLM_CALL_MATCH, *sorted(PROXY_SPANS)])
 """Names of calls of which the default pattern finds triplets."""
-ANY_AGENT = "*"
+ANY_AGENT: Final = "*"
 """Label of a call that stands under no named agent."""
-VIRTUAL_ROOT = "virtual-root"
+VIRTUAL_ROOT: Final = "virtual-root"
+_SHOWN_ID_DIGITS: Final = 8
 
 
 class TraceTree:
@@ -64,7 +61,7 @@ class TraceTree:
     def __init__(self, id: str, span: Span, children: "list[TraceTree] | None" = None) -> None:
         self.id = id
         self.span = span
-        self._children = children or None  # most spans have none, and many empty lists are work for the collector
+        self._children = children  # None for most: the collector needs a third of the time for many empty lists
 
     @property
     def children(self) -> "list[TraceTree]":
@@ -103,22 +100,31 @@ class TraceTree:
             raise ValueError("A trace tree needs at least one span; none were given.")
         nodes = {span.span_id: cls(span.span_id, span) for span in spans}
         roots: list[Self] = []
-        parents: list[TraceTree] = []
         orphans_by_parent: dict[str, list[TraceTree]] = {}
         for node in nodes.values():
             parent_id = node.span.parent_id
-            parent = None if parent_id is None else nodes.get(parent_id)
-            if parent is not None:
-                if parent._children is None:
-                    parents.append(parent)
-                parent.children.append(node)
-            elif parent_id is None:
+            if parent_id is None:
                 roots.append(node)
+            elif parent_id in nodes:
+                nodes[parent_id].children.append(node)
             else:
                 orphans_by_parent.setdefault(parent_id, []).append(node)
-        _refuse_circles(nodes, parents)
-        roots += [cls(name, _missing_parent(name, orphans), orphans) for name, orphans in orphans_by_parent.items()]
-        return roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _virtual_root(roots), [*roots])
+        for parent_id, orphans in orphans_by_parent.items():
+            starts = [node.start_time for node in orphans if node.start_time is not None]
+            ends = [node.end_time for node in orphans if node.end_time is not None]
+            times = (min(starts, default=None), max(ends, default=None))
+            roots.append(cls(parent_id, _made_up(orphans[0].span, parent_id, AGL_VIRTUAL, times), orphans))
+        n_reached = sum(1 for root in roots for _ in root._walk())
+        if n_reached < len(nodes) + len(orphans_by_parent):
+            reached = {node.id for root in roots for node in root._walk()}
+            lost = next(span_id for span_id in nodes if span_id not in reached)
+            raise ValueError(
+                f"Span '{lost}' hangs on a circle of parents and belongs under no root; leave such spans out."
+            )
+        if len(roots) == 1:
+            return roots[0]
+        times = (roots[0].start_time, roots[-1].end_time)
+        return cls(VIRTUAL_ROOT, _made_up(roots[0].span, None, VIRTUAL_ROOT, times), [*roots])
 
     def find_id(self, id: str) -> "TraceTree | None":
         """The node of this id, or None."""
@@ -141,29 +147,45 @@ class TraceTree:
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """The name, with the agent's in brackets, and the same of each child."""
-        below: dict[int, list[Any]] = {}
-        for node in self._walk():
+        written: dict[int, tuple[str, list[Any]]] = {}
+        for node in reversed(self.traverse()):  # children before their parents
             agent = node.agent_name()
-            children: list[Any] = []
-            below[id(node)] = [node.span.name if agent is None else f"{node.span.name} [{agent}]", children]
-        for node in self._walk():
-            below[id(node)][1] += [tuple(below[id(child)]) for child in node.children]
-        name, children = below[id(self)]
-        return name, children
+            name = node.span.name if agent is None else f"{node.span.name} [{agent}]"
+            written[id(node)] = (name, [written[id(child)] for child in node.children])
+        return written[id(self)]
 
     def to_json(self) -> dict[str, Any]:
         """`{"id": ..., "span": ..., "children": [...]}`, nested."""
-        nodes = self.traverse()
-        written: dict[int, dict[str, Any]] = {
-            id(node): {"id": node.id, "span": node.span.model_dump(), "children": []} for node in nodes
-        }
-        for node in nodes:
-            written[id(node)]["children"] = [written[id(child)] for child in node.children]
+        written: dict[int, dict[str, Any]] = {}
+        for node in reversed(self.traverse()):
+            children = [written[id(child)] for child in node.children]
+            written[id(node)] = {"id": node.id, "span": node.span.model_dump(), "children": children}
         return written[id(self)]
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
         """Draw the tree into `filename`.png; with a pattern, only spans whose name matches, and those above them."""
-        draw(self, filename, interested_span_match)
+        try:
+            picture = importlib.import_module("graphviz").Digraph(comment="Trace tree")
+        except ImportError as error:
+            raise ImportError(
+                "Drawing a trace needs the package graphviz (pip install graphviz) and Graphviz's program `dot`."
+            ) from error
+        nodes = self.traverse()
+        shown: set[int] = set()
+        for node in reversed(nodes):  # children before their parents
+            is_match = interested_span_match is None or re.search(interested_span_match, node.span.name)
+            if is_match or any(id(child) in shown for child in node.children):
+                shown.add(id(node))
+        for node in nodes:
+            if id(node) not in shown:
+                continue
+            agent = node.agent_name()
+            label = f"{node.id[:_SHOWN_ID_DIGITS]} ({node.span.name})"
+            picture.node(node.id, label if agent is None else f"{label} [{agent}]")
+            for child in node.children:
+                if id(child) in shown:
+                    picture.edge(node.id, child.id)
+        picture.render(filename, format="png", cleanup=True)
 
     # ------------------------------------------------------------------ what a node says
 
@@ -190,27 +212,20 @@ class TraceTree:
         root = self
         while len(root.children) == 1:
             root = root.children[0]
-        if not root.children:
-            return
         nodes: list[TraceTree] = []
         branch_of: list[int] = []
-        branch_starts: list[int] = []
+        places: list[int] = []
+        """Of the children of the root among the nodes."""
         for branch, child in enumerate(root.children):
-            branch_starts.append(len(nodes))
+            places.append(len(nodes))
             nodes += child._walk() if child._children else (child,)
             branch_of += [branch] * (len(nodes) - len(branch_of))
-        spans = [node.span for node in nodes]
-        starts, ends = [span.start_time for span in spans], [span.end_time for span in spans]
-        closest = closest_enclosing(branch_starts, starts, ends)
-        branches = _Branches(len(root.children))
-        for branch, position in enumerate(branch_starts):
-            if branches.left == 1:
-                break
-            parent = closest.get(position)
-            if parent is not None and branches.join(branch, branch_of[parent]):
-                nodes[parent].children.append(nodes[position])
-        if branches.left < len(root.children):
-            root.children = [child for branch, child in enumerate(root.children) if branches.is_root(branch)]
+        closest = closest_enclosing(places, [node.span for node in nodes])
+        targets = [branch_of[closest[place]] if place in closest else None for place in places]
+        moved = movable(targets)
+        for branch in sorted(moved):
+            nodes[closest[places[branch]]].children.append(nodes[places[branch]])
+        root.children = [child for branch, child in enumerate(root.children) if branch not in moved]
 
     # ------------------------------------------------------------------ model calls
 
@@ -234,40 +249,30 @@ class TraceTree:
             within_llm_call: whether the root lies within a call; None takes duplicates as well.
             existing_llm_call_response_ids: responses that are known already; the set grows.
         """
-        candidates = self.call_candidates(
-            llm_call_match=llm_call_match,
-            agent_match=agent_match,
-            scope=CallScope(
-                within_matching_subtree,
-                within_reward,
-                self if within_llm_call else None,
-                has_agent=within_matching_subtree not in (None, ANY_AGENT),
-            ),
-            dedup=within_llm_call is not None or existing_llm_call_response_ids is not None,
-            seen=existing_llm_call_response_ids,
-        )
-        return [
-            (call.node, call.agent_name) for call in candidates if not call.rejected and call.agent_name is not None
-        ]
+        known = existing_llm_call_response_ids
+        if known is None and within_llm_call is not None:
+            known = set()
+        has_agent = within_matching_subtree not in (None, ANY_AGENT)
+        scope = CallScope(within_matching_subtree, within_reward, self if within_llm_call else None, has_agent)
+        candidates = self.call_candidates(llm_call_match, agent_match, scope, known)
+        return [(call.node, call.agent_name) for call in candidates if not call.dropped and call.agent_name is not None]
 
     def call_candidates(
-        self,
-        *,
-        llm_call_match: str,
-        agent_match: str | AgentMatcher | None,
-        scope: CallScope,
-        dedup: bool,
-        seen: set[str] | None = None,
+        self, llm_call_match: str, agent_match: str | AgentMatcher | None, scope: CallScope, known: set[str] | None
     ) -> Iterator[CallCandidate]:
-        """Every span that is a model call by its name, taken or rejected, parents before their children.
+        """Every span that is a model call by its name, taken or dropped, parents before their children.
 
         Calls that the LLM proxy passed on count as well, where the pattern takes chat calls of a tracer. Its spans of
         a call that the tracer saw too come last.
+
+        Args:
+            scope: What the root stands in.
+            known: Responses that are known already; the set grows. None takes duplicates too.
         """
         is_call = re.compile(llm_call_match).search
         is_wanted = name_test(agent_match)
         proxied = self.proxied_calls(llm_call_match)
-        call_filter = CallFilter(proxied, (set() if seen is None else seen) if dedup else None, is_wanted)
+        call_filter = CallFilter(proxied, known, is_wanted)
         stack = [(iter([self]), scope)]
         while stack:
             siblings, scope = stack[-1]
@@ -277,10 +282,10 @@ class TraceTree:
                 continue
             in_call = scope.in_call
             if is_call(node.span.name) or (proxied.is_any and proxied.counts(node.span)):
-                candidate = call_filter.judged(node, scope)
+                candidate = call_filter.candidate(node, scope)
                 if candidate is not None:
                     yield candidate
-                    in_call = node if candidate.rejected is None else in_call
+                    in_call = node if candidate.dropped is None else in_call
             if not node._children:
                 continue
             agent = node.agent_name()
@@ -288,22 +293,18 @@ class TraceTree:
             if agent is not None and is_wanted is not None and not is_wanted(agent):
                 label = None
             in_reward = scope.in_reward if scope.in_reward is not False else node.is_reward_span()
-            has_agent = scope.has_agent or agent is not None
-            stack.append((iter(node._children), CallScope(label, in_reward, in_call, has_agent)))
-        yield from call_filter.set_aside()
+            below = CallScope(label, in_reward, in_call, scope.has_agent or agent is not None)
+            stack.append((iter(node._children), below))
+        yield from call_filter.remaining()
 
     def proxied_calls(self, llm_call_match: str) -> ProxiedCalls:
-        """What the LLM proxy recorded in this trace, where calls are asked for by a pattern."""
+        """What the LLM proxy recorded in this trace, where calls are wanted by a pattern."""
         is_match, may_be_call = re.compile(llm_call_match).search, call_test(llm_call_match)
         return ProxiedCalls(
             [node.span for node in self._walk()],
             is_call=lambda span: may_be_call(span.name),
             is_preferred=lambda span: is_match(span.name),
         )
-
-    def _has_any(self, name_match: str) -> bool:
-        is_match = re.compile(name_match).search
-        return any(is_match(node.span.name) for node in self._walk())
 
     # ------------------------------------------------------------------ rewards and triplets
 
@@ -312,24 +313,26 @@ class TraceTree:
         policy = RewardMatchPolicy(reward_match)
         call_ids = {call.id for call in llm_calls}
         if policy is RewardMatchPolicy.FIRST_OCCURRENCE:
-            by_start: list[TraceTree] = sorted(self._walk(), key=_start_or_before_all)
+            by_start: list[TraceTree] = sorted(
+                self._walk(), key=lambda node: float("-inf") if node.start_time is None else node.start_time
+            )
             return match_in_order(by_start, call_ids)
         rewards: dict[str, float | None] = {}
         for node in self._walk():
-            rewards |= match_in_order(node._children, call_ids) if node._children else {}
+            rewards |= match_in_order(node._children or (), call_ids)
         return rewards
 
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
         """One call as a triplet without reward; override it to put more into the triplet."""
         attributes = span.attributes
-        prompt: dict[str, Any] = {"token_ids": token_ids_or_empty(prompt_ids_of(attributes), span.span_id)}
-        response: dict[str, Any] = {"token_ids": token_ids_or_empty(response_ids_of(attributes), span.span_id)}
+        prompt: dict[str, Any] = {"token_ids": _ids_or_none(prompt_ids_of(attributes), span)}
+        response: dict[str, Any] = {"token_ids": _ids_or_none(response_ids_of(attributes), span)}
         metadata: dict[str, Any] = {"response_id": response_id_of(attributes), "agent_name": agent_name}
         if isinstance(attributes.get(LOGPROBS), str):
             response["logprobs"] = parsed(attributes[LOGPROBS])
         recorded = genai_sections(attributes)
         if messages := recorded.get("prompt"):
-            prompt |= {"raw_content": messages, "image_urls": image_urls_in(messages)}
+            prompt |= {"raw_content": messages, "image_urls": _image_urls(messages)}
         if completion := recorded.get("completion"):
             response["raw_content"] = completion
         if request := recorded.get("request"):
@@ -352,7 +355,8 @@ class TraceTree:
 
         Where the default pattern for calls finds no chat at all, calls in every dialect count.
         """
-        if llm_call_match == LLM_CALL_MATCH and not self._has_any(ANY_CHAT_MATCH):
+        is_chat = re.compile(_ANY_CHAT_MATCH).search
+        if llm_call_match == LLM_CALL_MATCH and not any(is_chat(node.span.name) for node in self._walk()):
             llm_call_match = TRACED_CALL_MATCH
         calls = self.find_llm_calls(
             llm_call_match=llm_call_match,
@@ -361,13 +365,18 @@ class TraceTree:
             within_reward=False if exclude_llm_call_in_reward else None,
             within_llm_call=False if dedup_llm_call else None,
         )
-        calls = [(node, agent) for node, agent in calls if not has_failed(node.span)]
         proxied = self.proxied_calls(llm_call_match)
-        triplets = [self.span_to_triplet(proxied.with_tokens(node.span), agent) for node, agent in calls]
-        nodes = [node for node, _ in calls]
-        if _skip_empty_token_spans:
-            kept = [_has_tokens(node, triplet) for node, triplet in zip(nodes, triplets, strict=True)]
-            nodes, triplets = list(compress(nodes, kept)), list(compress(triplets, kept))
+        nodes: list[TraceTree] = []
+        triplets: list[Triplet] = []
+        for node, agent in calls:
+            if has_failed(node.span):
+                continue
+            triplet = self.span_to_triplet(proxied.with_tokens(node.span), agent)
+            if _skip_empty_token_spans and not (triplet.prompt.get("token_ids") and triplet.response.get("token_ids")):
+                logger.warning("model call %s is skipped because its token ids were not recorded", node.id)
+                continue
+            nodes.append(node)
+            triplets.append(triplet)
         rewards = self.match_rewards(reward_match, nodes)
         for node, triplet in zip(nodes, triplets, strict=True):
             triplet.reward = rewards.get(node.id, triplet.reward)
@@ -376,72 +385,28 @@ class TraceTree:
         return triplets
 
 
-class _Branches:
-    """Which child of the root each branch hangs under after some were moved; knows when a move would close a circle."""
-
-    def __init__(self, count: int) -> None:
-        self._under = list(range(count))
-        self.left = count
-        """Branches that still hang on the root."""
-
-    def is_root(self, branch: int) -> bool:
-        return self._under[branch] == branch
-
-    def join(self, branch: int, other: int) -> bool:
-        """Put a branch under another one; False, and nothing done, if the other hangs under the first."""
-        top = other
-        while self._under[top] != top:
-            self._under[top] = self._under[self._under[top]]
-            top = self._under[top]
-        if top == branch:
-            return False
-        self._under[branch] = top
-        self.left -= 1
-        return True
-
-
-def _has_tokens(node: TraceTree, triplet: Triplet) -> bool:
-    if triplet.prompt.get("token_ids") and triplet.response.get("token_ids"):
-        return True
-    logger.warning("model call %s is skipped because its token ids were not recorded", node.id)
-    return False
-
-
-def _start_or_before_all(node: TraceTree) -> float:
-    return float("-inf") if node.span.start_time is None else node.span.start_time
-
-
-def _refuse_circles(nodes: "Mapping[str, TraceTree]", parents: "Iterable[TraceTree]") -> None:
-    """Raise if a span is above itself; only spans with children can be."""
-    rooted: set[str] = set()
-    for parent in parents:
-        above: TraceTree | None = parent
-        path: dict[str, None] = {}
-        while above is not None and above.id not in rooted:
-            if above.id in path:
-                raise ValueError(
-                    f"Span '{above.id}' hangs on a circle of parents and belongs under no root; leave such spans out."
-                )
-            path[above.id] = None
-            above = nodes.get(above.span.parent_id or "")
-        rooted.update(path)
-
-
-def _missing_parent(span_id: str, children: Sequence[TraceTree]) -> Span:
-    """The span of a parent nobody recorded: as long as its children."""
-    starts = [child.start_time for child in children if child.start_time is not None]
-    ends = [child.end_time for child in children if child.end_time is not None]
-    made_up: dict[str, Any] = {"span_id": span_id, "name": AGL_VIRTUAL, "attributes": {}, "parent_id": None}
-    times = {"start_time": min(starts, default=None), "end_time": max(ends, default=None)}
-    return _like(children[0].span, {**made_up, **times})
-
-
-def _virtual_root(roots: Sequence[TraceTree]) -> Span:
-    made_up: dict[str, Any] = {"span_id": None, "name": VIRTUAL_ROOT, "attributes": {}, "parent_id": None}
-    return _like(roots[0].span, {**made_up, "start_time": roots[0].start_time, "end_time": roots[-1].end_time})
-
-
-def _like(span: Span, fields: dict[str, Any]) -> Span:
+def _made_up(like: Span, span_id: str | None, name: str, times: tuple[float | None, float | None]) -> Span:
     """A span that nobody recorded, of the same attempt as another."""
-    owner = {name: getattr(span, name) for name in ("rollout_id", "attempt_id", "sequence_id", "trace_id")}
-    return Span.from_attributes(**owner, **fields)
+    owner = {field: getattr(like, field) for field in ("rollout_id", "attempt_id", "sequence_id", "trace_id")}
+    fields: dict[str, Any] = {"span_id": span_id, "name": name, "attributes": {}, "parent_id": None}
+    return Span.from_attributes(**owner, **fields, start_time=times[0], end_time=times[1])
+
+
+def _ids_or_none(ids: list[int] | Unreadable | None, span: Span) -> list[int]:
+    """A triplet has no place for a reason: unreadable ids are logged and count as none."""
+    if ids is UNREADABLE:
+        logger.warning("token ids of span %s are not a list of integers and are left out", span.span_id)
+    return ids if isinstance(ids, list) else []
+
+
+def _image_urls(messages: object) -> list[str]:
+    """Addresses of the images in the messages of a prompt, in order."""
+    urls: list[str] = []
+    for message in messages if isinstance(messages, list) else [messages]:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = parsed(content) if isinstance(content, str) and content.startswith("[") else content
+        for part in parts if isinstance(parts, list) else []:
+            image = part.get("image_url") if isinstance(part, Mapping) else None
+            if isinstance(image, Mapping) and "url" in image:
+                urls.append(image["url"])
+    return urls

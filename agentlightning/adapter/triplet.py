@@ -4,16 +4,15 @@
 LLM proxy recorded; its spans may come from machines whose clocks disagree, so it trusts their sequence ids only.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from agentlightning.adapter.base import TraceAdapter, as_spans
-from agentlightning.adapter.calls import as_token_ids, prompt_ids_of, response_id_of, response_ids_of
+from agentlightning.adapter.call_filter import PROXY_SPANS, ProxiedCalls
+from agentlightning.adapter.calls import as_token_ids, has_tokens, prompt_ids_of, response_id_of, response_ids_of
 from agentlightning.adapter.matching import RewardMatchPolicy
-from agentlightning.adapter.proxied import PROXY_SPANS, ProxiedCalls, has_tokens
 from agentlightning.adapter.tree import ANY_AGENT, LLM_CALL_MATCH, TraceTree
 from agentlightning.types.agents import AgentMatcher, agent_name
 from agentlightning.types.core import Triplet
@@ -131,55 +130,43 @@ class TracerTraceToTriplet(TraceToTripletBase):
 TraceToTriplet = TracerTraceToTriplet
 
 
-@dataclass(frozen=True)
-class _ProxyCall:
-    span: Span
-    prompt_ids: list[int]
-    response_ids: list[int]
-    agent_name: str | None
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        known = {"response_id": response_id_of(self.span.attributes)}
-        return known if self.agent_name is None else {**known, "agent_name": self.agent_name}
-
-
 class LlmProxyTraceToTriplet(TraceToTripletBase):
     """Triplets from the spans of the LLM proxy, ordered by sequence id alone."""
 
     def adapt(self, source: Sequence[SpanLike], /) -> list[Triplet]:
         """The calls that recorded their tokens; a reward goes to the last call before it that has none."""
         spans = sorted(as_spans(source), key=_sequence_then_start)
-        calls = list(_proxy_calls(spans))
-        rewards = _rewards_by_sequence(spans, calls)
-        return [
-            Triplet(
-                prompt={"token_ids": call.prompt_ids},
-                response={"token_ids": call.response_ids},
-                reward=rewards.get(number),
-                metadata=call.metadata,
-            )
-            for number, call in enumerate(calls)
+        proxied = ProxiedCalls(
+            [span for span in spans if span.name in PROXY_SPANS], lambda span: has_tokens(span.attributes)
+        )
+        calls = [
+            span
+            for span in spans
+            if span.name in PROXY_SPANS and has_tokens(span.attributes) and proxied.call_of(span) is None
         ]
+        rewards = _rewards_by_sequence(spans, calls)
+        triplets: list[Triplet] = []
+        for number, span in enumerate(calls):
+            metadata: dict[str, Any] = {"response_id": response_id_of(span.attributes)}
+            agent = agent_name(span.attributes, span.name) or proxied.agent_of(span)
+            if agent is not None:
+                metadata["agent_name"] = agent
+            triplets.append(
+                Triplet(
+                    prompt={"token_ids": prompt_ids_of(span.attributes)},
+                    response={"token_ids": response_ids_of(span.attributes)},
+                    reward=rewards.get(number),
+                    metadata=metadata,
+                )
+            )
+        return triplets
 
 
 def _sequence_then_start(span: Span) -> tuple[int, float]:
     return span.sequence_id, float("-inf") if span.start_time is None else span.start_time
 
 
-def _proxy_calls(spans: Iterable[Span]) -> Iterable[_ProxyCall]:
-    recorded = [span for span in spans if span.name in PROXY_SPANS]
-    proxied = ProxiedCalls(recorded, has_tokens)
-    for span in recorded:
-        prompt_ids, response_ids = prompt_ids_of(span.attributes), response_ids_of(span.attributes)
-        if not isinstance(prompt_ids, list) or not isinstance(response_ids, list) or proxied.call_of(span) is not None:
-            continue
-        if prompt_ids and response_ids:
-            name = agent_name(span.attributes, span.name) or proxied.agent_of(span)
-            yield _ProxyCall(span, prompt_ids, response_ids, name)
-
-
-def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[_ProxyCall]) -> dict[int, float]:
+def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[Span]) -> dict[int, float]:
     """Rewards by the number of their call; both lists are sorted by sequence id."""
     rewards: dict[int, float] = {}
     without: list[int] = []
@@ -188,7 +175,7 @@ def _rewards_by_sequence(spans: Sequence[Span], calls: Sequence[_ProxyCall]) -> 
         value = reward_value_of(span)
         if value is None:
             continue
-        while upcoming < len(calls) and calls[upcoming].span.sequence_id < span.sequence_id:
+        while upcoming < len(calls) and calls[upcoming].sequence_id < span.sequence_id:
             without.append(upcoming)
             upcoming += 1
         if without:

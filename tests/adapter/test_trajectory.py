@@ -423,10 +423,3 @@ def test_a_report_has_a_line_for_each_sequence_and_dropped_call() -> None:
     ]
     assert lines[1].endswith("a new conversation (token 0)")
     assert lines[2].endswith("dropped: no token ids of a response")
-
-
-def test_every_reason_has_words() -> None:
-    from agentlightning.adapter import report
-
-    assert set(report._BREAKS) == set(BreakReason)
-    assert set(report._DROPS) == set(DropReason)

@@ -17,7 +17,7 @@ import orjson
 import torch
 
 from agentlightning.adapter.calls import LOGPROBS, as_token_ids, logprobs_of
-from agentlightning.adapter.sequence_builder import ModelCall, SequenceBuilder
+from agentlightning.adapter.sequence_builder import CallTokens, SequenceBuilder
 from agentlightning.adapter.sequences import BreakReason, DropReason, TokenSequence, Trajectory
 from agentlightning.adapter.tree import ANY_AGENT
 from agentlightning.algorithm.intervals import FailedReward, check_failed_reward
@@ -112,19 +112,19 @@ def _cuts(sequence: TokenSequence, level: Level) -> list[tuple[TokenSequence, in
     return [(sequence, sequence.loss_mask.index(1), len(sequence.token_ids))]
 
 
-def _transition(number: int, call: ModelCall) -> Row:
+def _transition(number: int, call: CallTokens) -> Row:
     length = len(call.response_ids)
     return Row(number, call.prompt_ids, call.response_ids, [1] * length, call.logprobs or [None] * length)
 
 
-def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, ModelCall]]:
+def _calls(triplets: Sequence[Triplet]) -> Iterator[tuple[int, CallTokens]]:
     """Triplets with tokens, each with its place among all of them."""
     for number, triplet in enumerate(triplets):
         prompt_ids, response_ids = _ids(triplet.prompt), _ids(triplet.response)
         if prompt_ids and response_ids:
             yield (
                 number,
-                ModelCall(
+                CallTokens(
                     span=Span.from_attributes(attributes={}, sequence_id=number, span_id=f"triplet-{number}"),
                     agent_name=triplet.metadata.get("agent_name") or ANY_AGENT,
                     prompt_ids=prompt_ids,

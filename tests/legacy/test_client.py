@@ -43,19 +43,6 @@ def test_attributes_and_their_defaults() -> None:
     assert (client._latest_resources_uri, client._report_rollout_uri) == ("/resources/latest", "/rollout")
 
 
-def test_a_task_is_claimed_and_counted(served: Any, connect: Any, ask: Any) -> None:
-    client = connect(served.endpoint)
-    rollout_id = served.run(served.server.queue_task({"q": 1}, mode="train", metadata={"k": "v"}))
-
-    task = ask(client, "poll_next_task")
-
-    assert isinstance(task, Task)
-    assert (task.rollout_id, task.input, task.mode, task.metadata) == (rollout_id, {"q": 1}, "train", {"k": "v"})
-    assert (task.num_claims, client.task_count) == (1, 1)
-    assert task.create_time is not None
-    assert task.last_claim_time is not None
-
-
 def test_polling_goes_on_until_there_is_a_task(canned: Any, connect: Any, ask: Any) -> None:
     empty = {"is_available": False, "task": None}
     server = canned((200, empty), (500, {}), (200, b"no JSON"), (200, [1]), (200, TASK))
@@ -64,19 +51,6 @@ def test_polling_goes_on_until_there_is_a_task(canned: Any, connect: Any, ask: A
 
     assert task.rollout_id == "rollout-1"
     assert len(server.requests) == 5
-
-
-def test_an_invalid_task_is_logged_and_polling_goes_on(
-    canned: Any, connect: Any, ask: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = canned((200, {"is_available": True, "task": {"input": "no id"}}), (200, TASK))
-    client = connect(server.endpoint)
-
-    with caplog.at_level(logging.DEBUG, "agentlightning.legacy"):
-        task = ask(client, "poll_next_task")
-
-    assert (task.rollout_id, client.task_count) == ("rollout-1", 1)
-    assert [record.levelname for record in caplog.records if "not a valid TaskIfAny" in record.message] == ["DEBUG"]
 
 
 def test_closing_ends_a_poll(canned: Any) -> None:
@@ -102,16 +76,6 @@ async def test_closing_ends_a_poll_of_a_coroutine(canned: Any) -> None:
     await client.aclose()
 
     assert await asyncio.wait_for(polling, PATIENCE_SECONDS) is None
-
-
-def test_every_request_says_who_asks(canned: Any, connect: Any, ask: Any) -> None:
-    server = canned((200, TASK))
-    client = connect(server.endpoint)
-
-    ask(client, "poll_next_task")
-    ask(client, "post_rollout", RolloutLegacy(rollout_id="rollout-1"))
-
-    assert [headers["x-agentlightning-client"] for _, _, headers, _ in server.requests] == ["true", "true"]
 
 
 def test_a_path_in_the_endpoint_is_dropped(canned: Any, connect: Any, ask: Any) -> None:
@@ -145,11 +109,6 @@ def test_latest_resources_are_never_from_the_cache(served: Any, connect: Any, as
     latest = ask(client, "get_latest_resources")
     assert (latest.resources_id, latest.resources) == (second, newer)
     assert set(client._resource_cache) == {first, second}
-
-
-@pytest.mark.parametrize(("method", "args"), [("get_resources_by_id", ("res-none",)), ("get_latest_resources", ())])
-def test_resources_that_are_not_there_are_none(served: Any, connect: Any, ask: Any, method: str, args: Any) -> None:
-    assert ask(connect(served.endpoint), method, *args) is None
 
 
 def test_an_empty_bundle_of_resources_is_found(served: Any, connect: Any, ask: Any) -> None:
@@ -221,25 +180,6 @@ def test_a_bare_number_is_refused_among_several_results(connect: Any, ask: Any, 
         ask(connect(nobody), "post_rollouts", [0.5])
 
 
-def test_several_results_travel_in_one_request(served: Any, connect: Any, ask: Any) -> None:
-    rollouts = [RolloutLegacy(rollout_id=f"rollout-{number}", final_reward=number) for number in range(3)]
-
-    answer = ask(connect(served.endpoint), "post_rollouts", [*rollouts[:2], rollouts[2].model_dump()])
-
-    assert answer["data"] == {"rollout_ids": ["rollout-0", "rollout-1", "rollout-2"]}
-    assert served.run(served.server.retrieve_completed_rollouts()) == rollouts
-
-
-def test_a_task_is_submitted_and_comes_back(served: Any, connect: Any, ask: Any) -> None:
-    client = connect(served.endpoint)
-
-    rollout_id = ask(client, "submit_task", {"q": 1}, "val", "res-1", {"k": "v"})
-
-    task = ask(client, "poll_next_task")
-    assert (task.rollout_id, task.input, task.mode) == (rollout_id, {"q": 1}, "val")
-    assert (task.resources_id, task.metadata) == ("res-1", {"k": "v"})
-
-
 def test_a_refused_result_is_none_and_someone_is_warned(
     served: Any, connect: Any, ask: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,15 +212,6 @@ def test_nothing_is_compressed_for_a_server_of_an_earlier_release(canned: Any, c
     _, path, headers, body = server.requests[-1]
     assert (path, "content-encoding" in headers) == ("/rollout", False)
     assert json.loads(body)["logs"] == [LONG]
-
-
-def test_connections_are_reused_by_synchronous_code(served: Any, connect: Any) -> None:
-    client = connect(served.endpoint)
-
-    for _ in range(3):
-        client.get_latest_resources()
-
-    assert len(served.server._uvicorn_server.server_state.connections) == 1
 
 
 async def test_connections_are_reused_within_a_loop(served: Any) -> None:

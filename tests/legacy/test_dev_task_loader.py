@@ -1,32 +1,13 @@
 """The client without a server."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.types import ResourcesUpdate, RolloutLegacy, Task
+from agentlightning.types import ResourcesUpdate, Task
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-
-
-def test_it_is_a_client_of_a_local_endpoint(resources: Any) -> None:
-    loader = DevTaskLoader(["a"], resources, poll_interval=1.0, timeout=2.0)
-
-    assert isinstance(loader, AgentLightningClient)
-    assert (loader.endpoint, loader.poll_interval, loader.timeout) == ("local://", 1.0, 2.0)
-
-
-def test_no_tasks_are_refused(resources: Any) -> None:
-    with pytest.raises(ValueError, match="DevTaskLoader requires at least one task"):
-        DevTaskLoader([], resources)
-
-
-def test_a_mixture_of_tasks_and_inputs_is_refused(resources: Any) -> None:
-    with pytest.raises(ValueError, match="All tasks must be either Task or TaskInput objects"):
-        DevTaskLoader(["a", Task(rollout_id="r", input="b")], resources)
 
 
 def test_inputs_become_numbered_tasks_and_begin_anew_at_the_end(resources: Any, ask: Any) -> None:
@@ -78,19 +59,6 @@ def test_another_id_is_not_found(resources: Any, ask: Any) -> None:
         ask(DevTaskLoader(["a"], resources), "get_resources_by_id", "other")
 
 
-def test_what_is_posted_is_kept(resources: Any, ask: Any) -> None:
-    loader = DevTaskLoader(["a"], resources)
-    rollout = RolloutLegacy(rollout_id="local_task_001", final_reward=1.0)
-
-    answer = ask(loader, "post_rollout", rollout)
-    many = ask(loader, "post_rollouts", [{"rollout_id": "x"}, {"rollout_id": "y"}])
-
-    assert answer == {"status": "received", "rollout_id": "local_task_001"}
-    assert many["rollout_ids"] == ["x", "y"]
-    assert [kept.rollout_id for kept in loader.rollouts] == ["local_task_001", "x", "y"]
-    assert loader.rollouts[0] == rollout
-
-
 def test_a_submitted_task_is_served_after_the_others(resources: Any, ask: Any) -> None:
     loader = DevTaskLoader(["a"], resources)
 
@@ -112,18 +80,3 @@ def test_a_callback_is_told_of_the_bundle_at_once(resources: Any) -> None:
 
 def test_repr_counts_the_tasks(resources: Any) -> None:
     assert repr(DevTaskLoader(["a", "b"], resources)).startswith("DevTaskLoader(num_tasks=2, resources={'prompt'")
-
-
-def test_the_documented_development_loop_runs(resources: Any) -> None:
-    loader = DevTaskLoader(tasks=[{"name": "Ada"}, {"name": "Alan"}], resources=resources)
-
-    async def loop() -> None:
-        for _ in range(2):
-            task = await loader.poll_next_task_async()
-            bundle = await loader.get_resources_by_id_async(task.resources_id or "")
-            text = bundle.resources["prompt"].format(**task.input)  # type: ignore[union-attr] # it is a prompt
-            await loader.post_rollout_async(RolloutLegacy(rollout_id=task.rollout_id, task=task, logs=[text]))
-
-    asyncio.run(loop())
-
-    assert [rollout.logs for rollout in loader.rollouts] == [["Greet Ada."], ["Greet Alan."]]

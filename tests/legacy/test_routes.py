@@ -39,10 +39,6 @@ def send(server: AgentLightningServer, method: str, path: str, **options: Any) -
     return requests.request(method, f"{server.endpoint}{path}", timeout=10, **options)
 
 
-def test_no_task_is_an_answer_too(server: AgentLightningServer) -> None:
-    assert send(server, "GET", "/task").json() == {"is_available": False, "task": None}
-
-
 def test_health_is_told_without_claiming_a_task(server: AgentLightningServer) -> None:
     rollout_id = send(server, "POST", "/task", json={"sample": None}).json()["rollout_id"]
 
@@ -52,24 +48,6 @@ def test_health_is_told_without_claiming_a_task(server: AgentLightningServer) ->
     assert send(server, "GET", "/task").json()["task"]["rollout_id"] == rollout_id
 
 
-def test_resources_are_published_and_found(server: AgentLightningServer) -> None:
-    published = send(server, "POST", "/resources", json={"resources": {"p": PROMPT}}).json()
-
-    latest = send(server, "GET", "/resources/latest")
-    by_id = send(server, "GET", f"/resources/{published['resources_id']}")
-
-    assert published["resources_id"].startswith("res-")
-    assert latest.json() == by_id.json() == published
-    assert latest.json()["resources"] == {"p": PROMPT}
-
-
-def test_resources_of_another_id_are_not_found(server: AgentLightningServer) -> None:
-    response = send(server, "GET", "/resources/res-9")
-
-    assert response.status_code == 404
-    assert "'res-9' not found" in response.json()["detail"]
-
-
 def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightningServer) -> None:
     published = send(server, "POST", "/resources", json={"resources": {}}).json()
     seen = {"after": published["resources_id"], "version": published["version"], "wait": 0.01}
@@ -77,15 +55,6 @@ def test_resources_that_do_not_change_in_time_are_no_content(server: AgentLightn
     assert send(server, "GET", "/resources/latest", params=seen).status_code == 204
     assert send(server, "GET", "/resources/latest", params={**seen, "version": 0}).json() == published
     assert send(server, "GET", "/resources/latest", params={**seen, "after": "res-0"}).json() == published
-
-
-def test_without_resources_the_latest_are_not_found(serve: Any) -> None:
-    with pytest.warns(DeprecationWarning, match="AgentLightningServer"):
-        served = serve()
-
-    for parameters in ({}, {"wait": 0.01}):
-        response = send(served.server, "GET", "/resources/latest", params=parameters)
-        assert (response.status_code, "No resources have been set" in response.text) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +151,6 @@ def test_a_body_that_cannot_be_unpacked_is_refused(server: AgentLightningServer,
     response = send(server, "POST", "/rollout", data=body, headers={**JSON, "Content-Encoding": "gzip"})
 
     assert (response.status_code, "gzip" in response.json()["detail"]) == (400, True)
-
-
-def test_a_large_answer_is_compressed(server: AgentLightningServer) -> None:
-    long = {**PROMPT, "template": "x" * 5000}
-    send(server, "POST", "/resources", json={"resources": {"p": long}})
-
-    response = send(server, "GET", "/resources/latest")
-
-    assert response.headers["content-encoding"] == "gzip"
-    assert response.json()["resources"]["p"]["template"] == "x" * 5000
 
 
 @pytest.mark.parametrize(

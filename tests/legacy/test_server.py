@@ -15,7 +15,6 @@ import uvicorn
 from agentlightning.errors import ConfigurationError, InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.http.tokens import Scope, sign_token
 from agentlightning.types import PromptTemplate, RolloutLegacy
 
@@ -192,19 +191,6 @@ async def test_a_busy_port_is_refused_by_name() -> None:
             await server.run_forever()
 
 
-async def test_run_forever_serves_until_the_server_is_stopped() -> None:
-    server = AgentLightningServer(port=0)
-    running = asyncio.create_task(server.run_forever())
-    await asyncio.to_thread(server.startup_event.wait)
-
-    await asyncio.wait([running], timeout=0.05)
-    assert not running.done()
-    await server.stop()
-    await running
-
-    assert server._store is None
-
-
 async def test_cancelling_run_forever_stops_the_server() -> None:
     server = AgentLightningServer(port=0)
     running = asyncio.create_task(server.run_forever())
@@ -232,24 +218,6 @@ async def test_operations_need_a_running_server(method: str, args: tuple[Any, ..
         await getattr(AgentLightningServer(), method)(*args)
 
 
-async def test_a_result_is_taken_once(server: AgentLightningServer) -> None:
-    rollout = RolloutLegacy(rollout_id=await server.queue_task("hello"), final_reward=1.0)
-    await report(server, rollout)
-
-    assert await server.get_completed_rollout(rollout.rollout_id) == rollout
-    assert await server.get_completed_rollout(rollout.rollout_id) is None
-    assert await server.poll_completed_rollout(rollout.rollout_id, timeout=5) is None
-
-
-async def test_polling_waits_for_the_result(server: AgentLightningServer) -> None:
-    rollout = RolloutLegacy(rollout_id=await server.queue_task("hello"))
-    polling = asyncio.create_task(server.poll_completed_rollout(rollout.rollout_id))
-
-    await report(server, rollout)
-
-    assert await polling == rollout
-
-
 async def test_polling_waits_for_a_rollout_that_is_not_known_yet(server: AgentLightningServer) -> None:
     rollout = RolloutLegacy(rollout_id="rollout-of-an-earlier-server")
     polling = asyncio.create_task(server.poll_completed_rollout(rollout.rollout_id, timeout=10))
@@ -266,62 +234,6 @@ async def test_polling_ends_with_its_time(server: AgentLightningServer, timeout:
 
     assert await server.poll_completed_rollout(rollout_id, timeout=timeout) is None
     assert await server.poll_completed_rollout("rollout-none", timeout=timeout) is None
-
-
-async def test_all_results_are_taken_at_once(server: AgentLightningServer) -> None:
-    rollouts = [RolloutLegacy(rollout_id=await server.queue_task(number)) for number in range(3)]
-    for rollout in rollouts:
-        await report(server, rollout)
-
-    assert await server.retrieve_completed_rollouts() == rollouts
-    assert await server.retrieve_completed_rollouts() == []
-
-
-async def test_a_stale_task_is_requeued_when_the_next_one_is_asked_for(clock: Any) -> None:
-    server = AgentLightningServer(port=0, task_timeout_seconds=30.0, store=InMemoryLightningStore(clock=clock))
-    await server.start()
-    await server.queue_task("hello")
-    async with AgentLightningClient(server.endpoint) as client:
-        first = await client.poll_next_task_async()
-        clock.advance(31.0)
-        second = await client.poll_next_task_async()
-        clock.advance(31.0)
-        await server._check_and_requeue_stale_tasks()
-
-    assert server._store is not None
-    processing = server._store.get_processing_tasks()
-    await server.stop()
-    assert first is not None
-    assert second is not None
-    assert (second.rollout_id, first.num_claims, second.num_claims) == (first.rollout_id, 1, 2)
-    assert processing == {}
-
-
-async def test_the_documented_loop_runs(server: AgentLightningServer) -> None:
-    prompt = PromptTemplate(template="What is {a} + {b}?", engine="f-string")
-
-    async def algorithm() -> list[float | None]:
-        resources_id = await server.update_resources({"prompt": prompt})
-        rollout_ids = [
-            await server.queue_task({"a": a, "b": 1}, mode="train", resources_id=resources_id) for a in range(3)
-        ]
-        rollouts = [await server.poll_completed_rollout(rollout_id, timeout=30) for rollout_id in rollout_ids]
-        return [rollout.final_reward if rollout else None for rollout in rollouts]
-
-    async def agent() -> None:
-        client = AgentLightningClient(endpoint=server.endpoint, poll_interval=0.01)
-        for _ in range(3):
-            task = await client.poll_next_task_async()
-            assert task is not None
-            update = await client.get_resources_by_id_async(task.resources_id or "")
-            assert update is not None
-            text = update.resources["prompt"].format(**task.input)  # type: ignore[union-attr] # it is a prompt
-            reward = float(text == f"What is {task.input['a']} + 1?")
-            await client.post_rollout_async(RolloutLegacy(rollout_id=task.rollout_id, final_reward=reward))
-
-    rewards, _ = await asyncio.gather(algorithm(), agent())
-
-    assert rewards == [1.0, 1.0, 1.0]
 
 
 class Opaque:

@@ -93,15 +93,6 @@ def test_the_loop_does_not_wait_for_itself(processor: LightningSpanProcessor) ->
     assert done.wait(5.0)
 
 
-def test_the_outcome_of_a_coroutine_comes_back(processor: LightningSpanProcessor) -> None:
-    async def fail() -> None:
-        raise KeyError("x")
-
-    assert processor._await_in_loop(asyncio.sleep(0, result=3)) == 3
-    with pytest.raises(KeyError):
-        processor._await_in_loop(fail())
-
-
 def test_after_shutdown_there_is_no_loop() -> None:
     processor = LightningSpanProcessor()
     assert processor._loop_thread.name == "otel-loop"

@@ -367,16 +367,6 @@ async def test_web_pages_of_others_are_kept_out(origin: str, allowed: Any, is_le
     assert status == (101 if is_let_in else 403)
 
 
-async def test_web_pages_of_others_cannot_call_by_http(serve: Any, session: aiohttp.ClientSession) -> None:
-    server = await serve()
-    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
-
-    async with session.post(f"{server.endpoint}/enqueue_rollout", data=b'{"input": 1}', headers=headers) as response:
-        assert response.status == 403
-
-    assert await server.query_rollouts() == []
-
-
 @pytest.mark.parametrize(
     ("host", "options", "is_let_in"),
     [

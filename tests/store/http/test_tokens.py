@@ -69,10 +69,6 @@ def test_signing_key_is_not_the_master_token_itself() -> None:
     assert signature != encode(hmac.digest(SECRET.encode(), signed.encode(), "sha256"))
 
 
-def test_master_token_is_the_admin() -> None:
-    assert verify_token(SECRET, SECRET, NOW) == Scope("admin")
-
-
 # ---------------------------------------------------------------------- refused tokens
 
 

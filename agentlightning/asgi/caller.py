@@ -30,6 +30,7 @@ _FOREIGN_SITES: Final = ("cross-site", "same-site")
 """`same-site` is foreign too: all ports of one machine are one site."""
 _BROWSER: Final = "Mozilla/"
 """How every browser begins its `User-Agent`."""
+_UNSPECIFIED: Final = ("0.0.0.0", "[::]")
 _CONTAINER_HOSTS: Final = ("host.docker.internal", "host.containers.internal")
 """Names that containers have for the machine they run on; nobody can register them."""
 
@@ -90,7 +91,9 @@ class CallerCheck:
         """Refuse a name that is not this machine's: its owner can have it lead here, and read with his pages."""
         if self._is_allowed("*"):
             return
-        if _is_unspecified(host) and agent.startswith(_BROWSER) and not is_marked:
+        # 0.0.0.0 and :: lead here too, and browsers send no `Sec-Fetch-Site` to them.
+        is_unspecified = host.rpartition(":")[0] in _UNSPECIFIED or host in _UNSPECIFIED
+        if is_unspecified and agent.startswith(_BROWSER) and not is_marked:
             raise NotAllowed(
                 f"This server does not know which page called it as '{host}', since browsers do not say so there; "
                 "open it as 127.0.0.1."
@@ -110,11 +113,6 @@ class CallerCheck:
         return NotAllowed(f"{pages} may not call this server; {way_out}.")
 
 
-def _is_unspecified(host: str) -> bool:
-    """Whether a Host header is 0.0.0.0 or ::, which lead here too, and to which browsers send no `Sec-Fetch-Site`."""
-    return host.rpartition(":")[0] in ("0.0.0.0", "[::]") or host in ("0.0.0.0", "[::]")
-
-
 @functools.lru_cache(maxsize=16)
 def _names_this_machine(host: str) -> bool:
     """Whether a Host header is an address, which nobody can have lead elsewhere, or a name of this machine."""
@@ -123,10 +121,8 @@ def _names_this_machine(host: str) -> bool:
     except ValueError:
         return False
     own_names = ("localhost", socket.gethostname().lower(), *_CONTAINER_HOSTS)
-    return name in own_names or name.endswith(".localhost") or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
+    if name in own_names or name.endswith(".localhost"):
+        return True
     try:
         ipaddress.ip_address(name)
     except ValueError:

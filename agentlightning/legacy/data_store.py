@@ -295,7 +295,9 @@ class ServerDataStore:
         async with self._changes(["resources"]) as changes:
             while True:
                 latest = await self.store.get_latest_resources()
-                if latest is not None and not _is_seen(latest, seen_id, seen_version):
+                if latest is not None and (
+                    latest.resources_id != seen_id or seen_version not in (None, latest.version)
+                ):
                     return latest
                 await changes.__anext__()
 
@@ -325,7 +327,3 @@ def _marks(rollout: Rollout) -> dict[str, Any]:
     """Where results and their retrieval are noted: the latest attempt, or the rollout if it never had one."""
     holder = rollout.attempt if isinstance(rollout, AttemptedRollout) else rollout
     return holder.metadata or {}
-
-
-def _is_seen(latest: ResourcesUpdate, seen_id: str | None, seen_version: int | None) -> bool:
-    return latest.resources_id == seen_id and seen_version in (None, latest.version)

@@ -126,7 +126,8 @@ class OperationCodec:
             shape_of_value = dict[str, Any] if name == self.op.loose else _relaxed(hint)
             fields[name] = Required[shape_of_value] if is_required else NotRequired[shape_of_value]
         make_shape: Any = TypedDict  # mypy knows only shapes that stand in the code
-        shape = make_shape(_model_name(self.op.name), fields)
+        words = self.op.name.title().replace("_", "")
+        shape = make_shape(f"{words}Request", fields)
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
         return TypeAdapter(shape)
 
@@ -187,10 +188,6 @@ def prepare_codecs() -> None:
             _ = codec_of(op.name).arguments, op.result
 
 
-def _model_name(operation: str) -> str:
-    return "".join(word.title() for word in operation.split("_")) + "Request"
-
-
 def _relaxed(hint: Any) -> Any:
     """A type whose closed sets of words are open: which words fit is the store's to say, in better words."""
     if get_origin(hint) is Literal:
@@ -207,10 +204,9 @@ def _without_tasks(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(task := arguments.get("input")) is Task:
         options = (arguments.get(name) for name in ("mode", "resources_id", "metadata"))
         return {**arguments, **task.as_rollout_fields(*options)}
-    requests = arguments.get("rollouts", ())
-    if not any(isinstance(request, EnqueueRolloutRequest) and type(request.input) is Task for request in requests):
+    if "rollouts" not in arguments:
         return arguments
-    return {"rollouts": [_without_task(request) for request in requests]}
+    return {"rollouts": [_without_task(request) for request in arguments["rollouts"]]}
 
 
 def _without_task(request: Any) -> Any:

@@ -88,12 +88,14 @@ class RetryPolicy:
             except Exception as error:
                 if not is_passing(error):
                     raise
-                if waits and _had_arrived(error) and time.monotonic() - began > WAITED_SECONDS:
+                had_arrived = not isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError))
+                if waits and had_arrived and time.monotonic() - began > WAITED_SECONDS:
                     outage_ends, delays = None, iter(self.retry_delays)
                 if outage_ends is None:
                     outage_ends = time.monotonic() + self.outage_seconds
                 delay = next(delays, None)
-                if delay is None and _may_be_an_outage(error) and time.monotonic() < outage_ends:
+                is_there = isinstance(error, (StoreUnavailable, aiohttp.ClientResponseError))  # and in trouble
+                if delay is None and not is_there and time.monotonic() < outage_ends:
                     delay = max(self.retry_delays, default=None)
                 if delay is None or not await self._recovers(is_healthy, outage_ends):
                     raise _given_up(error) from error
@@ -112,16 +114,6 @@ class RetryPolicy:
                 delay = longest
             await asyncio.sleep(delay)
         return True
-
-
-def _had_arrived(error: Exception) -> bool:
-    """Whether the server was reached before this happened."""
-    return not isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError))
-
-
-def _may_be_an_outage(error: Exception) -> bool:
-    """Whether the server was not there, rather than there and in trouble."""
-    return not isinstance(error, (StoreUnavailable, aiohttp.ClientResponseError))
 
 
 def _given_up(error: Exception) -> Exception:

@@ -5,23 +5,25 @@ finished ones left, and what is left of the gaps is closed with sequences from t
 sequences that took part in it, and no other.
 
 Where the model can go on reading after a prefix, what a finished sequence left in its slot stays there until the slot
-is needed, and a prompt that begins as another did reads only what is new.
+is needed, and a prompt that begins as another did reads only what is new. The rollouts of a group begin with the same
+prompt, and each turn of a conversation begins with the turns before it. Tokens are compared in blocks, found by the
+hash of everything up to the end of the block.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from agentlightning.engine.model import CausalModel
-from agentlightning.engine.prefixes import BLOCK, HeldPrefixes
 from agentlightning.engine.sampler import sample_tokens
 from agentlightning.engine.sampling import SequenceState
 from agentlightning.errors import EngineError
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "HeldPrefixes", "PrefixMatch"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ _CHEAP_PADDING: Final = 1024
 """Tokens of padding that cost less than another call."""
 _PADDING_SHARE: Final = 0.5
 """Of the tokens of the prompts, that may be padding beyond that."""
+BLOCK: Final = 32
+"""Tokens; fewer in common are not worth the search."""
 _WORTH_WAITING: Final = 256
 """Tokens in common with a prompt of the same round, from which on it is read first and the others go on after it."""
 
@@ -135,8 +139,6 @@ class Batch:
             if sequence is not None:
                 sequence.fail(error)
         self._occupied.clear()
-
-    # ------------------------------------------------------------------ parts
 
     def _first_readers(self, arriving: Sequence[SequenceState]) -> tuple[list[SequenceState], list[SequenceState]]:
         """Those to read now, and those that share so much with one of them that it pays to read it first."""
@@ -315,3 +317,96 @@ def _grouped(arriving: Sequence[SequenceState]) -> Iterator[list[SequenceState]]
 
 def _unread(sequence: SequenceState) -> int:
     return len(sequence.prompt) - sequence.shared
+
+
+# ---------------------------------------------------------------------- prefixes
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """A slot that holds the beginning of a prompt."""
+
+    slot: int
+    length: int
+    """Tokens that it has in common with the prompt."""
+
+
+@dataclass(eq=False)
+class _Held:
+    slot: int
+    token_ids: Sequence[int]
+    hashes: list[int]
+
+
+class HeldPrefixes:
+    """What each slot holds. A slot that holds nothing of use is not listed."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, _Held] = {}  # in the order of their last use
+        self._by_hash: dict[int, list[_Held]] = {}
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._by_slot
+
+    def length(self, slot: int) -> int:
+        """Tokens that a slot holds."""
+        held = self._by_slot.get(slot)
+        return 0 if held is None else len(held.token_ids)
+
+    def hold(self, slot: int, token_ids: Sequence[int]) -> None:
+        """A slot holds these now, and nothing else."""
+        self.drop(slot)
+        held = _Held(slot, token_ids, list(_hashes(token_ids)))
+        self._by_slot[slot] = held
+        for one in held.hashes:
+            self._by_hash.setdefault(one, []).append(held)
+
+    def drop(self, slot: int) -> None:
+        held = self._by_slot.pop(slot, None)
+        if held is None:
+            return
+        for one in held.hashes:
+            same = self._by_hash[one]
+            same.remove(held)
+            if not same:
+                del self._by_hash[one]
+
+    def swap(self, first: int, second: int) -> None:
+        """Two slots have exchanged what they hold."""
+        for slot, held in ((second, self._by_slot.pop(first, None)), (first, self._by_slot.pop(second, None))):
+            if held is not None:
+                held.slot = slot
+                self._by_slot[slot] = held
+
+    def clear(self) -> None:
+        self._by_slot.clear()
+        self._by_hash.clear()
+
+    def longest(self, token_ids: Sequence[int]) -> PrefixMatch | None:
+        """The slot that has most in common with the beginning of these; of several, the one that was used last."""
+        found: _Held | None = None
+        for one in _hashes(token_ids):
+            same = self._by_hash.get(one)
+            if same is None:
+                break
+            found = same[-1]
+        if found is None:
+            return None
+        pairs = zip(found.token_ids, token_ids, strict=False)
+        shorter = min(len(found.token_ids), len(token_ids))
+        length = next((number for number, (one, other) in enumerate(pairs) if one != other), shorter)
+        return PrefixMatch(found.slot, length) if length >= BLOCK else None
+
+    def least_recent(self, slots: Iterable[int]) -> int:
+        """Of these, one that holds nothing, or else the one that was used longest ago; there must be one."""
+        free = set(slots)
+        empty = free - self._by_slot.keys()
+        return min(empty) if empty else next(slot for slot in self._by_slot if slot in free)
+
+
+def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
+    """Of every whole block and all before it."""
+    before = 0
+    for end in range(BLOCK, len(token_ids) + 1, BLOCK):
+        before = hash((before, *token_ids[end - BLOCK : end]))
+        yield before

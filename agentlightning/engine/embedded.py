@@ -29,8 +29,7 @@ from agentlightning.utils.child_process import ProgramPlan, python_path
 
 if TYPE_CHECKING:
     from agentlightning.engine.base import Engine, EngineChoice, EngineRequest
-    from agentlightning.engine.shared_weights import SharedBlock
-    from agentlightning.engine.weights import PublishedWeights
+    from agentlightning.engine.weights import PublishedWeights, SharedBlock
 
 __all__ = ["EMBEDDED", "EmbeddedOptions", "EngineServer", "engine_choice"]
 
@@ -196,7 +195,7 @@ class EngineServer:
         """Publish in memory of the child's GPU, where the weights are there too; False if they travel as a file."""
         import torch
 
-        from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX, SharedBlock, gpu_of
+        from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedBlock, gpu_of
 
         gpu = self._served["gpu"]
         if not self._shares_gpu or gpu is None or gpu_of(weights.device) != gpu:

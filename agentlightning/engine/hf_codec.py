@@ -93,7 +93,13 @@ class HfChatCodec:
                 continue
             is_ended = sampled[-1] in self.end_ids
             token_ids = [*prompt, *sampled]
-            written = len(before) + _message_length(after[len(before) :], self._ends(), is_ended=is_ended)
+            # The sampled tokens stand for the assistant's text: with the end token, if that was sampled.
+            text = after[len(before) :]
+            ends = [self.token_text(number) for number in sorted(self.end_ids)]
+            place, length = max(((text.rfind(end), len(end)) for end in ends if end), default=(-1, 0))
+            if place < 0:
+                place, length = len(text), 0
+            written = len(before) + place + (length if is_ended else 0)
         return [*token_ids, *self.encode(whole[written:])]
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int], message: Message) -> None:
@@ -105,11 +111,9 @@ class HfChatCodec:
             self._sampled.popitem(last=False)
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:
-        """The message that sampled tokens, end token included, stand for."""
         return parsed_text(self.decode(token_ids), has_tools=bool(tools))
 
     def stream(self, tools: Sequence[ToolDefinition] | None = None) -> IncrementalParser:
-        """A parser for a message that is still being sampled."""
         return HfParser(self, has_tools=bool(tools))
 
     def encode(self, text: str) -> list[int]:
@@ -119,19 +123,16 @@ class HfChatCodec:
         return [int(number) for number in self.tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; special tokens say nothing."""
         kept = [number for number in token_ids if number not in self.end_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, special ones by their name."""
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    # ------------------------------------------------------------------ parts
-
     def _text(self, messages: list[Message], tools: Sequence[ToolDefinition] | None, *, is_asking: bool) -> str:
-        if not self._has_template:
-            return _plain_text(messages, is_asking=is_asking)
+        if not self._has_template:  # a base model: a name and a text, line by line
+            lines = [f"{str(one.get('role')).capitalize()}: {one.get('content') or ''}\n" for one in messages]
+            return "".join(lines) + ("Assistant:" if is_asking else "")
         if not messages:
             return ""
         try:
@@ -146,9 +147,6 @@ class HfChatCodec:
             )
         except Exception as error:  # whatever the template raises, it is about these messages
             raise InvalidRequest(f"The model's chat template refuses these messages: {error}") from error
-
-    def _ends(self) -> list[str]:
-        return [self.token_text(number) for number in sorted(self.end_ids)]
 
 
 def end_ids_of(tokenizer: Any, generation_config: Any) -> frozenset[int]:
@@ -175,14 +173,6 @@ def _key(prompt_ids: Sequence[int], message: Message) -> tuple[int, str]:
     return hash(tuple(prompt_ids)), said
 
 
-def _message_length(text: str, ends: Sequence[str], *, is_ended: bool) -> int:
-    """How much of an assistant's text its sampled tokens stand for: with the end token, if that was sampled."""
-    place, length = max(((text.rfind(end), len(end)) for end in ends if end), default=(-1, 0))
-    if place < 0:
-        return len(text)
-    return place + length if is_ended else place
-
-
 def _for_template(message: Message) -> Message:
     """Templates take the arguments of tool calls as objects, where OpenAI's API has them as text."""
     changed = {**message, "content": message.get("content") or ""}
@@ -199,12 +189,6 @@ def _for_template(message: Message) -> Message:
                 arguments = json.loads(arguments)
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return changed
-
-
-def _plain_text(messages: Sequence[Message], *, is_asking: bool) -> str:
-    """For base models, which have no chat template: a name and a text, line by line."""
-    lines = [f"{str(message.get('role')).capitalize()}: {message.get('content') or ''}\n" for message in messages]
-    return "".join(lines) + ("Assistant:" if is_asking else "")
 
 
 # ---------------------------------------------------------------------- what sampled text means

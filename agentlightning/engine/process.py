@@ -21,7 +21,7 @@ from agentlightning.engine.checkpoint import load
 from agentlightning.engine.sampling import Sampling
 from agentlightning.engine.scheduler import InferenceEngine
 from agentlightning.engine.server import KEEP_ALIVE_SECONDS, EngineApp
-from agentlightning.engine.shared_weights import gpu_of
+from agentlightning.engine.weights import gpu_of
 from agentlightning.errors import AgentLightningError, EngineError
 from agentlightning.logging import setup
 from agentlightning.utils.child_process import leave_with_parent

@@ -33,7 +33,11 @@ class SampledTokens:
 
 def sample_tokens(logits: Tensor, rows: Sequence[SequenceState]) -> SampledTokens:
     """Choose from the logits [n, vocab] of n rows."""
-    logprobs = _scaled(logits.float(), rows).log_softmax(-1)
+    logits = logits.float()
+    temperatures = [row.sampling.temperature or 1.0 for row in rows]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
+    logprobs = logits.log_softmax(-1)
     choosable = _without_early_ends(logprobs, rows)
     choosable = _truncated(choosable, rows)
     is_greedy = [row.sampling.temperature == 0 for row in rows]
@@ -47,13 +51,6 @@ def sample_tokens(logits: Tensor, rows: Sequence[SequenceState]) -> SampledToken
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     ids, likelihoods = torch.stack([token_ids.double(), chosen.double()]).tolist()  # the device is waited for once
     return SampledTokens([int(number) for number in ids], likelihoods, _likeliest(logprobs, rows))
-
-
-def _scaled(logits: Tensor, rows: Sequence[SequenceState]) -> Tensor:
-    temperatures = [row.sampling.temperature or 1.0 for row in rows]
-    if all(temperature == 1.0 for temperature in temperatures):
-        return logits
-    return logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
 
 
 def _without_early_ends(logprobs: Tensor, rows: Sequence[SequenceState]) -> Tensor:

@@ -28,8 +28,7 @@ from agentlightning.engine.codec import ChatCodec
 from agentlightning.engine.requests import json_object, parse_request
 from agentlightning.engine.responses import Responses, event
 from agentlightning.engine.scheduler import InferenceEngine
-from agentlightning.engine.shared_weights import DESCRIPTION_SUFFIX, SharedReader
-from agentlightning.engine.weights import read_weights
+from agentlightning.engine.weights import DESCRIPTION_SUFFIX, SharedReader, read_weights
 from agentlightning.errors import AgentLightningError, ConfigurationError, EngineError, InvalidRequest, NotAllowed
 
 __all__ = ["EngineApp"]

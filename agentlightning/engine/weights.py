@@ -7,20 +7,28 @@ the distance of two neighbours among the numbers of 16 bits: rounded to the near
 still while the learner's move. So a number goes to one of its two neighbours by chance, the likelier the nearer it is,
 which makes the mean right. Chance follows from the seed, the version and the name of the weight: whoever reads a
 version on the same kind of device, and a run that is resumed, finds the same numbers.
+
+On one GPU, weights travel in memory that the trainer shares with the engine. The trainer copies every weight into one
+block, writes where each lies into a small JSON file, and names that file to the engine in place of one with the weights
+themselves. The block is made and shared once, and filled anew for every version: the engine has copied one version
+before it says so. torch passes such memory between processes as pickles, which can run code; here the handles are plain
+numbers and bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 from torch import Tensor
 
 from agentlightning.errors import EngineError, InvalidRequest
@@ -31,15 +39,22 @@ if TYPE_CHECKING:
     from agentlightning.engine.model import CausalModel
 
 __all__ = [
+    "DESCRIPTION_SUFFIX",
     "PublishedWeights",
+    "SharedBlock",
+    "SharedReader",
     "check_finite",
     "check_shapes",
     "copy_weights",
+    "gpu_of",
     "read_weights",
     "round_by_chance",
     "write_weights",
 ]
 
+DESCRIPTION_SUFFIX: Final = ".shared.json"
+_ALIGNMENT: Final = 256
+"""Bytes; where a weight begins in shared memory, so that any number may lie there."""
 _NAMED: Final = 3
 """Names that an error lists, of those that do not fit."""
 _PIECE: Final = 1 << 22
@@ -182,3 +197,98 @@ def _rounded(exact: Tensor, target: torch.finfo, chance: torch.Generator) -> Ten
     limit = end if end <= torch.finfo(torch.float32).max else math.inf
     size = exact.abs()
     return torch.where((size > 0) & (size < limit), rounded, exact)
+
+
+# ---------------------------------------------------------------------- shared GPU memory
+
+
+class _Description(BaseModel):
+    """Where the weights lie, as the file says."""
+
+    gpu: str
+    dtype: Literal["float32", "float16", "bfloat16"]
+    handle: list[int | bool | str]
+    """What torch needs to open the block; bytes as base64."""
+    places: dict[str, tuple[NonNegativeInt, tuple[NonNegativeInt, ...]]]
+    """Offset in bytes and shape of every weight."""
+
+
+class SharedBlock:
+    """The trainer's side."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        """Take the memory; torch.OutOfMemoryError where there is not enough.
+
+        Args:
+            shapes: Of all weights, by name.
+            dtype: That all of them have.
+            device: A GPU.
+        """
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        end = 0
+        for name, shape in shapes.items():
+            self._places[name] = (end, shape)
+            size = torch.Size(shape).numel() * dtype.itemsize
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.dtype = dtype
+        self._block = torch.empty(end, dtype=torch.uint8, device=device)
+        shared = self._block.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]  # not annotated
+        self._handle = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in shared]
+
+    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy all weights; returns when they are there."""
+        for name, tensor in tensors:
+            offset, shape = self._places[name]
+            _part(self._block, offset, shape, self.dtype).copy_(tensor)
+        torch.cuda.synchronize(self._block.device)
+
+    def describe(self, path: Path) -> None:
+        """Write the file that the engine reads."""
+        described = _Description(
+            gpu=str(gpu_of(self._block.device)),
+            dtype=cast("Any", str(self.dtype).removeprefix("torch.")),
+            handle=self._handle,
+            places=self._places,
+        )
+        path.write_text(described.model_dump_json())
+
+
+class SharedReader:
+    """The engine's side; it keeps the last block open, since opening one takes longer than copying it."""
+
+    def __init__(self) -> None:
+        self._handle: list[int | bool | str] = []
+        self._block: Tensor | None = None
+
+    def read(self, path: Path, device: torch.device) -> dict[str, Tensor]:
+        """The weights that a file describes, in the shared memory itself: copy them before the trainer goes on."""
+        try:
+            found = _Description.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise InvalidRequest(f"The file '{path}' does not describe shared weights: {error}") from error
+        own = gpu_of(device)
+        if found.gpu != own:
+            raise InvalidRequest(f"The weights lie on the GPU '{found.gpu}', and this engine is on '{own}'.")
+        try:
+            if self._block is None or found.handle != self._handle:
+                self._block, self._handle = _opened(found.handle, device), found.handle
+            dtype = getattr(torch, found.dtype)
+            return {name: _part(self._block, offset, shape, dtype) for name, (offset, shape) in found.places.items()}
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"The shared memory that '{path}' describes cannot be read: {error}") from error
+
+
+def gpu_of(device: torch.device) -> str | None:
+    """What tells the GPU from all others, in every process; None for another kind of device."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _part(block: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return block[offset : offset + size].view(dtype).view(shape)
+
+
+def _opened(handle: list[int | bool | str], device: torch.device) -> Tensor:
+    _, *rest = [base64.b64decode(one) if isinstance(one, str) else one for one in handle]
+    storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

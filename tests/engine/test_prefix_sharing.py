@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
+from agentlightning.engine.batch import BLOCK, HeldPrefixes, PrefixMatch  # noqa: E402
 from agentlightning.engine.checkpoint import load  # noqa: E402
 from agentlightning.engine.model import logits_of  # noqa: E402
-from agentlightning.engine.prefixes import BLOCK, HeldPrefixes, Match  # noqa: E402
 from agentlightning.engine.sampling import Generation, Sampling  # noqa: E402
 from agentlightning.engine.scheduler import InferenceEngine  # noqa: E402
 from tests.engine.small_llama import save_small_llama, subword_tokenizer  # noqa: E402
@@ -142,14 +142,14 @@ def test_the_longest_beginning_is_found_and_the_slot_used_last_wins() -> None:
     held.hold(1, [*stem[: 2 * BLOCK], 7, 8, 9])
     held.hold(2, stem)
 
-    assert held.longest([*stem, 1]) == Match(2, 3 * BLOCK)
-    assert held.longest([*stem[: 2 * BLOCK], 7, 8]) == Match(2, 2 * BLOCK)
+    assert held.longest([*stem, 1]) == PrefixMatch(2, 3 * BLOCK)
+    assert held.longest([*stem[: 2 * BLOCK], 7, 8]) == PrefixMatch(2, 2 * BLOCK)
     assert held.longest(stem[: BLOCK - 1]) is None
     held.swap(2, 5)
-    assert held.longest(stem) == Match(5, 3 * BLOCK)
+    assert held.longest(stem) == PrefixMatch(5, 3 * BLOCK)
     assert held.least_recent([0, 5]) == 0
     assert held.least_recent([0, 3]) == 3
     held.drop(5)
-    assert held.longest(stem) == Match(0, 3 * BLOCK)
+    assert held.longest(stem) == PrefixMatch(0, 3 * BLOCK)
     held.clear()
     assert held.longest(stem) is None

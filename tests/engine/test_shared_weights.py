@@ -12,10 +12,14 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("numpy", reason="safetensors writes through NumPy")
 
 from agentlightning.engine.embedded import EngineServer  # noqa: E402
-from agentlightning.engine.shared_weights import SharedBlock, SharedReader, gpu_of  # noqa: E402
 from agentlightning.engine.tiny.files import save_tiny  # noqa: E402
 from agentlightning.engine.tiny.model import TinyModel, TinyShape  # noqa: E402
-from agentlightning.engine.weights import PublishedWeights  # noqa: E402 # after the check for torch
+from agentlightning.engine.weights import (  # noqa: E402
+    PublishedWeights,  # after the check for torch
+    SharedBlock,
+    SharedReader,
+    gpu_of,
+)
 from agentlightning.errors import EngineError, InvalidRequest  # noqa: E402
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]

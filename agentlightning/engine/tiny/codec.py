@@ -45,7 +45,6 @@ class TinyChatCodec:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The tokens of a conversation, by default up to where the assistant's next message begins."""
         parameters = _parameters_by_tool(tools)
         if not all(isinstance(message, dict) for message in messages):
             raise InvalidRequest("A message is not an object.")
@@ -59,25 +58,20 @@ class TinyChatCodec:
         return tokens
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolDefinition] | None = None) -> ParsedMessage:
-        """The message that sampled tokens, end token included, stand for."""
         parser = self.stream(tools)
         deltas = [delta for token in token_ids for delta in parser.add(token)] + parser.finish()
         return parsed_message(deltas)
 
     def stream(self, tools: Sequence[ToolDefinition] | None = None) -> "TinyParser":
-        """A parser for a message that is still being sampled."""
         return TinyParser(_parameters_by_tool(tools))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of plain text, without any chat format."""
         return tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; special tokens say nothing."""
         return tokenizer.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, special ones by their name."""
         return tokenizer.token_text(token_id)
 
 
@@ -94,7 +88,6 @@ class TinyParser:
         self._parameter: str | None = None
 
     def add(self, token_id: int) -> list[Delta]:
-        """What is certain after this token."""
         if not self._held and token_id != END and (token_id != CALL or not self._parameters):
             return self._say([token_id])
         return self._add_structure(token_id)
@@ -157,7 +150,13 @@ def _parameters_by_tool(tools: Sequence[ToolDefinition] | None) -> dict[str, str
     parameters: dict[str, str | None] = {}
     for tool in tools or ():
         function = _named_function(tool)
-        parameters[function["name"]] = _only_string_parameter(function.get("parameters"))
+        schema = function.get("parameters")
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        parameters[function["name"]] = None
+        if isinstance(properties, dict) and len(properties) == 1:
+            [(name, kind)] = properties.items()
+            if isinstance(kind, dict) and kind.get("type") == "string":
+                parameters[function["name"]] = name
     return parameters
 
 
@@ -167,14 +166,6 @@ def _named_function(entry: object) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"The tool or tool call {entry!r} has no function with a name.")
     return function
-
-
-def _only_string_parameter(schema: object) -> str | None:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or len(properties) != 1:
-        return None
-    [(name, kind)] = properties.items()
-    return name if isinstance(kind, dict) and kind.get("type") == "string" else None
 
 
 def _render_message(message: Message, parameters: dict[str, str | None]) -> list[int]:
@@ -222,9 +213,5 @@ def _text(message: Message) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"The content of a message is {content!r}; it must be text or a list of parts.")
-    return "".join(_text_of_part(part) for part in content)
-
-
-def _text_of_part(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) else part
-    return text if isinstance(text, str) else "?"
+    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return "".join(text if isinstance(text, str) else "?" for text in texts)

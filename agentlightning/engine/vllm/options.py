@@ -194,7 +194,7 @@ class KeyMiddleware:
         self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in _OPEN or self._is_admitted(scope):
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -203,6 +203,6 @@ class KeyMiddleware:
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": _REFUSAL})
 
-    def _is_admitted(self, scope: Any) -> bool:
+    def _has_key(self, scope: Any) -> bool:
         shown = dict(scope["headers"]).get(b"authorization", b"")
         return secrets.compare_digest(shown, self._expected)

@@ -1,4 +1,4 @@
-"""The model's door: a gateway through which every model call of a rollout goes, and is recorded.
+"""The LLM proxy: a gateway through which every model call of a rollout goes, and is recorded.
 
 `LLMProxy` serves OpenAI's chat completions, completions, responses and embeddings and Anthropic's messages to agents
 in any language, from backends that speak any of these. `agl proxy` runs it alone.

@@ -78,7 +78,7 @@ class _Done:
 
 
 class LLMProxy:
-    """The model's door.
+    """A gateway to models.
 
     Args:
         port: None or 0 takes a free one, which `port` tells once it runs.
@@ -93,7 +93,7 @@ class LLMProxy:
         middlewares: ASGI middlewares around the gateway, as functions of an application. Names of middlewares
             are accepted and ignored: what they stand for is always there.
         api_key: If set, only those are served who show it, or the key of an attempt that runs.
-        access_host: Address that agents are told; by default the bound one.
+        access_host: Address in the endpoints of agents; by default the bound one.
         journal: Directory in which answered calls are kept until the store has them; True: beside an SQLite store (the
             default for such a store), False: none.
         rollout_budget: What each rollout may spend; then calls of no rollout that runs need the `api_key`.

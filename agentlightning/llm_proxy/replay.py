@@ -189,10 +189,10 @@ def _responses_in(spans: Iterable[Span]) -> _Responses:
 
 def _recorded(call: Span, raw: Span) -> tuple[bytes, RecordedResponse]:
     """A call and its response; InvalidStream, TypeError or ValueError if the spans hold none, as an agent's own may."""
-    said = {name: value for span in (call, raw) for name, value in span.attributes.items()}
+    attributes = {name: value for span in (call, raw) for name, value in span.attributes.items()}
 
     def text(name: str) -> str:
-        return str(said.get(f"{ATTRIBUTE_PREFIX}.{name}") or "")
+        return str(attributes.get(f"{ATTRIBUTE_PREFIX}.{name}") or "")
 
     sent = text("request_body")
     dialect: Any = text("dialect")

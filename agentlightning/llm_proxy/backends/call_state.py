@@ -176,8 +176,8 @@ class CallState:
 
     @property
     def _after_tries(self) -> str:
-        told = "; ".join(f"{one.backend} {one.outcome}" for one in self.tries)
-        return f" after {told}" if told else ""
+        tries = "; ".join(f"{one.backend} {one.outcome}" for one in self.tries)
+        return f" after {tries}" if tries else ""
 
 
 def _rank(rollout_id: str, state: BackendState) -> float:

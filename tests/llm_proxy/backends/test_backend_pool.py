@@ -104,9 +104,9 @@ async def test_time_in_line_is_told(serve: Serve, make_pool: MakePool) -> None:
         assert answer.waited_seconds > 0
 
 
-async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, make_pool: MakePool) -> None:
+async def test_many_calls_leave_no_task_and_no_connection(serve: Serve, make_pool: MakePool) -> None:
     acts = [whole(), whole(status=500), whole(), halve, whole(status=429), drop, whole()]
-    server = await serve(*acts * 300, whole())
+    server = await serve(*acts * 100, whole())
     pool = make_pool(*[server.entry(max_parallel_requests=16)] * 5)
     tasks_before = asyncio.all_tasks()
 
@@ -118,11 +118,11 @@ async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, 
         return "answered"
 
     outcomes: Counter[str] = Counter()
-    for start in range(0, 2000, 40):
+    for start in range(0, 600, 40):
         outcomes.update(await asyncio.gather(*(one(number) for number in range(start, start + 40))))
 
-    assert outcomes.total() == 2000
-    assert outcomes["answered"] > 1000
+    assert outcomes.total() == 600
+    assert outcomes["answered"] > 300
     assert {"BackendBroken", "BackendUnavailable"} < outcomes.keys()
     assert in_flight(pool) == 0
     await pool.close()
@@ -133,32 +133,21 @@ async def test_two_thousand_calls_leave_no_task_and_no_connection(serve: Serve, 
 # ---------------------------------------------------------------------- giving up
 
 
-async def test_thousand_cancelled_calls_leak_no_place(serve: Serve, make_pool: MakePool) -> None:
+async def test_cancelled_calls_leak_no_place(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(hang)
     pool = make_pool(server.entry(max_parallel_requests=4))
 
-    for _ in range(50):
+    for _ in range(10):
         tasks = [asyncio.create_task(pool.send(request_for(who=f"r{number}"))) for number in range(20)]
         await until(lambda: in_flight(pool) == 20)
         await cut(*tasks)
         assert in_flight(pool) == 0
+    await until(lambda: server.open_connections == 0)
 
     server.script = Script([whole()], repeats_last=True)
     await asyncio.gather(*(call(pool) for _ in range(12)))
     await until(lambda: server.in_flight == 0)
     assert server.most_in_flight <= 8  # four of the pool, and four of whose end the server has not heard yet
-
-
-async def test_call_cancelled_while_being_sent_closes_its_connection(serve: Serve, make_pool: MakePool) -> None:
-    server = await serve(hang)
-    pool = make_pool(server.entry(max_parallel_requests=1))
-    task = asyncio.create_task(pool.send(request_for()))
-    await until(lambda: server.in_flight == 1)
-
-    await cut(task)
-
-    await until(lambda: server.open_connections == 0)
-    assert in_flight(pool) == 0
 
 
 async def test_reader_cancelled_in_mid_body_closes_its_connection(serve: Serve, make_pool: MakePool) -> None:
@@ -178,18 +167,6 @@ async def test_reader_cancelled_in_mid_body_closes_its_connection(serve: Serve, 
     await until(lambda: server.open_connections == 0)
     assert in_flight(pool) == 0
     assert pool.describe()[0]["failures"] == 0
-
-
-async def test_answer_left_half_read_closes_its_connection(serve: Serve, make_pool: MakePool) -> None:
-    server = await serve(trickle)
-    pool = make_pool(server)
-
-    async with await pool.send(request_for()) as answer:
-        assert in_flight(pool) == 1
-
-    await answer.close()
-    await until(lambda: server.open_connections == 0)
-    assert in_flight(pool) == 0
 
 
 async def test_answer_closed_under_its_reader_gives_its_place_back_once(serve: Serve, make_pool: MakePool) -> None:
@@ -382,7 +359,7 @@ async def test_lists_change_under_load_without_a_lost_call(serve: Serve, make_po
             answered += 1
 
     loads = [asyncio.create_task(load(f"r{number}")) for number in range(8)]
-    for number in range(30):
+    for number in range(12):
         pool.replace([servers[number % 3].entry(max_parallel_requests=1 + number % 4)])
         target = answered + 10
         await until(lambda target=target: answered >= target)
@@ -479,22 +456,15 @@ async def test_state_tells_the_first_line_of_the_last_error(serve: Serve, make_p
     assert state["last_error"].startswith("closed the connection before answering")
 
 
-async def test_proxy_of_the_environment_is_not_used(
+async def test_neither_a_proxy_of_the_environment_nor_cookies_are_used(
     serve: Serve, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
-
-    assert await call(make_pool(await serve())) == b'{"ok": true}'
-
-
-async def test_cookie_of_one_call_is_not_sent_with_the_next(serve: Serve, make_pool: MakePool) -> None:
     server = await serve(whole(b"x", 200, "Set-Cookie: a=b"))
     pool = make_pool(server)
 
-    await call(pool)
-    await call(pool)
-
+    assert [await call(pool), await call(pool)] == [b"x", b"x"]
     assert "cookie" not in server.requests[1].headers
 
 

@@ -1,4 +1,4 @@
-"""Being told when a module is imported, so that a library is changed when the program first uses it, and not loaded
+"""Callbacks for the import of a module, so that a library is changed when the program first uses it, and not loaded
 for our sake: some take seconds to import, and some speak to the network meanwhile.
 """
 
@@ -69,7 +69,7 @@ class ImportWatch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What the other finders find, with a loader that tells us when it is done."""
+        """What the other finders find, with a loader that notifies us when it is done."""
         if fullname not in self._callbacks or getattr(self._looking, "name", None) == fullname:
             return None
         self._looking.name = fullname
@@ -78,10 +78,10 @@ class ImportWatch(MetaPathFinder):
         finally:
             self._looking.name = None
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _TellingLoader(spec.loader, self._tell)
+            spec.loader = _NotifyingLoader(spec.loader, self._notify)
         return spec
 
-    def _tell(self, module: ModuleType) -> None:
+    def _notify(self, module: ModuleType) -> None:
         if sys.modules.get(module.__name__) is not module:  # a copy that someone loads beside it
             return
         with self._changing:
@@ -92,12 +92,12 @@ class ImportWatch(MetaPathFinder):
             callback(module)
 
 
-class _TellingLoader(Loader):
+class _NotifyingLoader(Loader):
     """A module's own loader, which the module gets back once it is loaded."""
 
-    def __init__(self, loader: Loader, tell: Callback) -> None:
+    def __init__(self, loader: Loader, notify: Callback) -> None:
         self._loader = loader
-        self._tell = tell
+        self._notify = notify
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -107,7 +107,7 @@ class _TellingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._tell(module)
+        self._notify(module)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # of a copy that is not filled yet

@@ -107,7 +107,7 @@ class HttpTracer(DummyTracer):
                 finally:
                     _clients().release()
         finally:
-            self._tell_listeners(trace.as_stored)
+            self._call_listeners(trace.as_stored)
 
     def _keep(self, span: ReadableSpan) -> None:
         trace_here = _trace_here()
@@ -150,7 +150,7 @@ class HttpTracer(DummyTracer):
         assert outcome is not None
         for entry in outcome.entries:
             child.trace.record_call(entry)
-        self._tell_listeners(child.trace.as_stored)
+        self._call_listeners(child.trace.as_stored)
         if outcome.error is not None:
             raise outcome.error from _InChildProcess(f"\n{outcome.traceback}")
         return outcome.value

@@ -198,7 +198,7 @@ class Tracer(Component, ParallelWorkerBase):
         """Undo `add_listener`; ValueError if it does not listen."""
         self._listeners.remove(listener)
 
-    def _tell_listeners(self, spans: Callable[[], list[Span]]) -> None:
+    def _call_listeners(self, spans: Callable[[], list[Span]]) -> None:
         if not self._listeners:
             return
         trace = spans()

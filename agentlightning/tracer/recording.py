@@ -75,7 +75,7 @@ class RecordingTracer(Tracer):
         finally:
             if binding.shipper is not None:
                 await binding.shipper.flush(binding)
-            self._tell_listeners(lambda: _as_spans(binding))
+            self._call_listeners(lambda: _as_spans(binding))
 
     @contextmanager
     def _trace_context_sync(
@@ -93,7 +93,7 @@ class RecordingTracer(Tracer):
         finally:
             if binding.shipper is not None:
                 binding.shipper.flush_blocking(binding)
-            self._tell_listeners(lambda: _as_spans(binding))
+            self._call_listeners(lambda: _as_spans(binding))
 
     @asynccontextmanager
     async def attempt_context(
@@ -114,7 +114,7 @@ class RecordingTracer(Tracer):
                     await binding.shipper.flush(binding)
                 else:
                     last.spans = rest
-            self._tell_listeners(lambda: _as_spans(binding))
+            self._call_listeners(lambda: _as_spans(binding))
 
     @contextmanager
     def _recording(self, binding: Binding) -> Iterator[None]:

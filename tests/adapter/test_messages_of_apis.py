@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.types import Span
-from tests.instrumentation.observing import observed
+from tests.instrumentation.traces import observed
 from tests.llm_proxy.fixtures import CLAUDE
 from tests.llm_proxy.proxied import MODEL, entry, proxied
 from tests.stub_model.script import Answer, Request, Script, Turn

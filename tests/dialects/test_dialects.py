@@ -33,7 +33,7 @@ from agentlightning.dialects.attributes import field, items, text_of
 from agentlightning.instrumentation.model_calls import ModelCall, read_along, read_whole
 from agentlightning.instrumentation.steps import as_json
 from agentlightning.tracer import OtelTracer
-from tests.instrumentation.asking import HTTP
+from tests.instrumentation.sdk_calls import HTTP
 from tests.stub_model.chat import CHAT, COMPLETIONS
 from tests.stub_model.messages import MESSAGES
 from tests.stub_model.responses import RESPONSES

@@ -15,7 +15,7 @@ from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient as Client
 
 from tests.frameworks.contract import weather_in
-from tests.instrumentation.observing import Trace
+from tests.instrumentation.traces import Trace
 from tests.stub_model.script import Answer, Request, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

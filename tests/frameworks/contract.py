@@ -21,7 +21,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.instrumentation.patch import Patch
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.fresh_process import told_by
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel, running
 from tests.stub_model.words import ToolCall

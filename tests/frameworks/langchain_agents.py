@@ -6,7 +6,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from tests.frameworks.contract import weather_in
-from tests.instrumentation.observing import Trace
+from tests.instrumentation.traces import Trace
 from tests.stub_model.server import StubModel
 
 CALL = ["chat_model.llm", ["openai.chat.completion"]]

@@ -11,7 +11,7 @@ from agentlightning.adapter import Framework, detect_framework
 from agentlightning.events import handovers
 from agentlightning.instrumentation.frameworks.ag2 import AG2Patch
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode

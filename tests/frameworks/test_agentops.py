@@ -31,7 +31,7 @@ from agentlightning.instrumentation.agentops import (
 )
 from agentlightning.tracer import AgentOpsTracer
 from agentlightning.types import Span
-from tests.instrumentation.observing import Trace
+from tests.instrumentation.traces import Trace
 from tests.stub_model.server import StubModel
 
 RUNS_IN = ("agentops",)

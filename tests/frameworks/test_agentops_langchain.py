@@ -17,7 +17,7 @@ from agentlightning.instrumentation.agentops_langchain import (
 )
 from agentlightning.tracer import AgentOpsTracer
 from agentlightning.types import Span
-from tests.instrumentation.observing import Trace
+from tests.instrumentation.traces import Trace
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

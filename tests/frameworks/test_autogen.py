@@ -41,7 +41,7 @@ from tests.frameworks.autogen_teams import client as client
 from tests.frameworks.autogen_teams import helper as helper
 from tests.frameworks.contract import CALL, FrameworkContract
 from tests.frameworks.fresh_process import told_by
-from tests.instrumentation.observing import observed_async
+from tests.instrumentation.traces import observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode
@@ -379,7 +379,7 @@ async def test_tool_of_an_mcp_server_is_a_tool(client: Client, stub_model: StubM
 
 PROGRAM = """
     import asyncio, json, sys
-    from tests.instrumentation.observing import observed_async
+    from tests.instrumentation.traces import observed_async
     from tests.stub_model.script import Script
     from tests.stub_model.server import running
 

@@ -29,7 +29,7 @@ from agentlightning.instrumentation.frameworks.crewai import CrewAIPatch
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

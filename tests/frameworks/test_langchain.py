@@ -4,7 +4,6 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -33,7 +32,7 @@ from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import trace_of
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
-from tests.instrumentation.observing import observed, observed_async
+from tests.instrumentation.traces import observed, observed_async
 from tests.stub_model.script import Failure, Script
 from tests.stub_model.server import StubModel
 
@@ -442,21 +441,6 @@ async def test_failing_asynchronous_model_leaves_nothing_current(
 
 
 # ---------------------------------------------------------------------- several at once
-
-
-def test_threads_and_tasks_are_told_apart(stub_model: StubModel) -> None:
-    sequence = ChatPromptTemplate.from_template("{text}") | chat(stub_model)
-    asked = [{"text": f"task {number}"} for number in range(8)]
-
-    def work() -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(sequence.invoke, asked))
-
-    async def work_async() -> None:
-        await asyncio.gather(*map(sequence.ainvoke, asked))
-
-    for way in (work, work_async):
-        assert trace_of(way).shape == ["virtual-root", *[["RunnableSequence.chain", CALL]] * 8]
 
 
 # ---------------------------------------------------------------------- the program's own callbacks

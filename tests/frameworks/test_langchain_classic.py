@@ -13,7 +13,7 @@ from langchain_core.tools import Tool
 from agentlightning.instrumentation.frameworks.langchain import LangChainPatch
 from tests.frameworks.contract import FrameworkContract
 from tests.frameworks.langchain_agents import CALL, agents_of, assert_ids_are_those_of, chat, weather
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Request, Script, Turn
 from tests.stub_model.server import StubModel
 

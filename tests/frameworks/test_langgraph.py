@@ -31,7 +31,7 @@ from tests.frameworks.langchain_agents import (
     question,
     weather,
 )
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

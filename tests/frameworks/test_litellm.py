@@ -26,7 +26,7 @@ from agentlightning.instrumentation.steps import agent_step
 from agentlightning.tracer import OtelTracer
 from tests.frameworks.contract import trace_of
 from tests.frameworks.fresh_process import told_by
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall, encode, id_of
@@ -367,7 +367,7 @@ def test_litellm_is_not_imported_for_us_and_is_recorded_when_it_is(stub_model: S
     program = """
     import json, sys
     from agentlightning.instrumentation import instrument_all
-    from tests.instrumentation.observing import observed
+    from tests.instrumentation.traces import observed
     instrument_all()
     was_imported = "litellm" in sys.modules
     from litellm import completion

@@ -28,7 +28,7 @@ from mcp.types import Tool as MCPTool
 from agentlightning.emitter import emit_reward
 from agentlightning.instrumentation.frameworks.openai_agents import OpenAIAgentsPatch
 from tests.frameworks.contract import FrameworkContract, forecast, weather_in
-from tests.instrumentation.observing import observed_async
+from tests.instrumentation.traces import observed_async
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

@@ -18,7 +18,7 @@ from pydantic_ai.tool_manager import ToolManager
 from agentlightning.adapter import TraceToMessages
 from agentlightning.instrumentation.frameworks.pydantic_ai import PydanticAIPatch
 from tests.frameworks.contract import CALL, FrameworkContract, forecast, weather_in
-from tests.instrumentation.observing import observed_async
+from tests.instrumentation.traces import observed_async
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

@@ -13,7 +13,7 @@ from smolagents.utils import AgentToolCallError
 
 from agentlightning.instrumentation.frameworks.smolagents import SmolagentsPatch
 from tests.frameworks.contract import CALL, FrameworkContract, weather_in
-from tests.instrumentation.observing import observed
+from tests.instrumentation.traces import observed
 from tests.stub_model.script import Answer, Request, Script, Turn
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

@@ -21,7 +21,7 @@ from agentlightning.instrumentation.weave import WeavePatch
 from agentlightning.tracer import OtelTracer
 from agentlightning.tracer.weave import WeaveTracer
 from agentlightning.types import Span
-from tests.instrumentation.observing import Trace
+from tests.instrumentation.traces import Trace
 from tests.stub_model.server import StubModel
 
 RUNS_IN = ("agentops",)

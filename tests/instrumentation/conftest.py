@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.instrumentation.asking import Asking, AskingAnthropic, AskingOpenAI
+from tests.instrumentation.sdk_calls import Asking, AskingAnthropic, AskingOpenAI
 from tests.stub_model.server import StubModel
 
 

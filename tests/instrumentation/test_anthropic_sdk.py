@@ -9,8 +9,8 @@ from anthropic._base_client import AsyncAPIClient, SyncAPIClient
 
 from agentlightning.tracer import OtelTracer
 from tests.instrumentation import asking
-from tests.instrumentation.asking import MESSAGE_WAYS, USER, WEATHER, Asking, AskingAnthropic, values
-from tests.instrumentation.observing import Trace, observed
+from tests.instrumentation.sdk_calls import MESSAGE_WAYS, USER, WEATHER, Asking, AskingAnthropic, values
+from tests.instrumentation.traces import Trace, observed
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall

@@ -18,7 +18,7 @@ from agentlightning.instrumentation.frameworks.litellm import LiteLLMPatch  # no
 from agentlightning.instrumentation.model_sdks import OpenAIPatch  # noqa: E402
 from agentlightning.instrumentation.redirect import ModelRequest, Target, redirected  # noqa: E402
 from agentlightning.litagent import FunctionalLitAgent  # noqa: E402
-from tests.instrumentation.observing import observed, observed_async  # noqa: E402
+from tests.instrumentation.traces import observed, observed_async  # noqa: E402
 from tests.stub_model.server import StubModel, running  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

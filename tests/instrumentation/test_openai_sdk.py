@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.instrumentation.asking import (
+from tests.instrumentation.sdk_calls import (
     CHAT,
     CHAT_WAYS,
     IDS,
@@ -21,7 +21,7 @@ from tests.instrumentation.asking import (
     call_of,
     values,
 )
-from tests.instrumentation.observing import observed
+from tests.instrumentation.traces import observed
 from tests.stub_model.script import Answer, Script
 from tests.stub_model.server import StubModel, running
 from tests.stub_model.words import ToolCall

@@ -24,8 +24,8 @@ from agentlightning.instrumentation.redirect import (
     redirected,
 )
 from agentlightning.tracer import OtelTracer
-from tests.instrumentation.asking import CHAT, read, read_async
-from tests.instrumentation.observing import observed, observed_async
+from tests.instrumentation.sdk_calls import CHAT, read, read_async
+from tests.instrumentation.traces import observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel, running
 

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import context as otel_context
 
 from agentlightning.tracer import OtelTracer
-from tests.instrumentation.asking import (
+from tests.instrumentation.sdk_calls import (
     CHAT,
     CHAT_WAYS,
     HTTP,
@@ -30,7 +30,7 @@ from tests.instrumentation.asking import (
     read,
     read_async,
 )
-from tests.instrumentation.observing import observed, observed_async
+from tests.instrumentation.traces import observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel, running
 

@@ -11,8 +11,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.instrumentation.asking import USER, Asking, AskingAnthropic, AskingOpenAI
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.sdk_calls import USER, Asking, AskingAnthropic, AskingOpenAI
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.script import Answer, Failure, Script
 from tests.stub_model.server import StubModel
 

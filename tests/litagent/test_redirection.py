@@ -27,7 +27,7 @@ from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
 from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
 from agentlightning.utils.daemon_threads import DaemonThreads
-from tests.instrumentation.asking import CHAT
+from tests.instrumentation.sdk_calls import CHAT
 from tests.stub_model.server import StubModel, running
 
 SECRET = "agl-proxy-0123456789"

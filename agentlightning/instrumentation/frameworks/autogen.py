@@ -255,7 +255,7 @@ class _ToolCall:
                 self._span.set_attribute("tool.call.id", self._call_id)
         return nullcontext(self._span)
 
-    def tell_result(self, text: Callable[[], str], *, is_error: bool = False) -> None:
+    def record_result(self, text: Callable[[], str], *, is_error: bool = False) -> None:
         with guarded(_AUTOGEN):
             self._span.set_attribute("tool.result", text())
             if is_error:
@@ -287,7 +287,7 @@ def _tool_span(
 async def _run_tool(original: Callable[..., Any], tool: Any, /, args: Any, *rest: Any, **kwargs: Any) -> Any:
     with _ToolCall(tool.name, args, _call_id(rest, kwargs)) as call:
         result = await original(tool, args, *rest, **kwargs)
-        call.tell_result(lambda: tool.return_value_as_string(result))
+        call.record_result(lambda: tool.return_value_as_string(result))
         return result
 
 
@@ -297,7 +297,7 @@ async def _stream_tool(results: _Stream, tool: Any, /, args: Any, *rest: Any, **
         async with aclosing(results):
             async for result in results:
                 yield result
-        call.tell_result(lambda: tool.return_value_as_string(result))
+        call.record_result(lambda: tool.return_value_as_string(result))
 
 
 async def _call_mcp_tool(
@@ -305,7 +305,7 @@ async def _call_mcp_tool(
 ) -> Any:
     with _ToolCall(name, arguments or {}, _call_id(rest, kwargs)) as call:
         result = await original(workbench, name, arguments, *rest, **kwargs)
-        call.tell_result(result.to_text, is_error=result.is_error)
+        call.record_result(result.to_text, is_error=result.is_error)
         return result
 
 

@@ -57,7 +57,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What is told of a run when it begins."""
+    """What LangChain says of a run when it begins."""
 
     name: str
     kind: str = "chain"
@@ -66,12 +66,12 @@ class _Beginning:
     parent_run_id: UUID | None = None
 
     @classmethod
-    def of(cls, serialized: Any, told: Mapping[str, Any]) -> Self:
+    def of(cls, serialized: Any, kwargs: Mapping[str, Any]) -> Self:
         """Named as the program or, if it did not, as the class."""
         given = serialized or {}
-        name = told.get("name") or given.get("name") or (given.get("id") or ["unnamed"])[-1]
-        kind, tags, metadata = told.get("run_type") or "chain", told.get("tags") or (), told.get("metadata") or {}
-        return cls(str(name), kind, tags, metadata, told.get("parent_run_id"))
+        name = kwargs.get("name") or given.get("name") or (given.get("id") or ["unnamed"])[-1]
+        kind, tags, metadata = kwargs.get("run_type") or "chain", kwargs.get("tags") or (), kwargs.get("metadata") or {}
+        return cls(str(name), kind, tags, metadata, kwargs.get("parent_run_id"))
 
     @property
     def agent(self) -> str | None:
@@ -152,7 +152,7 @@ def leave(run: Run) -> None:
 
 
 def _leave_what_is_over() -> None:
-    """Leave runs whose end was told in another context than their beginning."""
+    """Leave runs that ended in another context than they began in."""
     place = _here.get()
     while place is not None and place.run.is_over and trace.get_current_span() is place.run.step.span:
         leave(place.run)
@@ -233,7 +233,7 @@ class Recorder:
         run.step.end(error=None if is_harmless else error)
 
     @_callback
-    def _fail(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
+    def _fail(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id, error)
 
     on_chain_error = on_tool_error = on_retriever_error = _fail
@@ -241,10 +241,10 @@ class Recorder:
     # ------------------------------------------------------------------ chains
 
     @_callback
-    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         if not self.is_on:
             return
-        chain = _Beginning.of(serialized, told)
+        chain = _Beginning.of(serialized, kwargs)
         above, parent = self._above(chain)
         is_root = chain.parent_run_id not in self._runs
         is_agent = chain.agent is not None and (above is None or above.beginning.agent != chain.agent)
@@ -262,11 +262,11 @@ class Recorder:
         self._begin(Run(run_id, step, chain, is_agent), is_current=is_node)
 
     @_callback
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id)
 
     @_callback
-    def on_agent_action(self, action: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_agent_action(self, action: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Only an agent acts and finishes: the chain that does is one."""
         run = self.run_of(run_id)
         if run is not None and run.id == run_id:
@@ -277,27 +277,27 @@ class Recorder:
     # ------------------------------------------------------------------ models
 
     @_callback
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **told: Any) -> None:
-        self._begin_call(serialized, messages[0], run_id, told)
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._begin_call(serialized, messages[0], run_id, kwargs)
 
     @_callback
-    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **told: Any) -> None:
-        self._begin_call(serialized, prompts, run_id, told)
+    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._begin_call(serialized, prompts, run_id, kwargs)
 
-    def _begin_call(self, serialized: Any, prompt: Sequence[Any], run_id: UUID, told: Mapping[str, Any]) -> None:
+    def _begin_call(self, serialized: Any, prompt: Sequence[Any], run_id: UUID, kwargs: Mapping[str, Any]) -> None:
         if not self.is_on or is_suppressed():
             return
-        beginning = _Beginning.of(serialized, told)
+        beginning = _Beginning.of(serialized, kwargs)
         above, parent = self._above(beginning)
         if above is not None and above.call is not None:  # a model made of another, which records the call
             above.call.watch.has_seen = True
         step = Step("chat_model.llm", {"langchain.llm.name": beginning.name}, parent=parent)
-        run = Run(run_id, step, beginning, call=_Call(prompt, told.get("invocation_params") or {}))
+        run = Run(run_id, step, beginning, call=_Call(prompt, kwargs.get("invocation_params") or {}))
         # Of several that begin at once, each becomes current when its own turn comes.
-        self._begin(run, is_current=told.get("batch_size", 1) == 1)
+        self._begin(run, is_current=kwargs.get("batch_size", 1) == 1)
 
     @_callback
-    def on_llm_new_token(self, token: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._runs.get(run_id)
         if run is not None and run.call is not None and run.call.first_token_seconds is None:
             run.call.first_token_seconds = time.perf_counter() - run.call.began
@@ -306,44 +306,44 @@ class Recorder:
     on_stream_event = on_llm_new_token
 
     @_callback
-    def on_llm_end(self, response: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id, None, functools.partial(_call_attributes, response))
 
     @_callback
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **told: Any) -> None:
-        self._end(run_id, error, functools.partial(_call_attributes, told.get("response")))
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end(run_id, error, functools.partial(_call_attributes, kwargs.get("response")))
 
     # ------------------------------------------------------------------ tools and retrievers
 
     @_callback
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **told: Any) -> None:
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         if not self.is_on or is_suppressed():
             return
-        beginning = _Beginning.of(serialized, told)
+        beginning = _Beginning.of(serialized, kwargs)
         _, parent = self._above(beginning)
         name = (serialized or {}).get("name") or beginning.name
-        arguments = input_str if told.get("inputs") is None else told["inputs"]
-        step = tool_step(name, arguments, call_id=told.get("tool_call_id"), name="tool.tool", parent=parent)
+        arguments = input_str if kwargs.get("inputs") is None else kwargs["inputs"]
+        step = tool_step(name, arguments, call_id=kwargs.get("tool_call_id"), name="tool.tool", parent=parent)
         self._begin(Run(run_id, step, beginning))
 
     @_callback
-    def on_tool_end(self, output: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         result = as_json(getattr(output, "content", output))
         # A tool may say in its answer to the model that it failed.
         error = result if getattr(output, "status", None) == "error" else None
         self._end(run_id, error, lambda _: {"tool.result": result})
 
     @_callback
-    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **told: Any) -> None:
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: Any) -> None:
         if not self.is_on or is_suppressed():
             return
-        beginning = _Beginning.of(serialized, told)
+        beginning = _Beginning.of(serialized, kwargs)
         _, parent = self._above(beginning)
         attributes = {"langchain.retriever.name": beginning.name, "langchain.retriever.query": query}
         self._begin(Run(run_id, Step("retriever.retriever", attributes, parent=parent), beginning))
 
     @_callback
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **told: Any) -> None:
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id, None, lambda _: {"langchain.retriever.documents": as_json(documents)})
 
 

@@ -9,7 +9,7 @@ import anthropic
 import openai
 from pydantic import BaseModel
 
-from tests.instrumentation.observing import Trace, observed, observed_async
+from tests.instrumentation.traces import Trace, observed, observed_async
 from tests.stub_model.server import StubModel
 from tests.stub_model.words import ToolCall
 

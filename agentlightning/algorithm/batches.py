@@ -42,6 +42,7 @@ __all__ = [
     "first_traceback",
     "groups_that_differ",
     "retried_config",
+    "rewards_of_tasks",
     "score_of",
 ]
 
@@ -275,6 +276,16 @@ def score_of(finished: Sequence[FinishedRollout], failed: FailedReward = "worst"
     counted = reward_of_failed(failed, rewards) if errors else None
     values = rewards if counted is None else [*rewards, *[counted] * errors.total()]
     return Score(replace(estimate(values), failed=errors.total(), failed_reward=counted), errors)
+
+
+def rewards_of_tasks(finished: Sequence[FinishedRollout], failed: FailedReward = "worst") -> list[float | None]:
+    """The reward of each rollout in the order in which they were sent; None for one that failed and does not count.
+
+    Args:
+        failed: What a failed rollout counts.
+    """
+    counted = reward_of_failed(failed, [one.own_reward for one in finished if one.own_reward is not None])
+    return [counted if one.own_reward is None else one.own_reward for one in finished]
 
 
 def groups_that_differ(finished: Sequence[FinishedRollout], failed: FailedReward) -> int:

@@ -8,20 +8,24 @@ from agentlightning.algorithm.comparison import PairedComparison
 __all__ = ["gain_summary"]
 
 
-def gain_summary(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+def gain_summary(before: Sequence[float | None], after: Sequence[float | None]) -> dict[str, Any]:
     """The gain for the summary of a run, with its interval and the test's verdict; empty if there are no pairs.
 
     Args:
-        before: The reward of the base for each task.
+        before: The reward of the base for each task; None for a rollout that failed and does not count.
         after: The reward of the result, for the same tasks in the same order.
     """
-    if not before or len(before) != len(after):
+    if len(before) != len(after):
         return {}
-    low, high = min(0.0, *before, *after), max(1.0, *before, *after)
-    pairs = len(before)
-    comparison = PairedComparison(max_pairs=pairs, min_pairs=pairs, reward_range=(low, high))
-    for incumbent, candidate in zip(before, after, strict=True):
-        comparison.add(incumbent, candidate)
+    both = zip(before, after, strict=True)
+    pairs = [(base, result) for base, result in both if base is not None and result is not None]
+    if not pairs:
+        return {}
+    rewards = [reward for pair in pairs for reward in pair]
+    reward_range = (min(0.0, *rewards), max(1.0, *rewards))
+    comparison = PairedComparison(max_pairs=len(pairs), min_pairs=len(pairs), reward_range=reward_range)
+    for base, result in pairs:
+        comparison.add(base, result)
     found = comparison.estimate
     return {
         "gain": {

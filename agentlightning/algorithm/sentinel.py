@@ -14,6 +14,7 @@ from typing import Final
 
 from agentlightning.algorithm.batches import FinishedRollout
 from agentlightning.errors import ConfigurationError
+from agentlightning.llm_proxy.call_record import CALL_SPAN
 from agentlightning.types.rewards import rewards_of
 
 __all__ = ["Alarm", "Sentinel", "alarms_of"]
@@ -67,21 +68,15 @@ class Sentinel:
         """Forget what was watched in an earlier run."""
         self.alarms, self._curves = [], {}
 
-    def figures(
-        self, finished: Sequence[FinishedRollout], answers: Mapping[str, Sequence[tuple[int, ...]]]
-    ) -> dict[str, float]:
-        """The metrics of a step.
-
-        Args:
-            answers: Of each group, the sampled tokens of its rollouts.
-        """
+    def figures(self, finished: Sequence[FinishedRollout]) -> dict[str, float]:
+        """The metrics of a step."""
+        answers = {one.rollout.rollout_id: _sampled(one) for one in finished}
+        of_groups = {one.group: answers[one.rollout.rollout_id] for one in finished}
         figures: dict[str, float] = {}
-        sampled = [answer for group in answers.values() for answer in group]
-        if sampled:
-            figures[LENGTH] = fmean(map(len, sampled))
-        if len(answers) > 1:
-            first = [group[0] for group in answers.values() if group]
-            figures[DISTINCT] = (len(set(first)) - 1) / max(1, len(first) - 1)
+        if any(answers.values()):
+            figures[LENGTH] = fmean(map(len, answers.values()))
+        if len(of_groups) > 1:
+            figures[DISTINCT] = (len(set(of_groups.values())) - 1) / (len(of_groups) - 1)
         watched = [value for one in finished if (value := self._watched(one)) is not None and math.isfinite(value)]
         if watched:
             figures[WATCHED] = fmean(watched)
@@ -103,6 +98,13 @@ class Sentinel:
             return self.reward(finished)
         named = [one.value for span in finished.spans for one in rewards_of(span) if one.name == self.reward]
         return named[-1] if named else None
+
+
+def _sampled(finished: FinishedRollout) -> tuple[int, ...]:
+    """The tokens that the model chose in a rollout, in the order of its calls."""
+    calls = [span for span in finished.spans if span.name == CALL_SPAN]
+    ids = [span.attributes.get("response_token_ids") for span in calls]
+    return tuple(one for call in ids if isinstance(call, (list, tuple)) for one in call)
 
 
 def alarms_of(curves: Mapping[str, Sequence[float]]) -> list[Alarm]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from agentlightning.algorithm.sentinel import DISTINCT, LENGTH, TRAINED, WATCHED, WATCHED_ERROR, alarms_of
 from agentlightning.verdict.evidence import Evidence, RolloutEvidence
 
 __all__ = ["FINDINGS", "Finding", "find"]
@@ -355,6 +356,21 @@ def _learning_rate_too_high(evidence: Evidence) -> Finding | None:
     return None
 
 
+def _alarmed(evidence: Evidence) -> Finding | None:
+    """What a sentinel watches; a run without one has no such metrics."""
+    names = (TRAINED, WATCHED, WATCHED_ERROR, LENGTH, DISTINCT)
+    alarms = alarms_of({name: evidence.series(name) for name in names})
+    if not alarms:
+        return None
+    return Finding(
+        "reward_hacking" if alarms[0].name == "reward_hacking" else "ran_away",
+        alarms[0].sentence,
+        "Look at rollouts with the highest reward (`agl dashboard`), close the loophole, and go back to an earlier "
+        "checkpoint; Sentinel(stop=True) ends a run in time.",
+        {name: curve[-1] for name, curve in alarms[0].curves.items() if curve},
+    )
+
+
 def _learning_rate_too_low(evidence: Evidence) -> Finding | None:
     changes = evidence.series("learner/kl_to_old")
     rate = (evidence.series("learner/learning_rate") or [0.0])[-1]
@@ -409,6 +425,7 @@ _RULES: Final[Sequence[Rule]] = (
     ),
     _no_variance,
     _noisy_reward,
+    _alarmed,
     _learning_rate_too_high,
     _learning_rate_too_low,
     _one_task,
@@ -418,6 +435,14 @@ FINDINGS: Final = (
     *("nothing_ran", "failed", "timeout", "lost_workers", "model_calls_failed", "no_reward", "bad_reward"),
     *("no_model_calls", "ids_missing", "cut_off", "groups_too_small", "too_long", "too_stale"),
     *("too_easy_or_too_hard", "all_right", "all_wrong", "constant_reward", "collapsed", "same_answers"),
-    *("noisy_reward", "learning_rate_too_high", "learning_rate_too_low", "one_task", "few_steps"),
+    *(
+        "noisy_reward",
+        "reward_hacking",
+        "ran_away",
+        "learning_rate_too_high",
+        "learning_rate_too_low",
+        "one_task",
+        "few_steps",
+    ),
 )
 """The names of all findings."""

@@ -78,7 +78,9 @@ def verdict_of(evidence: Evidence) -> Verdict:
     outcome: Outcome = "unknown" if gain is None else gain.outcome
     if gain is not None and outcome == "gained":
         findings = [finding for finding in findings if finding.name not in ("few_steps", "one_task")]
-        return Verdict(outcome, f"Gained {gain}.", gain, tuple(findings))
+        hacked = next((one for one in findings if one.name == "reward_hacking"), None)
+        said = f"Gained {gain}." if hacked is None else f"Gained {gain} in the trained reward only. {hacked.sentence}"
+        return Verdict(outcome, said, gain, tuple(findings))
     if gain is not None and outcome == "lost":
         cause = f" {findings[0].sentence}" if findings else ""
         return Verdict(outcome, f"Lost {gain}.{cause}", gain, tuple(findings))

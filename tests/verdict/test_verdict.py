@@ -124,6 +124,17 @@ async def model_jumped(run: Recorded) -> None:
     await run.metrics(learned(kl=0.01), learned(kl=2.5))
 
 
+async def reward_hacking(run: Recorded) -> None:
+    await groups(run, 2, MIXED)
+    watched = [{"watched/mean": 0.9 - 0.08 * step, "watched/error": 0.01} for step in range(10)]
+    await run.metrics(*(learned(reward=0.5, **one) | {"reward/mean": 0.1 * i} for i, one in enumerate(watched)))
+
+
+async def ran_away(run: Recorded) -> None:
+    await groups(run, 2, MIXED)
+    await run.metrics(*(learned(**{"answers/tokens": 10.0 * 2**step}) for step in range(8)))
+
+
 async def learning_rate_too_low(run: Recorded) -> None:
     await groups(run, 2, MIXED)
     await run.metrics(*[learned(kl=1e-9)] * 6)
@@ -165,6 +176,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "collapsed on the way": (collapsed_while_learning, "collapsed", "entropy fell from 1.00 to 0.001"),
     "seed fixed by the agent": (same_answers, "same_answers", "all answers of a group are the same, token by token"),
     "random reward": (noisy_reward, "noisy_reward", "in 8 of 12 cases"),
+    "answers grow": (ran_away, "ran_away", "Answers grew from"),
     "the model falls apart": (learning_rate_too_high, "learning_rate_too_high", "entropy rose from 1.00 to 4.00"),
     "one step goes too far": (model_jumped, "learning_rate_too_high", "changed by 2.50 nats"),
     "steps too small": (learning_rate_too_low, "learning_rate_too_low", "did not change"),
@@ -188,8 +200,18 @@ async def test_a_fault_is_the_cause_that_the_verdict_names(fault: Fault, name: s
     assert found.findings[0].advice
 
 
+async def test_a_gain_by_a_loophole_is_named_as_such() -> None:
+    found = await judged(reward_hacking)
+
+    assert (found.outcome, found.findings[0].name) == ("gained", "reward_hacking")
+    assert (
+        "in the trained reward only. The trained reward rose from 0.15 to 0.75 while the watched one fell"
+        in found.sentence
+    )
+
+
 def test_every_finding_has_a_fault_that_shows_it() -> None:
-    assert {name for _, name, _ in FAULTS.values()} == set(FINDINGS)
+    assert {"reward_hacking", *(name for _, name, _ in FAULTS.values())} == set(FINDINGS)
 
 
 async def healthy(run: Recorded) -> None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +27,11 @@ from agentlightning.algorithm.batches import (
     Sent,
     groups_that_differ,
     retried_config,
+    rewards_of_tasks,
     score_of,
 )
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
+from agentlightning.algorithm.gain import gain_summary
 from agentlightning.algorithm.grpo.checkpoints import digest_of
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
 from agentlightning.algorithm.grpo.policy import (
@@ -43,6 +45,7 @@ from agentlightning.algorithm.grpo.progress import Curriculum, Progress
 from agentlightning.algorithm.grpo.samples import Batch, SampleSettings, batch_of
 from agentlightning.algorithm.grpo.settings import LearnerSettings
 from agentlightning.algorithm.intervals import Estimate, FailedReward, check_failed_reward, validation_summary
+from agentlightning.algorithm.sentinel import Sentinel
 from agentlightning.algorithm.utils import report_metrics
 from agentlightning.engine.base import EngineChoice
 from agentlightning.engine.checkpoint import check_replaceable
@@ -116,6 +119,7 @@ class GRPO(Algorithm):
         device: "auto", "cpu" or "cuda".
         max_sequences: Answers that an engine samples together at most.
         seed: Of the order of tasks and of learning.
+        sentinel: Watches a second reward, lengths, entropy and diversity, and raises alarms; see `Sentinel`.
     """
 
     baseline: Estimate | None = None
@@ -152,7 +156,9 @@ class GRPO(Algorithm):
         device: str = "auto",
         max_sequences: int = 64,
         seed: int = 0,
+        sentinel: Sentinel | None = None,
     ) -> None:
+        self.sentinel = sentinel
         self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
         self.engine, choice = engine, engine_choice(engine)
         self.rollout_timeout = rollout_timeout
@@ -224,6 +230,10 @@ class GRPO(Algorithm):
     def _begin(self) -> None:
         """Nothing of an earlier run is left."""
         self.baseline = self.result = None
+        self._validated: list[list[float | None]] = []
+        """The rewards of each validation, by task."""
+        if self.sentinel is not None:
+            self.sentinel.begin()
         self.examples: list[list[FinishedRollout]] = []
         """The first rollouts of each validation, in the order of its tasks."""
         self.progress = Progress(self.checkpoints)
@@ -319,6 +329,9 @@ class GRPO(Algorithm):
                 self.progress.highest,
             )
             return True
+        if self.sentinel is not None and self.sentinel.stop and self.sentinel.alarms:
+            logger.warning("GRPO stops at the alarm '%s'.", self.sentinel.alarms[0].name)
+            return True
         return self.progress.step >= self.steps or self.progress.is_target_reached(self.target_reward)
 
     async def _keep_best(self, curriculum: Curriculum) -> None:
@@ -384,6 +397,10 @@ class GRPO(Algorithm):
         metrics: dict[str, float] = {"seconds/rollouts": time.perf_counter() - began}
         batches = [await self._batch(finished, policy) for policy in self.policies]
         await undisturbed(self._learn(finished, batches, metrics))
+        if self.sentinel is not None:
+            metrics |= self.sentinel.figures(finished)
+            for alarm in self.sentinel.look(metrics):
+                logger.warning("Step %d: %s", self.progress.step, alarm.sentence)
         await report_metrics(self, self.progress.step, metrics)
         if self.progress.empty_steps >= MOST_EMPTY_STEPS and not self.progress.is_solved():
             taught = zip(self.policies, batches, strict=True)
@@ -463,11 +480,14 @@ class GRPO(Algorithm):
         self.examples.append(finished[:MOST_EXAMPLES])
         self.progress.note_rewards([one.own_reward for one in finished if one.own_reward is not None])
         score = score_of(finished, self.validation_failed)
+        self._validated.append(rewards_of_tasks(finished, self.validation_failed))
         await report_metrics(self, self.progress.step, score.metrics())
         return score.reward
 
     def run_summary(self) -> dict[str, Any]:
-        return validation_summary(self.baseline, self.result)
+        gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
+        raised = [] if self.sentinel is None else [asdict(alarm) for alarm in self.sentinel.alarms]
+        return {**validation_summary(self.baseline, self.result), **gain, **({"alarms": raised} if raised else {})}
 
     async def _validate_now(self, dataset: Dataset[Any]) -> None:
         self.result = await self.validate(dataset)

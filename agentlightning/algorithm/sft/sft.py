@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.batches import Batches, retried_config, score_of
+from agentlightning.algorithm.batches import Batches, retried_config, rewards_of_tasks, score_of
 from agentlightning.algorithm.fast import DEV_RESOURCES_ID
+from agentlightning.algorithm.gain import gain_summary
 from agentlightning.algorithm.grpo.checkpoints import Checkpoint, Checkpoints
 from agentlightning.algorithm.grpo.learner import Learner
 from agentlightning.algorithm.grpo.outcomes import check_token_ids, outcomes_of
@@ -124,6 +125,8 @@ class SFT(Algorithm):
         self.epochs_made = 0
         self.best_loss: float | None = None
         """The held-out loss of the weights that remain, in nats per token."""
+        self._validated: list[list[float | None]] = []
+        """The rewards of each validation of this run, by task."""
         self.baseline: Estimate | None = None
         """The mean reward on the validation set before training."""
         self.result: Estimate | None = None
@@ -155,6 +158,7 @@ class SFT(Algorithm):
         """Fine-tune; with a validation set, agents try it before and after."""
         if self.best_of is not None and (train_dataset is None or len(train_dataset) == 0):
             raise ConfigurationError("With best_of, SFT needs tasks to sample; give the Trainer a train_dataset.")
+        self._validated = []
         is_served = self.best_of is not None or self.publish or val_dataset is not None
         stays = False
         try:
@@ -255,13 +259,18 @@ class SFT(Algorithm):
     # ------------------------------------------------------------------ validation
 
     def run_summary(self) -> dict[str, Any]:
-        return validation_summary(self.baseline, self.result)
+        gain = gain_summary(self._validated[0], self._validated[-1]) if len(self._validated) > 1 else {}
+        return {**validation_summary(self.baseline, self.result), **gain}
 
     async def _validate(self, dataset: Dataset[Any], *, step: int) -> Estimate:
         """The mean reward on a data set, with an interval; rollouts that failed count as the worst reward."""
         resources_id = await self._resources("sft-val", self.validation_temperature)
         batches = Batches(self.get_store(), retried_config(self._rollout_timeout))
-        score = score_of(await batches.gather(await batches.send(dataset, mode="val", resources_id=resources_id)))
+        metadata = {"run_id": self.get_run_id()}
+        sent = await batches.send(dataset, mode="val", resources_id=resources_id, metadata=metadata)
+        finished = await batches.gather(sent)
+        score = score_of(finished)
+        self._validated.append(rewards_of_tasks(finished))
         logger.info("Validation reward %s", score.reward)
         await report_metrics(self, step, score.metrics())
         return score.reward

@@ -158,7 +158,6 @@ class GRPO(Algorithm):
         seed: int = 0,
         sentinel: Sentinel | None = None,
     ) -> None:
-        self.sentinel = sentinel
         self.model, self.device, self.lora, self.max_sequences = model, device, lora, max_sequences
         self.engine, choice = engine, engine_choice(engine)
         self.rollout_timeout = rollout_timeout
@@ -181,8 +180,7 @@ class GRPO(Algorithm):
         self.output = None if output is None else Path(output)
         self.checkpoints = None if checkpoints is None else Path(checkpoints)
         self.save_every = save_every
-        self._resume = resume
-        self.seed = seed
+        self._resume, self.seed, self.sentinel = resume, seed, sentinel
         self._check(choice)
         options: dict[str, Any] = {"engine": choice, "device": device, "max_sequences": max_sequences, "lora": lora}
         self.policies = [Policy(name, path, self.learning, **options) for name, path in sources_by_name(model).items()]

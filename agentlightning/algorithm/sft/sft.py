@@ -8,7 +8,7 @@ is context. The proxy and an engine run only where agents need the model: to sam
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +82,9 @@ class SFT(Algorithm):
         seed: Of what is held out, and of the order.
     """
 
+    _validated: Sequence[list[float | None]] = ()
+    """The rewards of each validation of this run, by task."""
+
     def __init__(
         self,
         model: str = "tiny",
@@ -125,8 +128,6 @@ class SFT(Algorithm):
         self.epochs_made = 0
         self.best_loss: float | None = None
         """The held-out loss of the weights that remain, in nats per token."""
-        self._validated: list[list[float | None]] = []
-        """The rewards of each validation of this run, by task."""
         self.baseline: Estimate | None = None
         """The mean reward on the validation set before training."""
         self.result: Estimate | None = None
@@ -158,7 +159,7 @@ class SFT(Algorithm):
         """Fine-tune; with a validation set, agents try it before and after."""
         if self.best_of is not None and (train_dataset is None or len(train_dataset) == 0):
             raise ConfigurationError("With best_of, SFT needs tasks to sample; give the Trainer a train_dataset.")
-        self._validated = []
+        self._validated = ()
         is_served = self.best_of is not None or self.publish or val_dataset is not None
         stays = False
         try:
@@ -270,7 +271,7 @@ class SFT(Algorithm):
         sent = await batches.send(dataset, mode="val", resources_id=resources_id, metadata=metadata)
         finished = await batches.gather(sent)
         score = score_of(finished)
-        self._validated.append(rewards_of_tasks(finished))
+        self._validated = [*self._validated, rewards_of_tasks(finished)]
         logger.info("Validation reward %s", score.reward)
         await report_metrics(self, step, score.metrics())
         return score.reward

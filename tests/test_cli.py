@@ -32,6 +32,17 @@ def test_status_shows_what_the_store_holds(store_path: Path, capsys: pytest.Capt
     assert "queue_length" in shown
 
 
+@pytest.mark.parametrize(("verb", "field"), [("status", "total_rollouts"), ("export", "rollout")])
+def test_data_may_be_answered_as_json(
+    verb: str, field: str, store_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / "a.jsonl")] if verb == "export" else []
+
+    assert main(["store", verb, "--json", str(store_path), *files]) == 0
+
+    assert json.loads(capsys.readouterr().out)[field] == 3
+
+
 def test_export_and_import_carry_a_store(store_path: Path, tmp_path: Path) -> None:
     archive, copy = tmp_path / "a.jsonl", tmp_path / "t.db"
 

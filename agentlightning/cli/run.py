@@ -16,33 +16,44 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
-from agentlightning.cli.command import Command, CommandParser, say
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentlightning.cli.command import Command, CommandParser, print_json, say
 from agentlightning.cli.foreground import ForegroundProgram, has_terminal_signals, streams_to_capture
 from agentlightning.cli.models import Models, add_model_arguments, budget_of, models_of, passed_through
-from agentlightning.cli.run_report import Report, print_trace
 from agentlightning.cli.store import DEFAULT_SQLITE_PATH
 from agentlightning.cli.stores import open_store, outage_of
+from agentlightning.emitter import find_final_reward
+from agentlightning.emitter.reward import get_reward_value
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
 from agentlightning.errors import AgentLightningError, ConfigurationError
 from agentlightning.litagent.command import CommandAgent, RewardSource
 from agentlightning.litagent.command_environment import secrets_of
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.call_record import CALL_SPAN, RAW_SPAN
 from agentlightning.llm_proxy.flush import FlushedCalls, flush_calls
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.attempt import AttemptRun
 from agentlightning.store import LightningStore
 from agentlightning.tracer import OtelTracer
-from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, TaskInput
+from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, TaskInput
 from agentlightning.types.attempt_keys import PROXY_SECRET_PREFIX
 from agentlightning.utils.child_process import ProgramPlan
 from agentlightning.utils.clipped_text import redacted
 
-__all__ = ["COMMAND", "main"]
+__all__ = ["COMMAND", "Report", "main"]
 
+_READ, _WRITTEN = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
+_LONGEST_TEXT: Final = 60
+_WIDE: Final = 400
+"""Columns, more than any table here has."""
 WORKER_ID: Final = "agl-run"
 DEFAULT_RETRIES: Final = 2
 _ANY_MODEL: Final = "*"
@@ -288,6 +299,111 @@ class _Session:
         finally:
             for number in _PASSED_ON:
                 loop.remove_signal_handler(number)
+
+
+# ---------------------------------------------------------------------- what was recorded
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one attempt."""
+
+    rollout_id: str
+    status: str
+    calls: int
+    failed_calls: int
+    read_tokens: int
+    written_tokens: int
+    reward: float | None
+    missing: tuple[str, ...]
+    """What is known to be missing, in words."""
+
+    @classmethod
+    async def of(cls, store: LightningStore, rollout: AttemptedRollout, flushed: FlushedCalls) -> "Report":
+        """The figures of an attempt that is over, and of whose calls the proxy has told."""
+        spans = await store.query_spans(rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+        known = await store.get_rollout_by_id(rollout.rollout_id)
+        calls = [span for span in spans if span.name == CALL_SPAN]
+        return cls(
+            rollout_id=rollout.rollout_id,
+            status="unknown" if known is None else known.status,
+            calls=len(calls),
+            failed_calls=sum(span.status.status_code == "ERROR" for span in calls),
+            read_tokens=_sum(calls, _READ),
+            written_tokens=_sum(calls, _WRITTEN),
+            reward=find_final_reward(spans),
+            missing=tuple(_missing(flushed)),
+        )
+
+    def show(self, address: str) -> None:
+        """Print to standard error, which is not the program's result."""
+        table = Table(show_header=False)
+        table.add_row("rollout", f"{self.rollout_id} ({self.status})")
+        failed = f" ({self.failed_calls} failed)" if self.failed_calls else ""
+        table.add_row("model calls", f"{self.calls}{failed}")
+        for words in self.missing:
+            table.add_row("not recorded", escape(words))
+        table.add_row("tokens", f"{self.read_tokens} read, {self.written_tokens} written")
+        table.add_row("reward", "none" if self.reward is None else f"{self.reward:g}")
+        table.add_row("recorded in", escape(address))
+        table.add_row("trace", f"agl run --show {self.rollout_id} --store {escape(shlex.quote(address))}")
+        _print(table, is_error=True)
+
+
+def _sum(calls: Sequence[Span], name: str) -> int:
+    return sum(value for call in calls if isinstance(value := call.attributes.get(name), int))
+
+
+def _missing(flushed: FlushedCalls) -> list[str]:
+    words = [f"{number} calls: {reason}" if number else reason for reason, number in flushed.lost.items()]
+    if flushed.unanswered:
+        words.append(f"{flushed.unanswered} calls: not answered when the program ended")
+    if flushed.unknown_proxies:
+        words.append("what calls there were: the address of the proxy is not that of an `agl proxy`")
+    return words
+
+
+def _print(table: Table, *, is_error: bool = False) -> None:
+    """Whole, also where there is no terminal whose width is known."""
+    console = Console(stderr=is_error)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table)
+
+
+async def print_trace(store: LightningStore, rollout_id: str, *, as_json: bool) -> None:
+    """Print the spans of a rollout's last attempt, in their order."""
+    if await store.get_rollout_by_id(rollout_id) is None:
+        raise ConfigurationError(f"There is no rollout '{rollout_id}' in this store.")
+    spans = await store.query_spans(rollout_id, attempt_id="latest", sort_by="sequence_id")
+    table = Table(title=f"trace of {escape(rollout_id)}")
+    for column in ("#", "span", "model", "tokens", "seconds", "what"):
+        table.add_column(column)
+    for span in spans:
+        if as_json:
+            print_json(span.model_dump(mode="json"))
+        elif span.name != RAW_SPAN:
+            table.add_row(*map(escape, _row(span)))
+    if not as_json:
+        _print(table)
+
+
+def _row(span: Span) -> tuple[str, ...]:
+    attributes = span.attributes
+    tokens = f"{attributes[_READ]}+{attributes.get(_WRITTEN, 0)}" if _READ in attributes else ""
+    model = str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or "")
+    seconds = "" if span.start_time is None or span.end_time is None else f"{span.end_time - span.start_time:.3f}"
+    name = "model call" if span.name == CALL_SPAN else span.name
+    reward = get_reward_value(span)
+    details = (
+        span.status.description if span.status.status_code == "ERROR" else None,
+        None if reward is None else f"reward {reward:g}",
+        attributes.get("gen_ai.completion.0.content"),
+        attributes.get("agentlightning.command.text"),
+    )
+    text = " ".join(str(next((detail for detail in details if detail), "")).split())
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return str(span.sequence_id), name, model, tokens, seconds, text
 
 
 def _report_error(error: BaseException | None) -> None:

@@ -542,6 +542,8 @@ def test_the_trace_of_a_rollout_is_shown(runs: Runs, runs_here: RunsHere) -> Non
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"model call +│ stub-model +│ 5\+3 +│ [\d.]+ +│ Hello there", shown.stdout)
     assert "reward 1" in shown.stdout
+    spans = [json.loads(line) for line in runs_here("--show", rollout.rollout_id, "--json").stdout.splitlines()]
+    assert {span["rollout_id"] for span in spans} == {rollout.rollout_id}
 
 
 # ---------------------------------------------------------------------- what goes wrong

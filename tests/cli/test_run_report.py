@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentlightning.cli.run_report import Report
+from agentlightning.cli.run import Report
 from agentlightning.llm_proxy.flush import FlushedCalls
 from agentlightning.store import InMemoryLightningStore
 

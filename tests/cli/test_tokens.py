@@ -1,6 +1,7 @@
 """`agl tokens`: only the token on standard output, and one clear line when something is missing."""
 
 import io
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -142,6 +143,15 @@ def test_show_tells_any_end(capsys: Capture, expires_at: float | None, shown: st
     main(["show", sign_token(SECRET, Scope("runner"), expires_at=expires_at)])
 
     assert capsys.readouterr().out.splitlines() == ["scope    runner", f"expires  {shown}"]
+
+
+def test_show_answers_as_json(capsys: Capture) -> None:
+    main(["show", "--json", sign_token(SECRET, Scope("attempt", "ro-1", "at-1"), expires_at=NOW)])
+
+    assert json.loads(capsys.readouterr().out) == {
+        **{"scope": "attempt", "rollout": "ro-1", "attempt": "at-1"},
+        "expires_at": NOW,
+    }
 
 
 def test_show_reads_standard_input(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

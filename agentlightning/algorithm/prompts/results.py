@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from typing_extensions import TypedDict
 
@@ -20,9 +20,6 @@ from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
 from agentlightning.utils.private_files import replaced_file
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = [
     "Candidate",
@@ -42,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 PAIRS_AT_ONCE: Final = 8
 """Tasks whose rollouts are under way together; a decision in their midst leaves the rest unused."""
-_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 Rewards = Callable[[Sequence[int]], Awaitable[Sequence[float]]]
 """Gives the rewards on the validation tasks with these numbers."""
@@ -120,14 +116,13 @@ class OptimisationResult:
 
     def diff(self) -> str:
         """What changed from the seed to the best prompts; empty if nothing did."""
-        return "\n".join(self._diff_lines())
-
-    def _diff_lines(self) -> Iterator[str]:
+        lines: list[str] = []
         for name, before in self.seed.items():
             after = self.best[name].template
-            yield from difflib.unified_diff(
+            lines += difflib.unified_diff(
                 before.template.splitlines(), after.splitlines(), f"{name} (seed)", f"{name} (best)", lineterm=""
             )
+        return "\n".join(lines)
 
     def headlines(self) -> list[str]:
         """The scores and what they rest on, in a few lines."""
@@ -156,16 +151,7 @@ class OptimisationResult:
         return lines
 
     def __str__(self) -> str:
-        return "\n".join([*self.headlines(), *self._diff_lines()])
-
-    def show(self, console: "Console") -> None:
-        """Write it to a terminal, in colours."""
-        from rich.text import Text
-
-        for line in self.headlines():
-            console.print(Text(line))
-        for line in self._diff_lines():
-            console.print(Text(line, style=_STYLES.get(line[:1], "")))
+        return "\n".join([*self.headlines(), self.diff()]).rstrip()
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the store and in the output file."""
@@ -183,12 +169,12 @@ class OptimisationResult:
         }
 
     def report(self, algorithm: str, output: Path | None) -> None:
-        """Show it in colours on a terminal, else in the log, and write it to a file; standard output is for events."""
+        """Show it on a terminal, else in the log, and write it to a file; standard output is for events."""
         from rich.console import Console
 
         console = Console(stderr=True)
         if console.is_terminal:
-            self.show(console)
+            console.print(str(self), markup=False, highlight=False)
         else:
             logger.info("%s is done.\n%s", algorithm, self)
         self.write(output)

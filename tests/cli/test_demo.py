@@ -51,7 +51,7 @@ def test_demo_shows_before_and_after_and_goes_on_from_its_folder(tmp_path: Path)
         for line in demo("--folder", str(tmp_path / "calc"), "--steps", "2", "--resume", "--json").splitlines()
     ]
 
-    assert events[-1]["event"] == "summary"
+    assert [event["event"] for event in events[-2:]] == ["summary", "verdict"]
     assert (
         sorted(path.name for path in (tmp_path / "calc" / "checkpoints" / "tiny").glob("step-*"))[-1] == "step-000002"
     )

@@ -149,7 +149,9 @@ def test_show_answers_as_json(capsys: Capture) -> None:
     main(["show", "--json", sign_token(SECRET, Scope("attempt", "ro-1", "at-1"), expires_at=NOW)])
 
     assert json.loads(capsys.readouterr().out) == {
-        **{"scope": "attempt", "rollout": "ro-1", "attempt": "at-1"},
+        "scope": "attempt",
+        "rollout": "ro-1",
+        "attempt": "at-1",
         "expires_at": NOW,
     }
 

@@ -221,7 +221,7 @@ class LitAgentRunner(Runner[T_task]):
             await pool.cancel()
 
     def _is_claiming(self, event: "ExecutionEvent | None") -> bool:
-        return lifecycle_of(self).state is not LifecycleState.PAUSED and not self._is_over(event)
+        return lifecycle_of(self).state is LifecycleState.RUNNING and (event is None or not event.is_set())
 
     def _is_over(self, event: "ExecutionEvent | None") -> bool:
         is_ending = lifecycle_of(self).state in (LifecycleState.STOPPING, LifecycleState.FAILED)

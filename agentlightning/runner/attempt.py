@@ -175,7 +175,8 @@ class AttemptRun:
         self._proxies = [resource for resource in resources.values() if isinstance(resource, ProxyLLM)]
         self._has_begun = True
         await self._call_agent_callback("on_rollout_start")
-        await self._call_hooks("on_rollout_start")
+        if context.hooks:
+            await self._call_hooks("on_rollout_start")
         target: Any = {"store": context.store, "rollout_id": rollout.rollout_id}
         target["attempt_id"] = rollout.attempt.attempt_id
         try:
@@ -186,8 +187,7 @@ class AttemptRun:
                 async with context.tracer.trace_context(name=rollout.rollout_id, **target):
                     result = await self._traced(resources)
         finally:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # nothing recorded, or no traces kept
-                self.spans = context.tracer.get_last_trace()
+            self.spans = _last_trace(context.tracer)
         if holds_spans(result):
             await self._store_last_spans()
             self.spans = await store_returned_spans(result, rollout, context.store, self.spans)
@@ -198,7 +198,9 @@ class AttemptRun:
 
     async def _traced(self, resources: NamedResources) -> RolloutRawResult:
         """What the agent returned; rewards, or what it raised, are recorded in the trace."""
-        await self._call_hooks("on_trace_start", tracer=self.context.tracer)
+        hooks = self.context.hooks
+        if hooks:
+            await self._call_hooks("on_trace_start", tracer=self.context.tracer)
         logger.debug("Rollout %s: the agent starts with %s.", self.rollout.rollout_id, list(resources) or "nothing")
         try:
             result = await self._call_agent(resources)
@@ -209,7 +211,8 @@ class AttemptRun:
                 emit_exception(error)
             raise
         finally:
-            await self._call_hooks("on_trace_end", tracer=self.context.tracer)
+            if hooks:
+                await self._call_hooks("on_trace_end", tracer=self.context.tracer)
         self._output = await record_result(result, self.rollout, self.context.store)
         return result
 
@@ -297,7 +300,8 @@ class AttemptRun:
             self._lost_calls = flushed.lost
         if self._has_begun:
             await self._call_agent_callback("on_rollout_end", self.rollout)
-            await self._call_hooks("on_rollout_end", spans=self.spans)
+            if self.context.hooks:
+                await self._call_hooks("on_rollout_end", spans=self.spans)
 
     async def _write_status(self, status: AttemptStatus) -> None:
         try:
@@ -368,3 +372,10 @@ async def _cancel_agent(work: "asyncio.Future[Any]") -> None:
     _, pending = await asyncio.wait([work], timeout=CANCEL_SECONDS)
     if pending:
         logger.warning("An agent did not end within %g s of being cancelled and is left behind.", CANCEL_SECONDS)
+
+
+def _last_trace(tracer: Tracer) -> Sequence[Any]:
+    try:
+        return tracer.get_last_trace()
+    except (RuntimeError, NotImplementedError):  # it has recorded nothing, or keeps no traces
+        return []

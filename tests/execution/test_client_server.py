@@ -405,7 +405,7 @@ def test_a_runner_in_the_main_process_leaves_the_algorithm_to_end_by_itself(tmp_
     mark = tmp_path / "done"
 
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         assert not event.is_set()
         mark.write_text("done")
 

@@ -117,16 +117,6 @@ async def test_a_store_that_takes_nothing_back_is_not_asked_for_more_than_there_
     assert most == SIZE
 
 
-async def test_no_more_are_claimed_than_a_runner_may_run() -> None:
-    store = await stocked(Slow(), 40)
-    runner = make_runner(max_rollouts=21)
-
-    with runner.run_context(agent=Awaiting(Watching(store)), store=store):
-        await asyncio.wait_for(runner.iter(), PATIENCE_SECONDS)
-
-    assert await counts(store) == {"succeeded": 21, "queuing": 19}
-
-
 class Generous(InMemoryLightningStore):
     """Gives one more than it is asked for, once, as after an outage, when a lost answer comes instead of a new one."""
 

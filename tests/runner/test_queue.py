@@ -167,27 +167,6 @@ async def test_a_paused_runner_claims_nothing_until_it_resumes() -> None:
     assert len(await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0)) == 1
 
 
-async def test_a_paused_runner_finishes_what_it_runs() -> None:
-    store = await stocked_store()
-    release, started = asyncio.Event(), asyncio.Event()
-
-    async def answer(_: Any) -> float:
-        started.set()
-        await release.wait()
-        return 1.0
-
-    runner = quick_runner(max_concurrency=2)
-    rollout = await store.enqueue_rollout("task")
-    with runner.run_context(agent=Awaiting(answer), store=store):
-        work = asyncio.create_task(runner.iter())
-        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
-        runner.pause()
-        release.set()
-        assert await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=PATIENCE_SECONDS)
-        runner.stop()
-        await asyncio.wait_for(work, PATIENCE_SECONDS)
-
-
 async def test_a_stopped_runner_finishes_what_it_runs_and_claims_nothing_more() -> None:
     store = await stocked_store()
     release, started = asyncio.Event(), asyncio.Event()
@@ -258,7 +237,7 @@ async def test_no_rollout_is_lost_when_a_runner_stops_as_it_claims(concurrency: 
     store = LightningStoreThreaded(InMemoryLightningStore())
     await store.add_resources(RESOURCES)
 
-    for round_number in range(60):
+    for round_number in range(21):
         event = ThreadingEvent()
         runner = quick_runner(poll_interval=5.0, max_concurrency=concurrency)
         with runner.run_context(agent=Answering(lambda _: 1.0), store=store):

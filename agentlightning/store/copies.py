@@ -33,7 +33,8 @@ __all__ = ["attempted", "copied_span", "detached", "replaced"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
 
-_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
+_KEPT = frozenset({str, int, float, bool, type(None), Span})
+"""What is passed on as it is: what cannot be changed, and spans."""
 _RECORDS = frozenset(
     {Attempt, AttemptedRollout, MetricPoint, PaginatedResult, ResourcesUpdate, Rollout, RolloutConfig, Run, Worker}
 )
@@ -93,7 +94,7 @@ def copied_span(span: Span) -> Span:
 
 def detached(value: ValueT) -> ValueT:
     """A copy of a value that shares no container, record or resource with it; other objects, and spans, stay."""
-    if type(value) in _IMMUTABLE:
+    if type(value) in _KEPT:
         return value
     try:
         copy: ValueT = _copied(value)
@@ -105,17 +106,15 @@ def detached(value: ValueT) -> ValueT:
 def _copied(value: Any) -> Any:
     kind = type(value)
     if kind is dict:
-        return {key: item if type(item) in _IMMUTABLE else _copied(item) for key, item in value.items()}
+        return {key: item if type(item) in _KEPT else _copied(item) for key, item in value.items()}
     if kind is list:
-        return [item if type(item) in _IMMUTABLE else _copied(item) for item in value]
+        return [item if type(item) in _KEPT else _copied(item) for item in value]
     if kind in _RECORDS:
         return _built(kind, _copied(value.__dict__), value)
     if kind is tuple:
         return tuple([_copied(item) for item in value])
     if kind is set:
         return set(value)
-    if kind is Span:
-        return value
     if kind is Claim:
         return dataclasses.replace(value, rollout=_copied(value.rollout), resources=_copied(value.resources))
     if isinstance(value, Resource):

@@ -321,12 +321,8 @@ async def _dequeue(store: ForeignStore, worker_id: str | None = None, wait: floa
         return None
 
 
-async def _start_rollout(store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
-    return await _named(store, await store.call("start_rollout", given), worker_id)
-
-
-async def _start_attempt(store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
-    return await _named(store, await store.call("start_attempt", given), worker_id)
+async def _start(name: str, store: ForeignStore, worker_id: str | None = None, **given: Any) -> AttemptedRollout:
+    return await _named(store, await store.call(name, given), worker_id)
 
 
 async def _named(store: ForeignStore, rollout: AttemptedRollout, worker_id: str | None) -> AttemptedRollout:
@@ -440,8 +436,8 @@ async def end_attempts_of(store: LightningStore, worker_id: str, reason: str) ->
 
 _COMPOSED: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "statistics": _statistics,
-    "start_rollout": _start_rollout,
-    "start_attempt": _start_attempt,
+    "start_rollout": functools.partial(_start, "start_rollout"),
+    "start_attempt": functools.partial(_start, "start_attempt"),
     "enqueue_many_rollouts": _enqueue_many,
     "dequeue_rollout": _dequeue,
     "dequeue_many_rollouts": _dequeue_many,

@@ -6,6 +6,7 @@ methods are derived from the contract; an operation added there is forwarded her
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import StoreUnavailable
@@ -34,9 +35,7 @@ def innermost(store: LightningStore) -> LightningStore:
 def _locked_method(op: Operation) -> Callable[..., Any]:
     async def method(self: "LightningStoreThreaded", *args: Any, **kwargs: Any) -> Any:
         forwarded: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._target, op.name)
-        if self._needs_no_lock or op.may_wait(kwargs):  # others must be able to act while it waits
-            return await forwarded(*args, **kwargs)
-        async with self._lock:
+        async with self._exclusion(may_wait=op.may_wait(kwargs)):
             return await forwarded(*args, **kwargs)
 
     return method
@@ -52,6 +51,10 @@ class LightningStoreThreaded(LightningStore):
         self._lock = CrossLoopLock()
         self._needs_no_lock = bool(self._target.capabilities.get("thread_safe"))
 
+    def _exclusion(self, *, may_wait: bool = False) -> AbstractAsyncContextManager[None]:
+        """The lock, unless the store needs none, or others must be able to act while a call waits."""
+        return nullcontext() if self._needs_no_lock or may_wait else self._lock
+
     @property
     def capabilities(self) -> LightningStoreCapabilities:
         return {**self._target.capabilities, "thread_safe": True, "async_safe": True}
@@ -62,16 +65,12 @@ class LightningStoreThreaded(LightningStore):
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
-        if self._needs_no_lock:
-            return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
-        async with self._lock:
+        async with self._exclusion():
             return await self._target.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
     async def perform(self, name: str, arguments: Mapping[str, Any]) -> Any:
         op = operations_of(LightningStore).get(name)
-        if self._needs_no_lock or op is None or op.may_wait(arguments):
-            return await self._target.perform(name, arguments)
-        async with self._lock:
+        async with self._exclusion(may_wait=op is None or op.may_wait(arguments)):
             return await self._target.perform(name, arguments)
 
     def subscribe(

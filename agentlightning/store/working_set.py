@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from agentlightning.store.claims import Grant
 from agentlightning.store.lifecycle import is_queuing
@@ -17,7 +17,7 @@ from agentlightning.store.notices import NoticeFields
 from agentlightning.store.transaction import KeyedT, OpenSpans, Record, Setting, Transaction
 from agentlightning.types import Attempt, MetricPoint, ResourcesUpdate, Rollout, Run, Worker
 
-__all__ = ["COUNTED", "RECORD_KEYS", "Entry", "WorkingSet"]
+__all__ = ["RECORD_KEYS", "Entry", "WorkingSet"]
 
 RECORD_KEYS: dict[type, str] = {
     ResourcesUpdate: "resources_id",
@@ -27,8 +27,6 @@ RECORD_KEYS: dict[type, str] = {
     Setting: "name",
     OpenSpans: "rollout_id",
 }
-COUNTED = ("rollouts", "attempts", "resources", "workers", "runs")
-"""What is counted under the name `total_…`, besides spans."""
 _MISSING: Any = object()
 
 
@@ -112,8 +110,9 @@ class WorkingSet(Transaction, Generic[EntryT]):
 
     def get(self, kind: type[KeyedT], key: str) -> KeyedT | None:
         if kind is Rollout:
-            entry = self.find(key)
-            return None if entry is None else cast("KeyedT", entry.rollout)
+            entry = self.entries.get(key) or self.find(key)
+            rollout: Any = None if entry is None else entry.rollout
+            return rollout  # type: ignore[no-any-return] # it is of the kind that was asked for
         return self._get_record(kind, key)
 
     def _get_record(self, kind: type[KeyedT], key: str) -> KeyedT | None:
@@ -146,7 +145,7 @@ class WorkingSet(Transaction, Generic[EntryT]):
     # ------------------------------------------------------------------ attempts and sequence ids
 
     def get_attempts(self, rollout_id: str) -> Sequence[Attempt]:
-        entry = self.find(rollout_id)
+        entry = self.entries.get(rollout_id) or self.find(rollout_id)
         return () if entry is None else entry.attempts
 
     def _put_attempt(self, entry: EntryT, attempt: Attempt) -> None:

@@ -37,22 +37,6 @@ async def woken(listener: Listener) -> None:
 # ---------------------------------------------------------------------- the log
 
 
-def test_new_board_is_empty() -> None:
-    board = NoticeBoard()
-
-    assert (board.cursor, board.after(0), board.has_waiters) == (0, (), False)
-
-
-def test_notices_are_kept_in_order() -> None:
-    board = NoticeBoard()
-
-    board.publish([notice(1, rollout_id="a"), notice(2, "span", "b")])
-    board.publish([notice(3, "run")])
-
-    assert board.cursor == 3
-    assert board.after(0) == [notice(1, rollout_id="a"), notice(2, "span", "b"), notice(3, "run")]
-
-
 @pytest.mark.parametrize(("cursor", "expected"), [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (3, []), (9, [])])
 def test_reader_is_given_what_lies_behind_its_cursor(cursor: int, expected: list[int]) -> None:
     behind = board_with(1, 2, 3).after(cursor)
@@ -250,16 +234,6 @@ async def test_waiter_that_took_its_call_stays_first_in_line() -> None:
         board.publish([queued(2)])
 
         assert (first.is_woken, second.is_woken) == (True, False)
-
-
-async def test_waiter_is_called_from_another_thread() -> None:
-    board = NoticeBoard()
-
-    with board.queueing() as waiter:
-        waiting = asyncio.create_task(woken(waiter))
-        threading.Thread(target=board.publish, args=([queued(1)],)).start()
-
-        await waiting
 
 
 async def test_called_waiter_that_leaves_passes_its_call_on() -> None:

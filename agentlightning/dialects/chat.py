@@ -14,6 +14,8 @@ from agentlightning.dialects.output import (
     StreamWriter,
     TextKind,
     TokenUsage,
+    read_openai_usage,
+    write_openai_usage,
 )
 from agentlightning.dialects.sse import DONE
 
@@ -188,29 +190,6 @@ DIALECT = Dialect("openai.chat.completion", request_attributes, response_attribu
 # ---------------------------------------------------------------------- outputs, for translation
 
 
-def read_usage(usage: Mapping[str, Any] | None) -> TokenUsage:
-    usage = usage or {}
-    prompt_details = usage.get("prompt_tokens_details") or {}
-    completion_details = usage.get("completion_tokens_details") or {}
-    return TokenUsage(
-        prompt=usage.get("prompt_tokens") or 0,
-        completion=usage.get("completion_tokens") or 0,
-        cached=prompt_details.get("cached_tokens") or 0,
-        cache_written=prompt_details.get("cache_write_tokens") or 0,
-        reasoning=completion_details.get("reasoning_tokens") or 0,
-    )
-
-
-def write_usage(usage: TokenUsage) -> JsonObject:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
-
-
 def function_call(call_id: str, name: str, arguments: str) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -240,7 +219,7 @@ def read_output(body: Mapping[str, Any]) -> ModelOutput:
         model=body["model"],
         text=message.get("content") or "",
         finish_reason=choice.get("finish_reason") or "stop",
-        usage=read_usage(body.get("usage")),
+        usage=read_openai_usage(body.get("usage"), "prompt", "completion"),
         refusal=message.get("refusal") or "",
         reasoning=reasoning,
         reasoning_field=reasoning_field,
@@ -272,7 +251,7 @@ def write_output(output: ModelOutput, request: Mapping[str, Any]) -> JsonObject:
         "created": int(output.created or time.time()),
         "model": output.model,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": output.finish_reason}],
-        "usage": write_usage(output.usage),
+        "usage": write_openai_usage(output.usage, "prompt", "completion"),
     }
 
 
@@ -292,7 +271,7 @@ class ChatReader(StreamReader):
         self._output_id = self._output_id or event.get("id") or ""
         self.start(event.get("id"), event.get("model"), event.get("created"))
         if event.get("usage"):
-            self.usage = read_usage(event["usage"])
+            self.usage = read_openai_usage(event["usage"], "prompt", "completion")
         for choice in event.get("choices") or ():
             if choice.get("index"):
                 continue  # translated requests ask for one
@@ -360,5 +339,5 @@ class ChatWriter(StreamWriter):
 
     def end(self, usage: TokenUsage) -> None:
         if self._has_usage:
-            self.send({**self._frame, "choices": [], "usage": write_usage(usage)})
+            self.send({**self._frame, "choices": [], "usage": write_openai_usage(usage, "prompt", "completion")})
         self.events.append(DONE)

@@ -25,6 +25,8 @@ __all__ = [
     "TokenUsage",
     "arguments_object",
     "arguments_text",
+    "read_openai_usage",
+    "write_openai_usage",
 ]
 
 TextKind = Literal["content", "refusal", "reasoning"]
@@ -44,6 +46,30 @@ class TokenUsage:
     cached: int = 0
     cache_written: int = 0
     reasoning: int = 0
+
+
+def read_openai_usage(usage: Mapping[str, Any] | None, prompt: str, completion: str) -> TokenUsage:
+    """The usage of a chat or a response, which differ in how they call the prompt and the completion."""
+    usage = usage or {}
+    prompt_details = usage.get(f"{prompt}_tokens_details") or {}
+    completion_details = usage.get(f"{completion}_tokens_details") or {}
+    return TokenUsage(
+        prompt=usage.get(f"{prompt}_tokens") or 0,
+        completion=usage.get(f"{completion}_tokens") or 0,
+        cached=prompt_details.get("cached_tokens") or 0,
+        cache_written=prompt_details.get("cache_write_tokens") or 0,
+        reasoning=completion_details.get("reasoning_tokens") or 0,
+    )
+
+
+def write_openai_usage(usage: TokenUsage, prompt: str, completion: str) -> JsonObject:
+    return {
+        f"{prompt}_tokens": usage.prompt,
+        f"{completion}_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        f"{prompt}_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
+        f"{completion}_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from agentlightning.dialects.output import (
     StreamWriter,
     TextKind,
     TokenUsage,
+    read_openai_usage,
+    write_openai_usage,
 )
 
 __all__ = ["DIALECT", "ResponsesReader", "ResponsesWriter", "read_output", "reasoning_text", "write_output"]
@@ -169,28 +171,6 @@ _PART_TYPES: Final[Mapping[TextKind, str]] = {
 }
 
 
-def read_usage(usage: Mapping[str, Any] | None) -> TokenUsage:
-    usage = usage or {}
-    input_details, output_details = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
-    return TokenUsage(
-        prompt=usage.get("input_tokens") or 0,
-        completion=usage.get("output_tokens") or 0,
-        cached=input_details.get("cached_tokens") or 0,
-        cache_written=input_details.get("cache_write_tokens") or 0,
-        reasoning=output_details.get("reasoning_tokens") or 0,
-    )
-
-
-def write_usage(usage: TokenUsage) -> JsonObject:
-    return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "total_tokens": usage.prompt + usage.completion,
-    }
-
-
 def reasoning_text(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item, or its summary where it has no text."""
     return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
@@ -221,7 +201,7 @@ def read_output(body: Mapping[str, Any]) -> ModelOutput:
         model=body["model"],
         text=texts["output_text"],
         finish_reason=_finish_reason(body, has_calls=bool(calls)),
-        usage=read_usage(body.get("usage")),
+        usage=read_openai_usage(body.get("usage"), "input", "output"),
         refusal=texts["refusal"],
         reasoning=texts["reasoning"],
         calls=calls,
@@ -246,7 +226,7 @@ def _ended(response: JsonObject, output: list[JsonObject], finish_reason: str, u
         "status": "incomplete" if reason else "completed",
         "incomplete_details": {"reason": reason} if reason else None,
         "output": output,
-        "usage": write_usage(usage),
+        "usage": write_openai_usage(usage, "input", "output"),
     }
 
 
@@ -308,7 +288,7 @@ class ResponsesReader(StreamReader):
         elif kind in ("response.output_item.added", "response.output_item.done"):
             self._read_item(event["output_index"], event["item"], is_done=kind.endswith("done"))
         elif kind in ("response.completed", "response.incomplete"):
-            self.usage = read_usage(event["response"].get("usage"))
+            self.usage = read_openai_usage(event["response"].get("usage"), "input", "output")
             self.close(_finish_reason(event["response"], has_calls=bool(self._calls)))
             self.end()
 

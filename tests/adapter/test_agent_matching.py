@@ -8,12 +8,11 @@ import pytest
 from agentlightning.adapter import (
     TracerTraceToTriplet,
     TraceToTrajectory,
-    TraceTree,
     auto_adapter,
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import AgentMatcher, AgentRule, Span
-from tests.adapter.spans import CHAT, Conversation
+from tests.adapter.spans import Conversation
 
 AgentMatch: TypeAlias = str | AgentMatcher | None
 
@@ -47,23 +46,10 @@ def by_trajectory(spans: list[Span], agent_match: AgentMatch) -> list[int]:
     return sorted(sequence.token_ids[-1] for sequence in trajectory.sequences)
 
 
-def by_tree(spans: list[Span], agent_match: AgentMatch) -> list[int]:
-    triplets = TraceTree.from_spans(spans).to_trajectory(agent_match=agent_match)
-    return [triplet.response["token_ids"][0] for triplet in triplets]
-
-
-def by_search(spans: list[Span], agent_match: AgentMatch) -> list[int]:
-    label = "*" if agent_match is None else None
-    calls = TraceTree.from_spans(spans).find_llm_calls(
-        llm_call_match=CHAT, agent_match=agent_match, within_matching_subtree=label
-    )
-    return [node.span.attributes["response_token_ids"][0] for node, _ in calls]  # type: ignore[index, misc]
-
-
 every_way = pytest.mark.parametrize(
     "responses_of",
-    [by_triplets, by_detection, by_trajectory, by_tree, by_search],
-    ids=["triplets", "detection", "trajectory", "tree", "search"],
+    [by_triplets, by_detection, by_trajectory],
+    ids=["triplets", "detection", "trajectory"],
 )
 Way: TypeAlias = Callable[[list[Span], AgentMatch], list[int]]
 
@@ -93,11 +79,6 @@ def test_calls_of_the_agents_that_are_meant(
 def test_a_bad_pattern_is_named(spans: list[Span], responses_of: Way) -> None:
     with pytest.raises(ConfigurationError, match=r"The agent pattern '\*writer' is no regular expression"):
         responses_of(spans, "*writer")
-
-
-def test_an_adapter_keeps_what_it_was_given() -> None:
-    assert TracerTraceToTriplet(agent_match="writer").agent_match == "writer"
-    assert TraceToTrajectory(agent_match=NO_DRAFTS).agent_match is NO_DRAFTS
 
 
 def test_the_label_is_the_agents_name(spans: list[Span]) -> None:

@@ -253,15 +253,6 @@ def test_what_the_request_knows_is_lent_with_the_tokens_of_its_raw_form() -> Non
     assert triplet.response == {**triplet.response, "token_ids": [1, 0], "logprobs": [-0.5, -0.25]}
 
 
-def test_a_raw_request_with_the_id_of_its_provider_is_the_same_call() -> None:
-    request, beneath = proxied(1)
-    beneath.attributes["llm.openai.id"] = "of-the-provider"
-
-    assert len(TracerTraceToTriplet().adapt([request, beneath])) == 1
-    assert len(LlmProxyTraceToTriplet().adapt([request, beneath])) == 1
-    assert TraceToTrajectory().adapt([request, beneath]).dropped[0].span_id == "raw-1"
-
-
 def test_a_raw_request_with_the_id_of_its_provider_lends_its_tokens() -> None:
     request, beneath = proxied(1, "sdk-1", tokens="raw")
     beneath.attributes["llm.openai.id"] = "of-the-provider"

@@ -250,11 +250,6 @@ def test_spans_of_several_attempts_are_refused() -> None:
         TraceToTrajectory().adapt([span("a"), span("b", attempt_id="at-2")])
 
 
-def test_no_spans_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one span"):
-        TraceToTrajectory().adapt([])
-
-
 # ---------------------------------------------------------------------- what always holds
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=4)

@@ -9,7 +9,6 @@ import pytest
 
 from agentlightning.adapter import (
     LlmProxyTraceToTriplet,
-    RewardMatchPolicy,
     TracerTraceToTriplet,
     TraceToTriplet,
     TraceToTripletBase,
@@ -149,16 +148,6 @@ def test_calls_in_other_dialects_are_triplets_where_there_is_no_chat(name: str) 
 
 def test_a_count_of_tokens_is_no_call() -> None:
     assert TracerTraceToTriplet().adapt([span("c", name="anthropic.messages.count_tokens")]) == []
-
-
-def test_siblings_can_be_asked_for_rewards_only() -> None:
-    turns = [span("t1", "root"), span("t2", "root")]
-    calls = [span("c1", "t1", name=CHAT), span("c2", "t2", name=CHAT)]
-    adapter = TracerTraceToTriplet(reward_match=RewardMatchPolicy.FIRST_SIBLING, repair_hierarchy=False)
-
-    triplets = adapter.adapt([span("root"), *turns, *calls, reward("w", "t1", 1.0, at=9.0)])
-
-    assert [triplet.reward for triplet in triplets] == [1.0, None]
 
 
 def test_a_final_reward_replaces_that_of_the_last_call() -> None:

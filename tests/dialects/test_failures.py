@@ -185,13 +185,6 @@ def test_openai_sdk_raises_from_a_chat_stream() -> None:
         list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True))
 
 
-def test_openai_sdk_raises_from_a_completions_stream() -> None:
-    client = openai_client(error_event("completions", Failure(500, "gone", None)))
-
-    with client, pytest.raises(openai.APIError, match="gone"):
-        list(client.completions.create(model="m", prompt="hi", stream=True))
-
-
 def test_openai_sdk_raises_from_a_responses_stream() -> None:
     event = error_event("responses", Failure(429, "gone", None), sequence_number=4)
     client = openai_client(event)

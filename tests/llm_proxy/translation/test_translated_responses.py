@@ -429,3 +429,14 @@ def test_calls_without_number_or_id_are_told_apart() -> None:
         ("c1-call-0", "f", {}),
         ("c1-call-1", "g", {"a": 1}),
     ]
+
+
+def test_streamed_reasoning_is_its_first_form_with_gaps_between_its_parts() -> None:
+    summary = {"type": "response.reasoning_summary_text.delta", "output_index": 0}
+    text = {"type": "response.reasoning_text.delta", "output_index": 0, "content_index": 0, "delta": "again"}
+    pieces = [{**summary, "summary_index": 0, "delta": "one"}, {**summary, "summary_index": 1, "delta": "two"}, text]
+    stream = translation("chat", "responses").stream(REQUESTS["chat"])
+
+    deltas = [json.loads(event.data)["choices"][0]["delta"] for piece in pieces for event in stream.add(piece)]
+
+    assert "".join(delta["reasoning_content"] for delta in deltas) == "one\n\ntwo"

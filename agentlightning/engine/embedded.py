@@ -140,7 +140,7 @@ class EngineServer:
             self._child.await_ready(
                 lambda: self._child.output().endswith("\n"), seconds=START_SECONDS, poll_seconds=_POLL_SECONDS
             )
-            self._served = orjson.loads(self._child.output())
+            self._served, self._shares_gpu = orjson.loads(self._child.output()), True
         except BaseException:
             self.stop()
             raise

@@ -233,7 +233,9 @@ def _write(
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     torch.save(saved, folder / _LEARNER)
-    state["files"] = {name: {"bytes": _size(folder / name), "digest": _digest(folder / name)} for name in _FILES}
+    state["files"] = {
+        name: {"bytes": (folder / name).stat().st_size, "digest": _digest(folder / name)} for name in _FILES
+    }
     (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     for name in (*_FILES, _STATE):
         bring_to_disk(folder / name)
@@ -247,13 +249,9 @@ def _read(folder: Path) -> Checkpoint:
         raise ValueError(f"its format is {state['format']}, not {FORMAT}")
     for name in _FILES:
         listed, path = state["files"][name], folder / name
-        if _size(path) != listed["bytes"] or _digest(path) != listed["digest"]:
+        if path.stat().st_size != listed["bytes"] or _digest(path) != listed["digest"]:
             raise ValueError(f"'{name}' is not what was written")
     return Checkpoint(folder, int(state["step"]), dict(state["progress"]))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _digest(path: Path) -> str:

@@ -233,7 +233,13 @@ def batch_of(
             report.rollouts_used += 1
             groups_used.add(outcome.group)
     report.groups_used = len(groups_used)
-    _count(batch, current_version)
+    report.samples = len(batch.samples)
+    report.sampled_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)
+    report.without_logprobs = sum(not sample.has_logprobs for sample in batch.samples)
+    versions = [sample.version for sample in batch.samples]
+    report.without_version = versions.count(None)
+    if current_version is not None:
+        report.staleness = [current_version - version for version in versions if version is not None]
     return batch
 
 
@@ -345,14 +351,3 @@ class _Sieve:
 def _oldest(versions: Iterable[str | None]) -> int | None:
     """The lowest of the versions that are numbers."""
     return min((int(version) for version in set(versions) if version is not None and version.isdecimal()), default=None)
-
-
-def _count(batch: Batch, current_version: int | None) -> None:
-    report = batch.report
-    report.samples = len(batch.samples)
-    report.sampled_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)
-    report.without_logprobs = sum(not sample.has_logprobs for sample in batch.samples)
-    versions = [sample.version for sample in batch.samples]
-    report.without_version = versions.count(None)
-    if current_version is not None:
-        report.staleness = [current_version - version for version in versions if version is not None]

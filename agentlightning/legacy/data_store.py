@@ -77,7 +77,7 @@ class ServerDataStore:
         self._processing_tasks: dict[str, Task] = {}
         self._queued_rollouts: dict[str, None] = {}
         self._completed_rollouts: dict[str, None] = {}
-        self._retrieving = asyncio.Lock()  # a result is given to one caller
+        self._being_retrieved: set[str] = set()
         self._has_looked_back = False
 
     # ------------------------------------------------------------------ tasks
@@ -192,12 +192,17 @@ class ServerDataStore:
 
     async def retrieve_rollout(self, rollout_id: str) -> RolloutLegacy | None:
         """Take the result of a finished rollout; None if it is not finished, not known, or was taken before."""
-        async with self._retrieving:
+        if rollout_id in self._being_retrieved:  # by another caller, to whom it is given
+            return None
+        self._being_retrieved.add(rollout_id)
+        try:
             rollout = await self.store.get_rollout_by_id(rollout_id)
             if rollout is None or not is_finished(rollout) or RETRIEVED in _marks(rollout):
                 return None
             result = await self._result_of(rollout)
             await self._mark_retrieved(rollout)
+        finally:
+            self._being_retrieved.discard(rollout_id)
         for ids in (self._queued_rollouts, self._completed_rollouts, self._processing_tasks):
             ids.pop(rollout_id, None)
         return result

@@ -157,6 +157,24 @@ async def test_a_result_is_retrieved_once(data_store: ServerDataStore) -> None:
     assert await data_store.retrieve_rollout("rollout-none") is None
 
 
+async def test_a_result_asked_for_twice_at_once_is_given_once(
+    data_store: ServerDataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await data_store.store_rollout(RolloutLegacy(rollout_id="r", final_reward=1.0))
+    find = data_store.store.get_rollout_by_id
+
+    async def find_slowly(rollout_id: str) -> Any:
+        found = await find(rollout_id)
+        await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(data_store.store, "get_rollout_by_id", find_slowly)
+
+    results = await asyncio.gather(*(data_store.retrieve_rollout("r") for _ in range(3)))
+
+    assert [result is not None for result in results].count(True) == 1
+
+
 async def test_reporting_again_replaces_the_result(data_store: ServerDataStore) -> None:
     rollout_id = await data_store.add_task("hello")
     for reward in (0.0, 1.0):

@@ -138,7 +138,7 @@ class AgentLightningServer:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         app.state.data_store = self._data_store
-        app.state.stopping.clear()
+        app.state.stopping = asyncio.Event()  # one of this loop
         self.loop = asyncio.get_running_loop()
         self.startup_event.set()
         try:

@@ -176,6 +176,21 @@ async def test_a_stopped_server_is_gone_and_can_start_again() -> None:
     await server.stop()
 
 
+def test_a_server_can_start_again_in_another_loop() -> None:
+    server = AgentLightningServer(port=0)
+
+    async def wait_in_vain() -> int:
+        await server.start()
+        latest = await server.update_resources({})
+        url = f"{server.endpoint}/resources/latest?wait=0.02&after={latest}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            status = response.status
+        await server.stop()
+        return status
+
+    assert [asyncio.run(wait_in_vain()) for _ in range(2)] == [204, 204]
+
+
 async def test_starting_twice_is_refused(server: AgentLightningServer) -> None:
     with pytest.raises(RuntimeError, match="is running already; stop it"):
         await server.start()

@@ -67,7 +67,7 @@ REFUSED = [
     (b'{"model": "other", "messages": []}', 404, "other"),
     *(
         (
-            b'{"model": "%s", "messages": %s""%s}' % (MODEL.encode(), opening * levels, closing * levels),
+            f'{{"model": "{MODEL}", "messages": {opening * levels}""{closing * levels}}}'.encode(),
             400,
             "within each",
         )

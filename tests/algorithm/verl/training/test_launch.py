@@ -107,14 +107,14 @@ def test_without_flash_attn_the_model_learns_with_the_attention_of_torch(
 ) -> None:
     from omegaconf import OmegaConf
 
-    from agentlightning.algorithm.verl import launching
+    from agentlightning.algorithm.verl import launch
 
     config = compose({"actor_rollout_ref": {"model": {"path": "a-model"}}})
     found = importlib.util.find_spec("json") if is_installed else None
-    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda _: found)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: found)
     merged = OmegaConf.merge(config, given)
 
-    model = launching._with_attention(merged)["actor_rollout_ref"]["model"]
+    model = launch._with_attention(merged)["actor_rollout_ref"]["model"]
 
     assert (model["override_config"].get("attn_implementation"), model["use_remove_padding"]) == (attention, is_packed)
     assert config["actor_rollout_ref"]["model"]["override_config"] == {}

@@ -297,3 +297,14 @@ async def test_cancelled_waiter_leaves_the_work_to_others(store: LightningStore)
 
     assert claimed is not None
     assert claimed.rollout_id == rollout.rollout_id
+
+
+async def test_rollout_that_left_the_queue_comes_back_at_its_tail(store: LightningStore) -> None:
+    first, second = await store.enqueue_rollout("a"), await store.enqueue_rollout("b")
+
+    await store.update_rollout(first.rollout_id, status="cancelled")
+    assert (await store.statistics())["queue_length"] == 1
+    await store.update_rollout(first.rollout_id, status="queuing")
+
+    claimed = await store.dequeue_many_rollouts(limit=3)
+    assert [rollout.rollout_id for rollout in claimed] == [second.rollout_id, first.rollout_id]

@@ -476,7 +476,7 @@ def test_words_for_booleans(word: str) -> None:
         (int | str | None, (Union[int, str], True, False), {"type": str}),
         ("Unresolved", ("Unresolved", False, False), {"type": str}),
     ],
-    ids=str,
+    ids=["int", "optional", "optional list", "list of optional", "union", "unresolved"],
 )
 def test_details_and_reader_of_a_type(
     annotation: Any, details: tuple[object, bool, bool], options: dict[str, Any]

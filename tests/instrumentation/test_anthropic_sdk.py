@@ -8,7 +8,7 @@ import pytest
 from anthropic._base_client import AsyncAPIClient, SyncAPIClient
 
 from agentlightning.tracer import OtelTracer
-from tests.instrumentation import asking
+from tests.instrumentation import sdk_calls
 from tests.instrumentation.sdk_calls import MESSAGE_WAYS, USER, WEATHER, Asking, AskingAnthropic, values
 from tests.instrumentation.traces import Trace, observed
 from tests.stub_model.script import Answer, Script
@@ -22,7 +22,7 @@ each_way = pytest.mark.parametrize("way", MESSAGE_WAYS.values(), ids=MESSAGE_WAY
 
 
 def call_of(trace: Trace) -> dict[str, Any]:
-    return asking.call_of(trace, "anthropic.messages")
+    return sdk_calls.call_of(trace, "anthropic.messages")
 
 
 @each_way

@@ -118,6 +118,6 @@ def test_memory_that_cannot_be_read_is_refused(server: EngineServer, device: str
     mine.write_text(path.read_text())
 
     with pytest.raises(EngineError, match="cannot be read"):
-        server._ask("POST", "/agl/weights", {"version": 5, "path": str(mine)}, key=server._weights_key)
+        server._request("POST", "/agl/weights", {"version": 5, "path": str(mine)}, key=server._weights_key)
 
     assert server.status()["engine"]["weights_version"] == 0

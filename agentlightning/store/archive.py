@@ -133,6 +133,8 @@ def _read_archive(tx: Transaction, now: float, path: Path) -> dict[str, int]:
             try:
                 record = orjson.loads(line)
                 kind, value = record["kind"], record["value"]
+                if not isinstance(kind, str):
+                    raise TypeError(f"kind is {kind!r}")
             except (orjson.JSONDecodeError, KeyError, TypeError) as error:
                 raise IncompatibleStore(f"{where} is not an archive record; nothing was imported.") from error
             if number == 1:

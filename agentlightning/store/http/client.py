@@ -131,6 +131,7 @@ class LightningStoreClient(LightningStore):
         self._lost_claims: deque[tuple[Operation, dict[str, Any]]] = deque()  # whose answers never came
         self._is_told_of_outage = False
         self._background: set[asyncio.Task[Any]] = set()
+        self._is_closed = False  # what `state` shows
         self._left_behind: list[ClientConnection] = []  # a parent process's, which this one must not touch
         fork_handlers().add(self, _leave_behind)
 
@@ -171,7 +172,7 @@ class LightningStoreClient(LightningStore):
         if own := [task for task in self._background if task.get_loop() is here]:
             await asyncio.wait(own, timeout=self._address.connection_timeout)
         with self._guard:
-            connections, self._connections = list(self._connections.values()), {}
+            connections, self._connections, self._is_closed = list(self._connections.values()), {}, True
         for connection in connections:
             if connection.loop is here:
                 await connection.close()
@@ -191,6 +192,7 @@ class LightningStoreClient(LightningStore):
         with self._guard:
             self._connections = {known: old for known, old in self._connections.items() if not known.is_closed()}
             connection = self._connections[loop] = ClientConnection(self._address)
+            self._is_closed = False
             return connection
 
     # ------------------------------------------------------------------ calls

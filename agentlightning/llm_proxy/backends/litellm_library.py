@@ -223,7 +223,9 @@ def _library_request(dialect: DialectName, body: Mapping[str, Any]) -> JsonObjec
     try:
         checked = _CheckedFields.model_validate(request)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = max(
+            error.errors(include_url=False), key=lambda one: len(one["loc"])
+        )  # of a union, where it goes deepest
         place = _place_in(request, first["loc"])
         message = f"'{place}': {first['msg']}; a backend behind the litellm library is not sent it."
         raise UntranslatableRequest(place, message) from None

@@ -51,12 +51,12 @@ class NewerAG2Patch(Patch):
             raise NotImplementedError("agents and tools are known of ag2 below 1.0")
 
 
-def _chat(sender: Any, recipient: Any, *_args: Any, **_kwargs: Any) -> Step:
+def _chat(sender: Any, /, recipient: Any, *_args: Any, **_kwargs: Any) -> Step:
     between = {"ag2.chat.sender": sender.name, "ag2.chat.recipient": recipient.name}
     return Step(f"{sender.name}.chat", between)
 
 
-def _reply(agent: Any, *_args: Any, **_kwargs: Any) -> Step:
+def _reply(agent: Any, /, *_args: Any, **_kwargs: Any) -> Step:
     return agent_step(agent.name)
 
 
@@ -67,7 +67,7 @@ def _model_call(_client: Any, /, *, agent: Any = None, **_config: Any) -> Step |
     return None if agent is None or is_replying else agent_step(agent.name)
 
 
-def _tool(_agent: Any, func_call: Any, call_id: str | None = None, *_args: Any, **_kwargs: Any) -> Step:
+def _tool(_agent: Any, /, func_call: Any, call_id: str | None = None, *_args: Any, **_kwargs: Any) -> Step:
     return tool_step(str(func_call.get("name", "")), func_call.get("arguments", "{}"), call_id=call_id)
 
 

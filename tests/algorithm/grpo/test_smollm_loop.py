@@ -81,7 +81,7 @@ def test_smollm2_learns_how_answers_shall_begin_and_answers_so_when_it_is_served
 
     with (
         EngineServer(str(tmp_path / "model"), device="cpu") as server,
-        openai.OpenAI(api_key=server.api_key, base_url=server.endpoint, max_retries=0, timeout=300) as client,
+        openai.OpenAI(api_key=server.api_key, base_url=server.address, max_retries=0, timeout=300) as client,
     ):
         served = [reward(client, task, model=server.model_name, temperature=0) for task in HELD_OUT]
     assert sum(served) / len(served) == pytest.approx(algorithm.result.mean)

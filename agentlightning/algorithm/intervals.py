@@ -29,6 +29,7 @@ __all__ = [
     "estimate",
     "is_finite",
     "reward_of_failed",
+    "summary_of",
     "validation_summary",
 ]
 
@@ -68,12 +69,15 @@ class Estimate:
 
 def validation_summary(before: Estimate | None, after: Estimate | None) -> dict[str, Any]:
     """Validation before and after training, for the summary of a run, without what is not measured or not finite."""
-    measured = {"validation_before": before, "validation_after": after}
-    return {
-        name: {key: value for key, value in vars(found).items() if value is not None and math.isfinite(value)}
-        for name, found in measured.items()
-        if found is not None
-    }
+    measured = {"validation_before": summary_of(before), "validation_after": summary_of(after)}
+    return {name: found for name, found in measured.items() if found is not None}
+
+
+def summary_of(found: Estimate | None) -> dict[str, Any] | None:
+    """An estimate for the summary of a run, without what is not finite."""
+    if found is None:
+        return None
+    return {key: value for key, value in vars(found).items() if value is not None and math.isfinite(value)}
 
 
 def is_finite(reward: float) -> bool:

@@ -251,8 +251,11 @@ class HfModel:
                 if "lora_B" in name:
                     parameter.zero_()
 
-    def train_mode(self, enabled: bool) -> None:
+    def train_mode(self, enabled: bool, *, dropout: bool = True) -> None:
         self.network.train(enabled)
+        for module in self.network.modules() if enabled and not dropout else ():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()
 
     def save(self, folder: Path) -> None:
         """Write a folder that transformers loads, with every weight as exact as it is here; adapters are merged."""

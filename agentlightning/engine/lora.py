@@ -19,6 +19,8 @@ class LoraOptions:
     alpha: float = 32.0
     """The adapters' part is scaled by alpha / rank."""
     dropout: float = 0.0
+    """Of supervised fine-tuning. GRPO leaves it out: ratios to probabilities of an engine, which knows none, would be
+    noise."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the layers that get adapters."""
 

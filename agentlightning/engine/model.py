@@ -98,8 +98,8 @@ class CausalModel(Protocol):
         """Take over another's weights; EngineError, and nothing changed, when names or shapes do not fit."""
         ...
 
-    def train_mode(self, enabled: bool) -> None:
-        """Switch what differs between training and sampling, such as dropout."""
+    def train_mode(self, enabled: bool, *, dropout: bool = True) -> None:
+        """Switch what differs between training and sampling; `dropout` says whether it is used in training."""
         ...
 
 

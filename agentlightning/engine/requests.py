@@ -1,8 +1,7 @@
 """Requests of OpenAI's chat and completions APIs, validated before they reach the engine.
 
 A field that this server does not support is refused, unless its value changes nothing: a response that silently ignores
-an option would be learned from as if it had been applied. `tool_choice: "required"` is the one exception: a small model
-that does not follow it is what training is there to change. A field that is null counts as left out.
+an option would be learned from as if it had been applied. A field that is null counts as left out.
 """
 
 from collections.abc import Mapping
@@ -155,19 +154,13 @@ class _ChatBody(_Body):
         return tools
 
     def chosen_tools(self) -> list[ToolDefinition] | None:
-        """The tools the model may call: none, all, or the one that `tool_choice` names."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        if self.tool_choice in ("auto", "required"):
-            return self.tools
-        function = self.tool_choice.get("function") if isinstance(self.tool_choice, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        named = [tool for tool in self.tools if tool["function"]["name"] == name]
-        if not named:
+        """The tools the model may call: all or none; InvalidRequest where `tool_choice` would force a call."""
+        if self.tool_choice not in ("auto", "none"):
             raise InvalidRequest(
-                f"'tool_choice' is {self.tool_choice!r}; 'auto', 'none', 'required' or one of the tools is needed."
+                f"'tool_choice' is {self.tool_choice!r}; this server takes 'auto' and 'none', because it cannot make a "
+                "model call a tool. Leave it away, and let the reward teach the model when to call."
             )
-        return named
+        return None if self.tool_choice == "none" else self.tools or None
 
 
 class _CompletionBody(_Body):

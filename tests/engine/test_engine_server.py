@@ -38,7 +38,7 @@ CALCULATOR: Any = {
         "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
     },
 }
-
+NAMED: Any = {"type": "function", "function": {"name": "calculator"}}
 
 both_ways = pytest.mark.parametrize("served", ["in the loop", "in a thread"], indirect=True)
 
@@ -267,6 +267,8 @@ def test_completions_stream_too(served: Served, client: openai.OpenAI) -> None:
         ({"messages": HELLO, "stream": "yes"}, "stream"),
         ({"messages": HELLO, "tools": [{"name": "x"}]}, "tools"),
         ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "calculator"}, "tool_choice"),
+        ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": "required"}, "cannot make a model call a tool"),
+        ({"messages": HELLO, "tools": [CALCULATOR], "tool_choice": NAMED}, "cannot make a model call a tool"),
         ({"messages": HELLO, "presence_penalty": 1.0}, "presence_penalty"),
         ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": HELLO, "ignore_eos": True}, "ignore_eos"),

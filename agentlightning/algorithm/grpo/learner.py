@@ -114,7 +114,7 @@ class Learner:
         with _threads(self._threads):
             try:
                 self._look_back(rows)
-                self.model.train_mode(enabled=True)
+                self.model.train_mode(enabled=True, dropout=self.settings.objective == "likelihood")
                 for _ in range(self.settings.epochs):
                     for minibatch in self._minibatches(rows):
                         self._step(minibatch, figures)

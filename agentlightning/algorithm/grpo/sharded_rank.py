@@ -64,8 +64,6 @@ STATE_FILE: Final = "state"
 """Of a learner; a rank's part has its number behind it."""
 WEIGHTS_FILE: Final = "weights"
 _ALIGNMENT_BYTES: Final = 64
-_SEEDS_APART: Final = 1 << 16
-"""Between two updates, so that no two ranks have the same seed."""
 
 
 def parameters_of(model: HfModel) -> dict[str, Parameter]:
@@ -136,8 +134,6 @@ class RankLearner(Learner):
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """As a single process does; the file has the new weights when all ranks have returned."""
-        # Dropout differs between ranks, and is the same again in a run that is resumed.
-        torch.manual_seed((self.settings.seed << 32) + self.version * _SEEDS_APART + self._rank)
         metrics = super().update(samples)
         for name, weight in self._weights.items():
             self._rows(self._shared[name]).copy_(weight.detach())

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.algorithm.comparison import Gate
+from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
 from agentlightning.algorithm.prompts.journal import RunJournal
@@ -383,6 +384,8 @@ class Search:
             spent=self._state.ledger.spent,
             counts=dict(self._state.counts),
             stopped=self._stopped,
+            seed_estimate=estimate(before) if before else None,
+            best_estimate=estimate([after for _, after in pairs]) if pairs else None,
         )
 
     def _summary(self) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.comparison import PairedComparison
+from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, OptimisationBudget
 from agentlightning.algorithm.prompts.evaluation import RunState, messages_adapter
 from agentlightning.algorithm.prompts.gepa_engine import (
@@ -319,7 +319,7 @@ class GepaRun:
     async def _judged(self) -> OptimisationResult:
         """The outcome: the best candidate if it is better than the seed, otherwise the seed."""
         stopped, best = self._evolution.stopped, None
-        seed_score = self._evolution.pool[0].score if self._evolution.pool else None
+        before = self._evolution.pool[0].scores if self._evolution.pool else ()
         pairs: list[tuple[float, float]] = []
         if self._evolution.pool and self._evolution.best.version != SEED_VERSION:
             best = self._evolution.best
@@ -333,19 +333,23 @@ class GepaRun:
             self.state.lineage.settle(best.version, "promoted" if is_better else "refused", fate_reason)
         chosen = best if best is not None and is_better else None
         if pairs:
-            seed_score = fmean(before for before, _ in pairs)
+            before = [reward for reward, _ in pairs]
+        seed_estimate = estimate(before) if before else None
+        best_estimate = seed_estimate if chosen is None else estimate([after for _, after in pairs])
         texts = self._seed if chosen is None else chosen.texts
         return OptimisationResult(
             seed=self._prompts,
             best={name: one.model_copy(update={"template": texts[name]}) for name, one in self._prompts.items()},
             best_version=SEED_VERSION if chosen is None else chosen.version,
-            seed_score=seed_score,
-            best_score=seed_score if chosen is None else fmean(after for _, after in pairs),
+            seed_score=None if seed_estimate is None else seed_estimate.mean,
+            best_score=None if best_estimate is None else best_estimate.mean,
             gain=None if chosen is None or self._challenge is None else self._challenge.gain,
             challenges=[] if self._challenge is None else [self._challenge],
             spent=self.state.ledger.spent,
             counts=self.state.counts,
             stopped=stopped,
+            seed_estimate=seed_estimate,
+            best_estimate=best_estimate,
         )
 
     async def _challenge_seed(self, best: Member, pairs: list[tuple[float, float]]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.batches import first_traceback
+from agentlightning.algorithm.intervals import estimate
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Hold
 from agentlightning.algorithm.prompts.evaluation import Evaluator, RunState
 from agentlightning.algorithm.prompts.model import OptimiserFailed
@@ -293,8 +294,12 @@ class Member:
 
     version: str
     texts: PromptTexts
-    score: float
-    """Mean reward on the validation tasks by which candidates are chosen."""
+    scores: Sequence[float]
+    """Rewards on the validation tasks by which candidates are chosen."""
+
+    @property
+    def score(self) -> float:
+        return fmean(self.scores)
 
 
 @dataclass(frozen=True)
@@ -443,10 +448,11 @@ class Evolution:
         candidate = self.proposer.state.lineage[version]
         candidate.scores[iteration] = score
         self.proposer.state.lineage.settle(version, "kept")
-        self.pool.append(Member(version, dict(texts), score))
+        self.pool.append(Member(version, dict(texts), list(event["scores_by_val_id"].values())))
         self._last_gain = iteration
         origin = "the seed" if candidate.parent is None else f"from {candidate.parent}"
-        logger.info("Candidate %s (%s) joins the pool with a score of %.3f.", version, origin, score)
+        found = estimate(self.pool[-1].scores)
+        logger.info("Candidate %s (%s) joins the pool with a score of %s.", version, origin, found)
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
         self._settle_dropped()

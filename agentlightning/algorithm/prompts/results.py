@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from typing_extensions import TypedDict
 
 from agentlightning.algorithm.comparison import PairedComparison, Verdict
-from agentlightning.algorithm.intervals import Estimate
+from agentlightning.algorithm.intervals import Estimate, summary_of
 from agentlightning.errors import ConfigurationError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate, RolloutStatus, Run, RunStatus
@@ -109,6 +109,9 @@ class OptimisationResult:
     """Candidates that were rejected, answers that were empty, calls that failed."""
     stopped: str | None = None
     """Why the run ended before its last round; None if it did not."""
+    seed_estimate: Estimate | None = None
+    """`seed_score` with its interval and the number of rewards it is the mean of."""
+    best_estimate: Estimate | None = None
 
     @property
     def is_improved(self) -> bool:
@@ -132,9 +135,10 @@ class OptimisationResult:
         else:
             lines.append("The seed is still the best prompt: no candidate was found to be better.")
         if self.seed_score is not None and self.best_score is not None and self.is_improved:
-            lines.append(f"Validation score: {self.seed_score:.3f} -> {self.best_score:.3f}")
+            best = self.best_estimate or f"{self.best_score:.3f}"
+            lines.append(f"Validation score: {self.seed_estimate or f'{self.seed_score:.3f}'} -> {best}")
         elif self.seed_score is not None:
-            lines.append(f"Validation score: {self.seed_score:.3f}")
+            lines.append(f"Validation score: {self.seed_estimate or f'{self.seed_score:.3f}'}")
         if self.gain is not None:
             gain = self.gain
             interval = f"[{gain.low:+.3f}, {gain.high:+.3f}]"
@@ -161,6 +165,8 @@ class OptimisationResult:
             "seed": {name: prompt.model_dump() for name, prompt in self.seed.items()},
             "seed_score": self.seed_score,
             "best_score": self.best_score,
+            "seed_estimate": summary_of(self.seed_estimate),
+            "best_estimate": summary_of(self.best_estimate),
             "gain": None if self.gain is None else asdict(self.gain),
             "challenges": [asdict(one) for one in self.challenges],
             "spent": dict(self.spent),

@@ -182,7 +182,7 @@ class TinyModel(nn.Module):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         copy_weights(tensors, dict(self.named_parameters()))
 
-    def train_mode(self, enabled: bool) -> None:
+    def train_mode(self, enabled: bool, *, dropout: bool = True) -> None:
         self.train(enabled)
 
     def _turns(self) -> Tensor:

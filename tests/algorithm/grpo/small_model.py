@@ -65,7 +65,7 @@ class SmallModel(nn.Module):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         self.load_state_dict(dict(tensors))
 
-    def train_mode(self, enabled: bool) -> None:
+    def train_mode(self, enabled: bool, *, dropout: bool = True) -> None:
         self.modes.append(enabled)
 
     def new_cache(self, slots: int, length: int) -> Any:

@@ -95,6 +95,27 @@ def test_layers_are_computed_again_in_training_and_not_in_evaluation(lora: LoraO
     assert passes.count(True) == 2 * evaluations
 
 
+# ---------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_dropout_of_adapters_is_left_out_of_ratios(checkpointing: bool) -> None:
+    settings: dict[str, Any] = {"gradient_checkpointing": checkpointing, "importance_cap": 2.0, "minibatches": 1}
+
+    plain, _ = learned(a_model(lora=LORA), **settings)
+    dropped, metrics = learned(a_model(lora=LoraOptions(rank=2, dropout=0.5)), **settings)
+
+    assert metrics["learner/ratio_max"] == pytest.approx(1.0, abs=1e-9)
+    assert all(torch.equal(dropped[name], weight) for name, weight in plain.items())
+
+
+def test_fine_tuning_uses_dropout() -> None:
+    plain, _ = learned(a_model(lora=LORA), objective="likelihood")
+    dropped, _ = learned(a_model(lora=LoraOptions(rank=2, dropout=0.5)), objective="likelihood")
+
+    assert not all(torch.equal(dropped[name], weight) for name, weight in plain.items())
+
+
 # ---------------------------------------------------------------------- packing
 
 

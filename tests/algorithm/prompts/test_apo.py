@@ -188,7 +188,7 @@ async def test_the_end_shows_scores_interval_and_diff() -> None:
 
     told = str(apo.result)
 
-    assert "Validation score: 0.000 -> " in told
+    assert f"Validation score: {apo.result.seed_estimate} -> {apo.result.best_estimate}\n" in told
     assert f"from {apo.result.gain.n} pairs" in told
     assert f"-{SEED.template}" in told.splitlines()
     assert f"+{apo.get_best_prompt().template}" in told.splitlines()

@@ -90,6 +90,9 @@ async def test_the_best_prompt_is_published_written_and_explained_by_its_lineage
     assert all(word in best.template for word in WORDS[:3])
     assert algorithm.result.gain.low > 0
     assert algorithm.result.best_score > algorithm.result.seed_score == 0.0
+    assert algorithm.result.best_estimate.mean == algorithm.result.best_score
+    assert written["seed_estimate"].keys() >= {"mean", "low", "high", "n"}
+    assert written["best_estimate"]["n"] == algorithm.result.seed_estimate.n > 1
     assert algorithm.result.counts.get("traces that could not be read", 0) == 0
     assert latest is not None
     assert (latest.resources_id, latest.resources) == (f"{kind.name}-best", {"prompt": best})

@@ -23,6 +23,7 @@ from typing import Any, Final
 from agentlightning.algorithm.intervals import Estimate, FailedReward, estimate, is_finite, reward_of_failed
 from agentlightning.errors import ConfigurationError, StoreError, TrainingError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.rollout_index import failure_text
 from agentlightning.types import (
     Dataset,
     EnqueueRolloutRequest,
@@ -188,7 +189,7 @@ class Batches:
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(rollout: Rollout) -> FinishedRollout:
-            spans, error = [], _error_of(rollout)
+            spans, error = [], failure_text(getattr(rollout, "attempt", None))
             async with gate:
                 try:
                     spans = list(await self._store.query_spans(rollout.rollout_id, "latest"))
@@ -203,31 +204,22 @@ class Batches:
     async def withdraw(self, rollout_ids: Iterable[str]) -> list[Rollout]:
         """Cancel those of the rollouts that are not over; which these were."""
         wanted = list(rollout_ids)
-        return await self._cancel(wanted) if wanted else []
+        return await self._cancel(wanted, None) if wanted else []
 
     async def withdraw_left(self, resources_ids: Iterable[str]) -> list[Rollout]:
         """Cancel what a killed run left in the queue, by the resources that only this run uses; which these were."""
-        return await self._cancel(None, frozenset(resources_ids))  # a store cannot be asked for resources
+        return await self._cancel(None, list(resources_ids))
 
-    async def _cancel(
-        self, rollout_ids: list[str] | None, resources_ids: frozenset[str] | None = None
-    ) -> list[Rollout]:
+    async def _cancel(self, rollout_ids: list[str] | None, resources_ids: list[str] | None) -> list[Rollout]:
         try:
-            pending = await self._store.query_rollouts(status_in=UNFINISHED, rollout_id_in=rollout_ids)
-            left = [one for one in pending if resources_ids is None or one.resources_id in resources_ids]
+            left = await self._store.query_rollouts(
+                status_in=UNFINISHED, rollout_id_in=rollout_ids, resources_id_in=resources_ids
+            )
             await asyncio.gather(*(self._store.update_rollout(one.rollout_id, status="cancelled") for one in left))
         except StoreError as error:  # the rollouts are useless, and do no harm but the work they make
             logger.warning("Rollouts that are not needed any more could not be cancelled: %s", error)
             return []
-        return left
-
-
-def _error_of(rollout: Rollout) -> str | None:
-    """Why the last attempt failed, in one line."""
-    attempt = getattr(rollout, "attempt", None)
-    error = ((attempt.metadata or {}).get("error") or {}) if attempt is not None else {}
-    first_line, _, _ = str(error.get("message") or "").partition("\n")
-    return f"{error['type']}: {first_line}" if error.get("type") else None
+        return list(left)
 
 
 async def first_traceback(store: LightningStore, rollouts: Sequence[Rollout]) -> str:

@@ -1,4 +1,4 @@
-// The store server's routes, read only: asking with a token where one is wanted, and following what changes.
+// The store server's routes: reading and changing, with a token where one is wanted, and following what changes.
 
 const BASE = new URL("v1/agl/", document.baseURI);
 const TOKEN = "agl-token"; // where the tab keeps the token
@@ -35,7 +35,7 @@ export async function get(path, parameters = {}, signal = undefined) {
   }
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);
-    const response = await reached(url, token, signal);
+    const response = await reached(url, token, { signal });
     const isKeptOut = response.status === 401 || (response.status === 403 && token !== null); // a token of too little
     if (!isKeptOut) return read(response);
     const { detail } = await response.json().catch(() => ({}));
@@ -44,11 +44,28 @@ export async function get(path, parameters = {}, signal = undefined) {
   }
 }
 
-async function reached(url, token, signal) {
-  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+/** Change something; the answer as JSON. What the token does not permit is refused, and nobody is asked for another. */
+export async function post(path, body) {
+  const options = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  return read(await reached(new URL(path, BASE), sessionStorage.getItem(TOKEN), options));
+}
+
+/** Whether the token may permit changes: a signed one names its scope, the master token and none are an operator's. */
+export function mayChange() {
+  const [format, payload = ""] = (sessionStorage.getItem(TOKEN) ?? "").split(".");
+  if (format !== "agl1") return true;
+  try {
+    return JSON.parse(atob(payload.replaceAll("-", "+").replaceAll("_", "/"))).kind === "admin";
+  } catch {
+    return false;
+  }
+}
+
+async function reached(url, token, { headers = {}, ...options }) {
+  const withToken = token === null ? headers : { ...headers, Authorization: `Bearer ${token}` };
   const began = Date.now();
   try {
-    const response = await fetch(url, { headers, signal, cache: "no-store" });
+    const response = await fetch(url, { ...options, headers: withToken, cache: "no-store" });
     const skew = Date.parse(response.headers.get("date")) - Date.now();
     if (Date.now() - began < QUICK_MS) clockSkew = Math.abs(skew) > 2000 ? skew : 0;
     return response;
@@ -128,30 +145,35 @@ function useToken(token) {
 // ------------------------------------------------------------------ changes
 
 /**
- * Refresh now and after every change, for ever: `refresh` is called again when a notice `concerns` the view, and after
+ * Refresh now and after every change, for ever: `refresh(signal, notices)` is called again with the notices that
+ * `concern` the view, so that it reads only what they name; without them at first, when some were missed, and after
  * `mostSeconds` for what changes with time. While the server is gone `state` is told so, and the first thing it hears
  * when it is back is a refresh.
  */
 export async function follow({ kinds, concerns = () => true, mostSeconds = Infinity, refresh, state, signal }) {
   let failures = 0;
+  let changes = null; // since the last refresh; null if they are not known
+  let cursor = null;
   while (!signal.aborted) {
     try {
-      let { cursor } = await get("notices", {}, signal); // before looking, so that no change falls in between
+      cursor ??= (await get("notices", {}, signal)).cursor; // before looking, so that no change falls in between
       const began = performance.now();
-      await refresh(signal);
+      await refresh(signal, changes);
       failures = 0;
       state("live");
       await pause(Math.max(REST_MS, 3 * (performance.now() - began)), signal);
-      for (let isDue = false; !isDue; ) {
+      for (changes = []; changes !== null && !changes.length; ) {
         const heard = await get("notices", { kinds, after: cursor, wait: Math.min(WAIT_SECONDS, mostSeconds) }, signal);
         const isLate = performance.now() - began >= 1000 * mostSeconds;
-        isDue = isLate || heard.notices.some((notice) => notice.kind === "gap" || concerns(notice));
+        const isLost = isLate || heard.notices.some((notice) => notice.kind === "gap");
+        changes = isLost ? null : heard.notices.filter(concerns);
         cursor = heard.cursor;
-        if (!isDue) await pause(LISTEN_MS, signal);
+        if (changes !== null && !changes.length) await pause(LISTEN_MS, signal);
       }
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof Gone)) throw error;
+      [changes, cursor] = [null, null];
       state("gone");
       await pause(RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)], signal);
     }

@@ -46,13 +46,35 @@ export function unfolding(properties, summary, build) {
   return details;
 }
 
-/** A table whose cells are given row by row; a column may be named with a class: `["Reward", "number"]`. */
-export function table(columns, rows, ifEmpty) {
+/**
+ * A table whose cells are given row by row; a column may be named with a class and the field that the server sorts it
+ * by: `["Reward", "number", "reward"]`.
+ */
+export function table(columns, rows, ifEmpty, sorting = null) {
   if (!rows.length) return empty(ifEmpty);
   const named = columns.map((column) => (Array.isArray(column) ? column : [column, ""]));
-  const head = h("tr", {}, named.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: named[i][1] }, cell ?? "–"))));
+  const head = h("tr", {}, named.map((column) => headOf(column, sorting)));
+  const body = rows.map((cells) => rowOf(columns, cells));
   return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+}
+
+/** A row of a table, which may be put in the place of another. */
+export function rowOf(columns, cells) {
+  const kind = (column) => (Array.isArray(column) ? column[1] : "");
+  return h("tr", {}, cells.map((cell, i) => h("td", { class: kind(columns[i]) }, cell ?? "–")));
+}
+
+/** `sorting` is `{by, order, go}`: what is sorted by, how, and who is told of another wish. */
+function headOf([name, kind, field], sorting) {
+  if (!field || !sorting) return h("th", { scope: "col", class: kind }, name);
+  const isHere = sorting.by === field;
+  const order = isHere && sorting.order === "desc" ? "asc" : "desc";
+  const mark = isHere ? { desc: " ↓", asc: " ↑" }[sorting.order] : "";
+  const sorted = isHere ? { desc: "descending", asc: "ascending" }[sorting.order] : "none";
+  const button = h("button", {
+    type: "button", class: "plain", "data-key": `sort ${field}`, onclick: () => sorting.go(field, order),
+  }, name, mark);
+  return h("th", { scope: "col", class: kind, "aria-sort": sorted }, button);
 }
 
 /** Names and values, as `[[name, value], …]`: `figures` side by side, `attributes` below each other. */
@@ -85,6 +107,69 @@ export function addressOf(view, id) {
 
 export function badge(status) {
   return h("span", { class: `badge ${/^[a-z]+$/.test(status ?? "") ? status : ""}` }, status ?? "–");
+}
+
+/** A button that copies a text, which it is given or makes. */
+export function copyButton(text, name = "Copy") {
+  const button = h("button", { type: "button", class: "plain copy" }, name);
+  button.addEventListener("click", async (event) => {
+    event.preventDefault(); // it may stand in a summary
+    const wanted = typeof text === "function" ? text() : text;
+    try {
+      await navigator.clipboard.writeText(wanted);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Cannot copy"; // no permission, or a page that is not served safely
+    }
+    setTimeout(() => (button.textContent = name), 1500);
+  });
+  return button;
+}
+
+/** Ask before something is done: the answer, true or false, once the reader has given it. */
+export function confirmed(question, action) {
+  const dialog = h("dialog", { "aria-label": question },
+    h("form", { method: "dialog" },
+      h("p", {}, question),
+      h("div", { class: "row" },
+        h("button", { value: "yes" }, action),
+        h("button", { value: "", autofocus: true }, "Leave it"))));
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+  });
+}
+
+/** A value as JSON, made when it is unfolded, with a button that copies all of it. */
+export function rawJson(name, value, key) {
+  return unfolding({ class: "raw", "data-key": `raw ${key}` }, h("summary", {}, name), () => [
+    copyButton(() => JSON.stringify(value, null, 2), "Copy JSON"), block(value),
+  ]);
+}
+
+/** Something in a small space beside its name. */
+export function field(name, control) {
+  return h("label", {}, `${name} `, control);
+}
+
+/** The pages of a list: `go` is told which is wanted. */
+export function pager(page, size, go, [first, newer, older, last] = ["Newest", "Newer", "Older", "Oldest"]) {
+  const current = page.offset / size + 1;
+  const pages = Math.max(1, Math.ceil(page.total / size));
+  const turn = (name, to) => {
+    const disabled = to < 1 || to > pages || to === current;
+    return h("button", { type: "button", "data-key": name, disabled, onclick: () => go(to > 1 ? to : "") }, name);
+  };
+  const end = page.offset + page.items.length;
+  const range = page.items.length ? `${number(page.offset + 1)} to ${number(end)}` : "0";
+  return h("nav", { class: "pager", "aria-label": "Pages" },
+    turn(first, 1), turn(newer, current - 1),
+    h("span", { id: "shown" }, `${range} of ${number(page.total)}`),
+    turn(older, current + 1), turn(last, pages));
 }
 
 // ------------------------------------------------------------------ words

@@ -12,8 +12,6 @@ How an operation behaves is written in `store/behaviour`; how it travels is deri
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from agentlightning.store.claims import Claim, ResourcesVersion
 from agentlightning.store.lifecycle import is_finished, is_queuing, is_running
 from agentlightning.store.operations import UNSET, Unset, operation
@@ -42,44 +40,13 @@ from agentlightning.types import (
     WorkerStatus,
 )
 from agentlightning.types.lifecycle import ComponentProperty
+from agentlightning.types.records import LightningStoreCapabilities, LightningStoreStatistics
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 __all__ = ["UNSET", "LightningStore", "LightningStoreCapabilities", "LightningStoreStatistics", "Unset"]
 __all__ += ["is_finished", "is_queuing", "is_running"]
-
-
-class LightningStoreCapabilities(TypedDict, total=False):
-    """What a caller may rely on beyond the contract."""
-
-    thread_safe: bool
-    """May be used from several threads without a lock around it."""
-    async_safe: bool
-    """May be used from several event loops and tasks at once."""
-    zero_copy: bool
-    """May be handed to another process as it is; the other process then sees the same state."""
-    otlp_traces: bool
-    """Takes OpenTelemetry traces over OTLP/HTTP."""
-
-
-class LightningStoreStatistics(TypedDict, total=False):
-    """Counts and sizes of what a store holds."""
-
-    name: str
-    total_rollouts: int
-    total_attempts: int
-    total_spans: int
-    total_resources: int
-    total_workers: int
-    total_runs: int
-    queue_length: int
-    uptime: float
-    total_span_bytes: int
-    total_rollout_bytes: int
-    eviction_threshold_bytes: int
-    safe_threshold_bytes: int
-    memory_capacity_bytes: int
 
 
 class LightningStore:
@@ -206,6 +173,17 @@ class LightningStore:
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
         mode_in: Sequence[RolloutMode] | None = None,
+        run_id_in: Sequence[str] | None = None,
+        step_in: Sequence[int] | None = None,
+        group_id_in: Sequence[str] | None = None,
+        agent_in: Sequence[str] | None = None,
+        resources_id_in: Sequence[str] | None = None,
+        reward_min: float | None = None,
+        reward_max: float | None = None,
+        start_time_min: float | None = None,
+        start_time_max: float | None = None,
+        error_contains: str | None = None,
+        input_contains: str | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -215,6 +193,7 @@ class LightningStore:
         """Rollouts that match, in the order of their creation unless sorted otherwise.
 
         None does not filter, an empty sequence matches nothing; a rollout without a mode never matches `mode_in`.
+        Run, step and group are those of its metadata, the error is its latest attempt's, `input` is searched as JSON.
         `status` and `rollout_ids` are the older names of `status_in` and `rollout_id_in`."""
 
     @operation("POST", "/rollouts/{rollout_id}", who="admin")

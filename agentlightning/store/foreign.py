@@ -30,6 +30,7 @@ from agentlightning.store.claims import GRANT_SECONDS, Claim, ResourcesVersion, 
 from agentlightning.store.lifecycle import WORKING_STATUSES, loss_of
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.operations import Operation, forward_operations, operations_of
+from agentlightning.store.rollout_index import ROLLOUT_FIELDS, index_value
 from agentlightning.store.selection import PAGING, Selection, choose
 from agentlightning.types import (
     Attempt,
@@ -274,14 +275,19 @@ class ForeignStore(LightningStore):
         found = await self.call(op.name, {name: given.pop(name) for name in ids})
         paging = {p.name: p.default for p in op.signature.parameters.values() if p.name in PAGING}
         asked = {_OLDER_NAMES.get(name, name): value for name, value in given.items()}
-        selection = Selection.of({**paging, **asked}, _RECORDS[op.name].model_fields)
-        return choose(found, selection)
+        if op.name == "query_rollouts":
+            return choose(found, Selection.of({**paging, **asked}, ROLLOUT_FIELDS), _field_of)
+        return choose(found, Selection.of({**paging, **asked}, _RECORDS[op.name].model_fields))
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: "ReadableSpan", sequence_id: int | None = None
     ) -> Span | None:
         async with self._lock:
             return await self.store.add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+
+def _field_of(rollout: Rollout, field: str) -> Any:
+    return index_value(rollout, rollout.attempt if isinstance(rollout, AttemptedRollout) else None, field)
 
 
 def _identity(op: Operation, given: Mapping[str, Any]) -> tuple[Any, ...] | None:

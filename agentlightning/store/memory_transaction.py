@@ -9,6 +9,7 @@ from agentlightning.errors import SpansEvicted
 from agentlightning.store.claims import GRANT_SECONDS, Grant
 from agentlightning.store.copies import copied_span, replaced
 from agentlightning.store.lifecycle import WORKING_STATUSES
+from agentlightning.store.rollout_index import index_value
 from agentlightning.store.selection import Selection, choose
 from agentlightning.store.transaction import OpenSpans, SelectedT
 from agentlightning.store.values import check_size, weigh_rollout, weigh_span
@@ -93,8 +94,10 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
     ) -> PaginatedResult[SelectedT]:
         records: Iterable[Any]
         if kind is Rollout:
-            records = [entry.rollout for entry in self._candidates(selection)]
-        elif kind is Span:
+            page = choose(self._candidates(selection), selection, _field_of)
+            rollouts: Any = [entry.rollout for entry in page.items]
+            return selection.page(rollouts, page.total)
+        if kind is Span:
             records = self._spans_of(of)
         elif kind is MetricPoint:
             by_step = self._metrics.get(str(of), {})
@@ -232,3 +235,7 @@ class MemoryTransaction(WorkingSet[MemoryEntry]):
             "queue_length": len(self._queue),
             "total_span_bytes": self.span_bytes,
         }
+
+
+def _field_of(entry: MemoryEntry, field: str) -> Any:
+    return index_value(entry.rollout, entry.attempts[-1] if entry.attempts else None, field)

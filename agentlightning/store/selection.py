@@ -4,7 +4,8 @@
 index of its own translates the same value instead and must give the same answer.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ RecordT = TypeVar("RecordT")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One field against one demand: `exact`, `within` or `contains`."""
+    """One field against one demand: `exact`, `within`, `contains`, `min` or `max`."""
 
     field: str
     kind: str
@@ -39,15 +40,22 @@ class Condition:
             if not isinstance(value, str):
                 raise InvalidQuery(f"Expected a text to look for, not {value!r}.")
             return cls(name.removesuffix("_contains"), "contains", value)
+        for kind in ("min", "max"):
+            if name.endswith(f"_{kind}"):
+                if not isinstance(value, (int, float)) or not math.isfinite(value):
+                    raise InvalidQuery(f"Expected a number for '{name}', not {value!r}.")
+                return cls(name.removesuffix(f"_{kind}"), kind, float(value))
         return cls(name, "exact", value)
 
-    def holds(self, record: object) -> bool:
-        actual = getattr(record, self.field)
+    def holds(self, actual: Any) -> bool:
+        """Whether a value of the field is what is demanded; one that is missing is neither small nor large."""
         if self.kind == "exact":
             return bool(actual == self.value)
         if self.kind == "within":
             return actual in self.value
-        return isinstance(actual, str) and self.value in actual
+        if self.kind == "contains":
+            return isinstance(actual, str) and self.value in actual
+        return actual is not None and bool(actual >= self.value if self.kind == "min" else actual <= self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +95,23 @@ class Selection:
         return PaginatedResult.model_construct(items=items, limit=self.limit, offset=self.offset, total=total)
 
 
-def choose(records: Iterable[RecordT], selection: Selection) -> PaginatedResult[RecordT]:
-    """The records a selection asks for; without a sort key they keep their order."""
+def choose(
+    records: Iterable[RecordT], selection: Selection, read: Callable[[RecordT, str], Any] = getattr
+) -> PaginatedResult[RecordT]:
+    """The records a selection asks for; without a sort key they keep their order.
+
+    Args:
+        read: A field of a record.
+    """
     chosen = list(records)
     conditions, name = selection.conditions, selection.sort_by
-    if conditions:
-        combine = any if selection.filter_logic == "or" else all
-        chosen = [record for record in chosen if combine([condition.holds(record) for condition in conditions])]
+    if selection.filter_logic == "and":
+        for condition in conditions:
+            chosen = [record for record in chosen if condition.holds(read(record, condition.field))]
+    elif conditions:
+        chosen = [record for record in chosen if any(one.holds(read(record, one.field)) for one in conditions)]
     if name is not None:  # missing values first
-        values = ((value is not None, value) for value in (getattr(record, name) for record in chosen))
+        values = ((value is not None, value) for value in (read(record, name) for record in chosen))
         by_value = zip(values, chosen, strict=True)
         is_descending = selection.sort_order == "desc"
         chosen = [record for _, record in sorted(by_value, key=lambda pair: pair[0], reverse=is_descending)]

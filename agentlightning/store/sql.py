@@ -15,6 +15,7 @@ import orjson
 
 from agentlightning.store.copies import replaced
 from agentlightning.store.lifecycle import is_finished
+from agentlightning.store.rollout_index import ENDED_BADLY, INDEX_COLUMNS, index_values
 from agentlightning.store.selection import Condition, Selection, choose
 from agentlightning.store.tables import (
     READ_ROLLOUTS,
@@ -33,7 +34,7 @@ from agentlightning.store.values import as_json, check_json_size, span_as_json
 from agentlightning.store.working_set import WorkingSet
 from agentlightning.types import Attempt, MetricPoint, PaginatedResult, Rollout, Span
 
-__all__ = ["SqlTransaction"]
+__all__ = ["LIMITS", "SqlTransaction"]
 
 MOST_ENTRIES = 2048
 """How many rollouts, and records of a kind, a transaction remembers; with more it begins anew."""
@@ -42,6 +43,7 @@ SELECT max(last) FROM (SELECT last FROM sequences WHERE rollout_id = ?
                        UNION ALL SELECT max(sequence_id) FROM spans WHERE rollout = ?) AS numbers
 """
 _OF_ROLLOUT = "rollout = (SELECT number FROM rollouts WHERE rollout_id = ?)"
+LIMITS = {"min": ">=", "max": "<="}
 _QUEUED = "SELECT rollout_id FROM queue JOIN rollouts ON number = rollout ORDER BY position"
 _ALL = 2**63 - 1
 
@@ -194,6 +196,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             self._set(self.entries, rollout.rollout_id, entry)
             self._hold("new rollouts", entry.number, entry)
             self._put_input(entry, rollout.input)
+            self._hold_index(entry)
             return entry
         before = entry.rollout
         self._undo.append((_restore_rollout, (entry, before, entry.json)))
@@ -208,7 +211,18 @@ class SqlTransaction(WorkingSet[SqlEntry]):
             entry.rollout = rollout_as_read(rollout, entry.json)
         if rollout.input is not before.input:
             self._put_input(entry, rollout.input)
+        if (
+            rollout.reward != before.reward
+            or rollout.metadata is not before.metadata
+            or rollout.input is not before.input
+        ):
+            self._hold_index(entry)
         return entry
+
+    def _hold_index(self, entry: SqlEntry) -> None:
+        attempt = entry.attempts[-1] if entry.attempts else None
+        values = [_storable(value) for value in index_values(entry.rollout, attempt)]
+        self._hold("rollout_index", entry.number, (entry.number, *values))
 
     def _put_input(self, entry: SqlEntry, value: Any) -> None:
         body = as_json(value, "input")
@@ -243,7 +257,10 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         self._hold("attempts", (entry.number, attempt.sequence_id), row)
         if attempt.metadata is not None:
             attempt = replaced(attempt, metadata=orjson.loads(row[-1]))
+        is_error_kept = len(entry.attempts) == attempt.sequence_id and entry.attempts[-1].status in ENDED_BADLY
         super()._put_attempt(entry, attempt)
+        if is_error_kept or attempt.status in ENDED_BADLY or len(entry.attempts) > 1:
+            self._hold_index(entry)
 
     def remove_latest_attempt(self, rollout_id: str) -> None:
         """Seldom used, so it goes straight to the database."""
@@ -333,7 +350,7 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         self, kind: type[SelectedT], selection: Selection, of: str | Attempt | None = None
     ) -> PaginatedResult[SelectedT]:
         if kind is Rollout:
-            rows, total = self._select_page("number", "rollouts", selection)
+            rows, total = self._select_page("number", _tables_of(selection), selection)
             numbers = [number for (number,) in rows]
             by_number = {entry.number: entry for entry in self._read_entries("number", numbers)} if numbers else {}
             rollouts = [by_number[number].rollout for number in numbers]
@@ -385,6 +402,19 @@ class SqlTransaction(WorkingSet[SqlEntry]):
         *found, queued, spans, span_bytes = self.select_rows(f"SELECT {counted}, {self.span_counts}")[0]
         totals = {f"total_{table}": count for table, count in zip(tables, found, strict=False)}
         return {**totals, "total_spans": spans, "queue_length": queued, "total_span_bytes": span_bytes}
+
+
+def _tables_of(selection: Selection) -> str:
+    """The tables in which the fields of a selection of rollouts are."""
+    fields = {condition.field for condition in selection.conditions} | {selection.sort_by}
+    index = " LEFT JOIN rollout_index ON rollout_index.rollout = number" if fields.intersection(INDEX_COLUMNS) else ""
+    inputs = " JOIN inputs ON inputs.rollout = number" if "input" in fields else ""
+    return f"rollouts{index}{inputs}"
+
+
+def _storable(value: Any) -> Any:
+    """A text that every database keeps: neither NUL nor half a character."""
+    return value.replace("\0", "").encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _restore_rollout(entry: SqlEntry, rollout: Rollout, json: Row) -> None:

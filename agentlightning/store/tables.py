@@ -43,7 +43,7 @@ ATTEMPT_COLUMNS = (
 )
 SELECT_NOTICES = "SELECT body FROM notices WHERE last_cursor > ? ORDER BY last_cursor"
 READ_ROLLOUTS = f"""
-SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
+SELECT r.number, q.position, r.due, x.reward, i.body, {", ".join(f"r.{name}" for name in ROLLOUT_COLUMNS.split(", "))},
        a.sequence_id, a.attempt_id, a.status, a.start_time, a.end_time, a.worker_id,
        coalesce((SELECT arrival_time FROM spans
                  WHERE spans.rollout = a.rollout AND spans.attempt = a.sequence_id AND spans.number > a.heartbeat_span
@@ -51,11 +51,12 @@ SELECT r.number, q.position, r.due, i.body, {", ".join(f"r.{name}" for name in R
        a.metadata
 FROM rollouts r
 JOIN inputs i ON i.rollout = r.number
+LEFT JOIN rollout_index x ON x.rollout = r.number
 LEFT JOIN queue q ON q.rollout = r.number
 LEFT JOIN attempts a ON a.rollout = r.number
 WHERE r.{{}} ORDER BY r.number, a.sequence_id
 """
-ROLLOUT_WIDTH = 4 + len(ROLLOUT_COLUMNS.split(", "))
+ROLLOUT_WIDTH = 5 + len(ROLLOUT_COLUMNS.split(", "))
 """Columns of `READ_ROLLOUTS` before those of the attempt."""
 
 
@@ -96,7 +97,7 @@ class SqlEntry(Entry):
 
 
 def entry_of(row: Row) -> SqlEntry:
-    number, position, due, body, *columns = row[:ROLLOUT_WIDTH]
+    number, position, due, reward, body, *columns = row[:ROLLOUT_WIDTH]
     rollout_id, status, mode, resources_id, start_time, end_time, config, metadata, output = columns
     rollout = Rollout(
         rollout_id=rollout_id,
@@ -109,6 +110,7 @@ def entry_of(row: Row) -> SqlEntry:
         config=_config_of(config),
         metadata=orjson.loads(metadata),
         output=None if output is None else orjson.loads(output),
+        reward=reward,
     )
     return SqlEntry(rollout, number, position=position, due=due, json=(config, metadata, output))
 

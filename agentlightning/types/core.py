@@ -115,6 +115,8 @@ class Rollout(BaseModel):
     output: Any = Field(default=None, exclude_if=functools.partial(operator.is_, None))
     """What the agent returned, as JSON, if it is neither a reward nor spans. None is not written to JSON: the releases
     that came before do not know the field."""
+    reward: float | None = Field(default=None, exclude_if=functools.partial(operator.is_, None))
+    """The last reward of the latest attempt, if it is a finite number; the store reads it off the spans."""
 
 
 class AttemptedRollout(Rollout):

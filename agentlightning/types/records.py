@@ -1,8 +1,9 @@
-"""What a store keeps and tells besides rollouts: runs with the curves they draw, and notices of changes."""
+"""What a store keeps and tells besides rollouts: runs with the curves they draw, notices of changes, and itself."""
 
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 __all__ = ["Run", "RunStatus", "MetricPoint", "Notice", "NoticeKind", "NOTICE_KINDS"]
 
@@ -52,3 +53,35 @@ class Notice(NamedTuple):
     """Span name, resources id, run id or worker id, by kind."""
     number: int | None = None
     """Sequence id of the span if it has ended, version of the resources, or step of the metrics."""
+
+
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a caller may rely on beyond the contract."""
+
+    thread_safe: bool
+    """May be used from several threads without a lock around it."""
+    async_safe: bool
+    """May be used from several event loops and tasks at once."""
+    zero_copy: bool
+    """May be handed to another process as it is; the other process then sees the same state."""
+    otlp_traces: bool
+    """Takes OpenTelemetry traces over OTLP/HTTP."""
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """Counts and sizes of what a store holds."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    total_runs: int
+    queue_length: int
+    uptime: float
+    total_span_bytes: int
+    total_rollout_bytes: int
+    eviction_threshold_bytes: int
+    safe_threshold_bytes: int
+    memory_capacity_bytes: int

@@ -13,7 +13,8 @@ from typing import Final
 from agentlightning.adapter import TraceToTrajectory
 from agentlightning.adapter.trajectory import DropReason, Trajectory
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, AttemptedRollout, MetricPoint, Rollout, Run, Span
+from agentlightning.store.rollout_index import failure_text
+from agentlightning.types import AttemptedRollout, MetricPoint, Rollout, Run, Span
 from agentlightning.types.rewards import final_reward_of
 
 __all__ = ["Evidence", "RolloutEvidence", "read_evidence", "read_rollout"]
@@ -137,7 +138,7 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
         group=None if metadata.get("group") is None else str(metadata["group"]),
         step=step if isinstance(step, int) else None,
         reward=final_reward_of(spans) if spans else None,
-        error=None if rollout.status == "succeeded" else _error_of(attempt),
+        error=None if rollout.status == "succeeded" else failure_text(attempt),
         attempt_status=None if attempt is None else attempt.status,
         calls=calls.all,
         calls_with_ids=calls.with_ids,
@@ -146,14 +147,6 @@ async def read_rollout(store: LightningStore, rollout: AttemptedRollout | Rollou
         call_error=calls.errors[0] if calls.errors else None,
         answer=calls.answer,
     )
-
-
-def _error_of(attempt: Attempt | None) -> str | None:
-    noted = ((attempt.metadata or {}) if attempt is not None else {}).get("error")
-    if not isinstance(noted, dict) or not noted.get("type"):
-        return None
-    first_line = str(noted.get("message") or "").partition("\n")[0]
-    return f"{noted['type']}: {first_line}" if first_line else str(noted["type"])
 
 
 @dataclass

@@ -17,6 +17,7 @@ from agentlightning.store.lifecycle import (
     is_queuing,
 )
 from agentlightning.store.operations import UNSET, Unset
+from agentlightning.store.rollout_index import ROLLOUT_FIELDS, searched_text
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import Setting, Transaction
 from agentlightning.types import (
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 LATEST_RESOURCES = "latest_resources_id"
 """The setting that names the resources published last."""
-
-ROLLOUT_FIELDS = frozenset(Rollout.model_fields) - {"input", "config", "metadata", "output"}
-"""Fields a query may filter and sort by."""
 
 
 def latest_resources_id(tx: Transaction) -> str | None:
@@ -103,6 +101,9 @@ def begin_attempt(
         start_time=now,
         worker_id=worker_id,
     )
+    if rollout.reward is not None:  # which was that of the attempt before
+        rollout = replaced(rollout, reward=None)
+        tx.put(rollout)
     rollout = change_status(tx, now, rollout, "preparing")
     tx.put(attempt)
     reschedule(tx, before, rollout, attempt)
@@ -218,6 +219,10 @@ def query_rollouts(
     for mode in asked.get("mode_in") or ():
         if mode not in get_args(RolloutMode):
             raise InvalidQuery(f"mode_in holds {mode!r}; give a list of modes out of {list(get_args(RolloutMode))}.")
+    if asked.get("sort_by") == "input":
+        raise InvalidQuery("Rollouts are not sorted by 'input'; it can only be searched, with input_contains.")
+    if isinstance(asked.get("input_contains"), str):
+        asked["input_contains"] = searched_text(asked["input_contains"])
     selection = Selection.of(asked, ROLLOUT_FIELDS)
     page = tx.select(Rollout, selection)
     return selection.page([with_latest_attempt(tx, rollout) for rollout in page.items], page.total)

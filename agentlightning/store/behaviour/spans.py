@@ -6,7 +6,8 @@ under an id of its caller's is kept as a grant for ten minutes, also that it got
 call takes nothing either. What is created bears the id its creator gave it, and needs no grant.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agentlightning.errors import InvalidValue, RequestConflict
@@ -26,6 +27,7 @@ from agentlightning.store.operations import UNSET, Unset
 from agentlightning.store.selection import Selection
 from agentlightning.store.transaction import OpenSpans, Transaction
 from agentlightning.types import Attempt, AttemptStatus, AttributeValue, PaginatedResult, Rollout, Span, TraceStatus
+from agentlightning.types.rewards import final_reward_of
 
 SPAN_FIELDS = frozenset(
     ["rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id", "name", "start_time", "end_time"]
@@ -113,10 +115,12 @@ def finish_attempt(
     for span in spans:
         if not tx.has_span(attempt, span.span_id):
             fresh.setdefault(span.span_id, span)
+    is_latest = attempt.sequence_id == len(tx.get_attempts(rollout_id))
     if fresh:
         _keep(tx, now, attempt, _numbered(list(fresh.values()), tx.get_last_sequence(rollout_id)))
         changes["last_heartbeat_time"] = now
-    if not isinstance(output, Unset) and attempt.sequence_id == len(tx.get_attempts(rollout_id)):
+        rollout = _note_reward(tx, rollout, fresh.values()) if is_latest else rollout
+    if not isinstance(output, Unset) and is_latest:
         tx.put(replaced(rollout, output=detached(output)))
         rollout = known_rollout(tx, rollout_id)
     return change_attempt(tx, now, rollout, attempt, changes)
@@ -142,6 +146,15 @@ def _keep(tx: Transaction, now: float, attempt: Attempt, spans: Sequence[Span]) 
     return alive
 
 
+def _note_reward(tx: Transaction, rollout: Rollout, spans: Iterable[Span]) -> Rollout:
+    """Write the last reward of these spans, which are of the latest attempt, into the rollout."""
+    reward = final_reward_of(spans)
+    if reward is None or reward == rollout.reward or not math.isfinite(reward):
+        return rollout
+    tx.put(replaced(rollout, reward=reward))
+    return known_rollout(tx, rollout.rollout_id)
+
+
 def _append(tx: Transaction, now: float, spans: Sequence[Span], *, may_be_known: bool = False) -> bool:
     """Append spans of one attempt; it and its rollout are running now, unless they are over. False if it is known."""
     rollout_id, attempt_id = spans[0].rollout_id, spans[0].attempt_id
@@ -154,6 +167,8 @@ def _append(tx: Transaction, now: float, spans: Sequence[Span], *, may_be_known:
     if may_be_known and tx.has_span(attempt, spans[0].span_id):
         return False
     alive = _keep(tx, now, attempt, spans)
+    if is_latest:
+        rollout = _note_reward(tx, rollout, spans)
     if attempt.status != "running" or (is_latest and rollout.status != "running"):
         _show_running(tx, now, rollout, alive, is_latest)
     return True

@@ -2,7 +2,8 @@
 -- the cost of a write the same however much is stored. JSON is kept as text in BLOB columns.
 --
 -- Both SQLite and PostgreSQL run these files. `store/postgres/database.py` puts PostgreSQL's types in the place of
--- SQLite's, and runs the lines that begin with "-- postgres:", which SQLite takes for comments.
+-- SQLite's, and runs the lines that begin with "-- postgres:", which SQLite takes for comments. Lines that end with
+-- "-- sqlite" are SQLite's alone.
 
 CREATE TABLE schema_version (
     version      INTEGER PRIMARY KEY,

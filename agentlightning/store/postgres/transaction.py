@@ -19,7 +19,7 @@ from agentlightning.store.local import Call
 from agentlightning.store.operations import operations_of
 from agentlightning.store.postgres.session import PostgresSession, is_storable
 from agentlightning.store.selection import Condition
-from agentlightning.store.sql import SqlTransaction
+from agentlightning.store.sql import LIMITS, SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt, ResourcesUpdate, Run, Span, Worker
 
@@ -58,6 +58,12 @@ FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::bytea[], ?::bytea[]
 WHERE rollouts.number = u.number
 """,
     "inputs": _PUT_BODIES.format("inputs"),
+    "rollout_index": """
+INSERT INTO rollout_index
+SELECT * FROM unnest(?::bigint[], ?::float8[], ?::text[], ?::bigint[], ?::text[], ?::text[], ?::text[])
+ON CONFLICT (rollout) DO UPDATE SET reward = excluded.reward, run_id = excluded.run_id, step = excluded.step,
+    group_id = excluded.group_id, agent = excluded.agent, error = excluded.error
+""",
     "leaving": "DELETE FROM queue WHERE rollout IN (SELECT unnest(?::bigint[]))",
     "queue": """
 INSERT INTO queue
@@ -160,14 +166,19 @@ class PostgresTransaction(SqlTransaction):
 
     def _within(self, column: str, values: Collection[Any], parameters: list[Any]) -> str:
         parameters.append([value for value in values if not isinstance(value, str) or is_storable(value)])
-        return f"{column} = ANY(?::{'bigint' if column == 'number' else 'text'}[])"
+        return f"{column} = ANY(?::{'bigint' if column in ('number', 'step') else 'text'}[])"
 
     def _term(self, condition: Condition, parameters: list[Any]) -> str:
         if condition.kind == "within":
-            return self._within(condition.field, sorted(filter(is_storable, condition.value)), parameters)
+            return self._within(condition.field, sorted(condition.value, key=str), parameters)
         if isinstance(condition.value, str) and not is_storable(condition.value):
             return "FALSE"  # no row has it
+        if condition.field == "input":
+            parameters.append(condition.value.encode())
+            return "position(?::bytea IN body) > 0"
         parameters.append(condition.value)
+        if condition.kind in LIMITS:
+            return f"{condition.field} {LIMITS[condition.kind]} ?"
         return f"strpos({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} = ?"
 
     # ------------------------------------------------------------------ reading and locking

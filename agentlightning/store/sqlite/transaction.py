@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import orjson
 
 from agentlightning.store.selection import Condition
-from agentlightning.store.sql import SqlTransaction
+from agentlightning.store.sql import LIMITS, SqlTransaction
 from agentlightning.store.tables import ATTEMPT_COLUMNS, RECORD_TABLES, ROLLOUT_COLUMNS, Row, SqlEntry
 from agentlightning.types import Attempt
 
@@ -31,6 +31,7 @@ _UPDATE_ROLLOUT = (
 )
 _WRITES = {
     "inputs": "INSERT OR REPLACE INTO inputs VALUES (?, ?)",
+    "rollout_index": "INSERT OR REPLACE INTO rollout_index VALUES (?, ?, ?, ?, ?, ?, ?)",
     "open_spans": "INSERT OR REPLACE INTO open_spans VALUES (?, ?)",
     "sequences": "INSERT OR REPLACE INTO sequences VALUES (?, ?)",
     "metrics": "INSERT INTO metrics (run_id, step, time, body) VALUES (?, ?, ?, ?)",
@@ -127,7 +128,12 @@ class SqliteTransaction(SqlTransaction):
     def _term(self, condition: Condition, parameters: list[Any]) -> str:
         if condition.kind == "within":
             return self._within(condition.field, sorted(condition.value, key=str), parameters)
+        if condition.field == "input":
+            parameters.append(condition.value.encode())
+            return "instr(body, ?) > 0"
         parameters.append(condition.value)
+        if condition.kind in LIMITS:
+            return f"{condition.field} {LIMITS[condition.kind]} ?"
         return f"instr({condition.field}, ?) > 0" if condition.kind == "contains" else f"{condition.field} IS ?"
 
     # ------------------------------------------------------------------ numbers, spans, queue

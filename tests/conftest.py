@@ -1,15 +1,20 @@
 """What all tests share: a clock they can turn, and spans they can add."""
 
+import asyncio
 import gc
 import itertools
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn.server
 from hypothesis import settings
 
 from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
@@ -24,6 +29,16 @@ settings.load_profile("same")
 # by the first process before it starts its workers, which start all the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Thousands of tests make, sync and remove small files, which takes milliseconds each on a disk.
+MEMORY_FOLDER = Path("/dev/shm")
+if (
+    MEMORY_FOLDER.is_dir()
+    and not os.statvfs(MEMORY_FOLDER).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(MEMORY_FOLDER).free > 8 * 2**30
+):
+    os.environ.setdefault("TMPDIR", str(MEMORY_FOLDER))
+    tempfile.tempdir = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,6 +84,18 @@ def own_logging() -> Iterator[None]:
         logger.propagate, logger.disabled = propagate, disabled
         if logger.name == "agentlightning":
             logger.handlers[:] = handlers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_servers() -> Iterator[None]:
+    """Servers look every 5 ms whether they should stop and what still runs; uvicorn's 100 ms add up over the tests."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.005))
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -189,7 +189,7 @@ class ProxiedCalls:
 # ---------------------------------------------------------------------- candidates
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class CallCandidate:
     """A span that may be a model call, and what became of it."""
 

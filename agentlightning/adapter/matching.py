@@ -28,6 +28,8 @@ class TimedNode(Protocol):
 
     id: str
     span: Span
+    start_time: float | None
+    end_time: float | None
 
 
 def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dict[str, float | None]:
@@ -36,20 +38,18 @@ def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dic
     A reward goes to the most recent call that was over when the reward began and has none yet, so that later rewards
     reach earlier calls.
     """
-    waiting: list[tuple[str, float]] = []
+    waiting: list[TimedNode] = []
     rewards: dict[str, float | None] = {}
     for node in nodes:
-        span = node.span
-        if node.id in call_ids and span.end_time is not None:
-            waiting.append((node.id, span.end_time))
-        payload = reward_payload_of(span)
-        if payload.get("type") != "reward" or span.start_time is None:
+        if node.id in call_ids and node.end_time is not None:
+            waiting.append(node)
+        payload = reward_payload_of(node.span)
+        if payload.get("type") != "reward" or node.start_time is None:
             continue
         for place in range(len(waiting) - 1, -1, -1):  # as a rule the last one fits
-            call_id, end = waiting[place]
-            if end <= span.start_time:
-                del waiting[place]
-                rewards[call_id] = number_or_none(payload.get("value"), span)
+            end = waiting[place].end_time
+            if end is not None and end <= node.start_time:
+                rewards[waiting.pop(place).id] = number_or_none(payload.get("value"), node.span)
                 break
     return rewards
 
@@ -57,7 +57,7 @@ def match_in_order(nodes: Iterable[TimedNode], call_ids: Collection[str]) -> dic
 # ---------------------------------------------------------------------- strays
 
 
-def closest_enclosing(strays: Collection[int], spans: Sequence[Span]) -> dict[int, int]:
+def closest_enclosing(strays: Collection[int], spans: Sequence[TimedNode]) -> dict[int, int]:
     """For each stray the shortest other span that encloses it in time and has not the very same times.
 
     Spans are named by their places. Of two that fit alike, the first is chosen. Strays that nothing encloses are left

@@ -7,6 +7,7 @@ all others, so that its length does not matter either.
 
 import importlib
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -35,6 +36,7 @@ from agentlightning.adapter.calls import (
 )
 from agentlightning.adapter.matching import RewardMatchPolicy, closest_enclosing, match_in_order, movable
 from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.store.copies import field_names
 from agentlightning.types.agents import AgentMatcher, agent_name, name_test
 from agentlightning.types.core import Triplet
 from agentlightning.types.rewards import is_reward_scope, reward_payload_of
@@ -56,11 +58,13 @@ _SHOWN_ID_DIGITS: Final = 8
 class TraceTree:
     """A span and the spans beneath it."""
 
-    __slots__ = ("_children", "id", "span")
+    __slots__ = ("_children", "end_time", "id", "span", "start_time")
 
     def __init__(self, id: str, span: Span, children: "list[TraceTree] | None" = None) -> None:
         self.id = id
         self.span = span
+        self.start_time = span.start_time  # here: in a long trace, to look into each span again takes longest
+        self.end_time = span.end_time
         self._children = children  # None for most: the collector needs a third of the time for many empty lists
 
     @property
@@ -75,14 +79,6 @@ class TraceTree:
 
     def __repr__(self) -> str:
         return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
-
-    @property
-    def start_time(self) -> float | None:
-        return self.span.start_time
-
-    @property
-    def end_time(self) -> float | None:
-        return self.span.end_time
 
     # ------------------------------------------------------------------ shape
 
@@ -220,7 +216,7 @@ class TraceTree:
             places.append(len(nodes))
             nodes += child._walk() if child._children else (child,)
             branch_of += [branch] * (len(nodes) - len(branch_of))
-        closest = closest_enclosing(places, [node.span for node in nodes])
+        closest = closest_enclosing(places, nodes)
         targets = [branch_of[closest[place]] if place in closest else None for place in places]
         moved = movable(targets)
         for branch in sorted(moved):
@@ -238,6 +234,7 @@ class TraceTree:
         within_reward: bool | None = None,
         within_llm_call: bool | None = None,
         existing_llm_call_response_ids: set[str] | None = None,
+        _proxied: ProxiedCalls | None = None,
     ) -> "list[tuple[TraceTree, str]]":
         """The model calls of the tree, each with the label of its agent, parents before their children.
 
@@ -254,11 +251,16 @@ class TraceTree:
             known = set()
         has_agent = within_matching_subtree not in (None, ANY_AGENT)
         scope = CallScope(within_matching_subtree, within_reward, self if within_llm_call else None, has_agent)
-        candidates = self.call_candidates(llm_call_match, agent_match, scope, known)
+        candidates = self.call_candidates(llm_call_match, agent_match, scope, known, _proxied)
         return [(call.node, call.agent_name) for call in candidates if not call.dropped and call.agent_name is not None]
 
     def call_candidates(
-        self, llm_call_match: str, agent_match: str | AgentMatcher | None, scope: CallScope, known: set[str] | None
+        self,
+        llm_call_match: str,
+        agent_match: str | AgentMatcher | None,
+        scope: CallScope,
+        known: set[str] | None,
+        proxied: ProxiedCalls | None = None,
     ) -> Iterator[CallCandidate]:
         """Every span that is a model call by its name, taken or dropped, parents before their children.
 
@@ -268,10 +270,11 @@ class TraceTree:
         Args:
             scope: What the root stands in.
             known: Responses that are known already; the set grows. None takes duplicates too.
+            proxied: What `proxied_calls` gives, where the caller has it.
         """
         is_call = re.compile(llm_call_match).search
         is_wanted = name_test(agent_match)
-        proxied = self.proxied_calls(llm_call_match)
+        proxied = proxied or self.proxied_calls(llm_call_match)
         call_filter = CallFilter(proxied, known, is_wanted)
         stack = [(iter([self]), scope)]
         while stack:
@@ -314,7 +317,7 @@ class TraceTree:
         call_ids = {call.id for call in llm_calls}
         if policy is RewardMatchPolicy.FIRST_OCCURRENCE:
             by_start: list[TraceTree] = sorted(
-                self._walk(), key=lambda node: float("-inf") if node.start_time is None else node.start_time
+                self._walk(), key=lambda node: -math.inf if node.start_time is None else node.start_time
             )
             return match_in_order(by_start, call_ids)
         rewards: dict[str, float | None] = {}
@@ -339,7 +342,9 @@ class TraceTree:
             metadata["request"] = request
         if len(recorded.get("response", ())) > 1:  # its id stands in the metadata anyway
             metadata["response"] = recorded["response"]
-        return Triplet(prompt=prompt, response=response, reward=None, metadata=metadata)
+        return Triplet.model_construct(
+            field_names(Triplet), prompt=prompt, response=response, reward=None, metadata=metadata
+        )
 
     def to_trajectory(
         self,
@@ -358,14 +363,15 @@ class TraceTree:
         is_chat = re.compile(_ANY_CHAT_MATCH).search
         if llm_call_match == LLM_CALL_MATCH and not any(is_chat(node.span.name) for node in self._walk()):
             llm_call_match = TRACED_CALL_MATCH
+        proxied = self.proxied_calls(llm_call_match)
         calls = self.find_llm_calls(
             llm_call_match=llm_call_match,
             agent_match=agent_match,
             within_matching_subtree=ANY_AGENT if agent_match is None else None,
             within_reward=False if exclude_llm_call_in_reward else None,
             within_llm_call=False if dedup_llm_call else None,
+            _proxied=proxied,
         )
-        proxied = self.proxied_calls(llm_call_match)
         nodes: list[TraceTree] = []
         triplets: list[Triplet] = []
         for node, agent in calls:

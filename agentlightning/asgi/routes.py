@@ -17,10 +17,7 @@ EndpointT = TypeVar("EndpointT")
 
 class _Pattern(Generic[EndpointT]):
     def __init__(self, path: str) -> None:
-        segments = path.split("/")
-        self.words = [(number, word.encode()) for number, word in enumerate(segments) if not word.startswith("{")]
-        self.values = [(number, name[1:-1]) for number, name in enumerate(segments) if name.startswith("{")]
-        self.order = [word.startswith("{") for word in segments]
+        self.values = [(number, name[1:-1]) for number, name in enumerate(path.split("/")) if name.startswith("{")]
         self.endpoints: dict[str, EndpointT] = {}
 
 
@@ -28,17 +25,18 @@ class RouteTable(Generic[EndpointT]):
     """Endpoints by verb and path."""
 
     def __init__(self) -> None:
-        self._by_path: dict[str, _Pattern[EndpointT]] = {}
-        self._by_length: dict[int, list[_Pattern[EndpointT]]] = {}
+        self._patterns: dict[tuple[bytes | None, ...], _Pattern[EndpointT]] = {}
+        """By their segments, with None for a value."""
+        self._shapes: dict[int, list[tuple[bool, ...]]] = {}
+        """Which segments are values, by the number of segments; more words first."""
 
     def add(self, verb: str, path: str, endpoint: EndpointT) -> None:
-        pattern = self._by_path.get(path)
-        if pattern is None:
-            pattern = self._by_path[path] = _Pattern(path)
-            alike = self._by_length.setdefault(path.count("/"), [])
-            alike.append(pattern)
-            alike.sort(key=lambda known: known.order)
-        pattern.endpoints[verb] = endpoint
+        segments = tuple(None if word.startswith("{") else word.encode() for word in path.split("/"))
+        shape, shapes = tuple(word is None for word in segments), self._shapes.setdefault(len(segments), [])
+        if shape not in shapes:
+            shapes.append(shape)
+            shapes.sort()
+        self._patterns.setdefault(segments, _Pattern(path)).endpoints[verb] = endpoint
 
     def find(self, verb: str, raw_path: bytes) -> tuple[EndpointT, dict[str, str]] | None:
         """The endpoint of a request and the values in its path; None if there is none."""
@@ -54,8 +52,10 @@ class RouteTable(Generic[EndpointT]):
 
     def _matches(self, raw_path: bytes) -> Iterator[tuple[_Pattern[EndpointT], list[bytes]]]:
         segments = raw_path.split(b"/")
-        for pattern in self._by_length.get(len(segments) - 1, ()):
-            if all(segments[number] == word for number, word in pattern.words):
+        for shape in self._shapes.get(len(segments), ()):
+            words = [None if is_value else word for word, is_value in zip(segments, shape, strict=True)]
+            pattern = self._patterns.get(tuple(words))
+            if pattern is not None:
                 yield pattern, segments
 
 

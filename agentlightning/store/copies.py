@@ -28,7 +28,7 @@ from agentlightning.types import (
     Worker,
 )
 
-__all__ = ["attempted", "copied_span", "detached", "replaced"]
+__all__ = ["attempted", "copied_span", "detached", "field_names", "replaced"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
@@ -62,7 +62,8 @@ class _FieldNames(set[str]):
 
 
 @functools.cache
-def _field_names(model_type: type[BaseModel]) -> set[str]:
+def field_names(model_type: type[BaseModel]) -> set[str]:
+    """The set for `model_construct(_fields_set=…)` of models of which there are many."""
     return _FieldNames(model_type.model_fields)
 
 
@@ -72,7 +73,7 @@ def _built(model_type: type[ModelT], fields: dict[str, Any], pattern: BaseModel)
     extra = pattern.__pydantic_extra__
     _set(model, "__dict__", fields)
     _set(model, "__pydantic_extra__", dict(extra) if extra else extra)
-    _set(model, "__pydantic_fields_set__", _field_names(model_type))
+    _set(model, "__pydantic_fields_set__", field_names(model_type))
     _set(model, "__pydantic_private__", pattern.__pydantic_private__)
     return model
 

@@ -9,9 +9,9 @@ worse than one that is missing.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import ConfigurationError
 from agentlightning.utils.once import fork_handlers, once
@@ -37,6 +37,8 @@ __all__ = [
     "set_active_tracer",
     "unobserved",
 ]
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -138,14 +140,15 @@ def binding_here() -> Binding | None:
 def observe(binding: Binding) -> Iterator[Binding]:
     """Record what happens inside; the binding's tracer is the active one meanwhile."""
     set_active_tracer(binding.tracer)
-    with _set(_BINDING, binding):
-        observations().bindings.append(binding)
-        try:
-            yield binding
-        finally:
-            with suppress(ValueError):  # of a forked child, which has forgotten it
-                observations().bindings.remove(binding)
-            _leave(binding.tracer)
+    token, bindings = _BINDING.set(binding), observations().bindings
+    bindings.append(binding)
+    try:
+        yield binding
+    finally:
+        if binding in bindings:  # not in a forked child, which has forgotten it
+            bindings.remove(binding)
+        _leave(binding.tracer)
+        _reset(_BINDING, token)
 
 
 @contextmanager
@@ -154,19 +157,18 @@ def unobserved() -> Iterator[None]:
 
     For code that shares the process with rollouts but is not part of one, such as an algorithm that calls a model.
     """
-    with _set(_BINDING, None), _set(_TRACER, None), _set(_IS_UNOBSERVED, value=True):
-        yield
-
-
-@contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
+    binding, tracer, is_unobserved = _BINDING.set(None), _TRACER.set(None), _IS_UNOBSERVED.set(True)
     try:
         yield
     finally:
-        # Left in another context than it was entered in, as by a fixture that yields, there is nothing to restore.
-        with suppress(ValueError):
-            variable.reset(token)
+        _reset(_IS_UNOBSERVED, is_unobserved)
+        _reset(_TRACER, tracer)
+        _reset(_BINDING, binding)
+
+
+def _reset(variable: ContextVar[_T], token: "Token[_T]") -> None:
+    with suppress(ValueError):  # left in another context than it was entered in, as by a fixture that yields
+        variable.reset(token)
 
 
 # ---------------------------------------------------------------------- the active tracer
@@ -194,8 +196,9 @@ def clear_active_tracer() -> None:
 def _leave(tracer: "Tracer") -> None:
     if _TRACER.get() is tracer:
         _TRACER.set(None)
-    with suppress(ValueError):
-        observations().tracers.remove(tracer)
+    tracers = observations().tracers
+    if tracer in tracers:
+        tracers.remove(tracer)
 
 
 def get_active_tracer() -> "Tracer | None":

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
@@ -21,11 +22,17 @@ from agentlightning.execution.events import ExecutionEvent, ThreadingEvent, run_
 from agentlightning.execution.orphan_guard import OrphanedQueueGuard
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forwarding import LightningStoreThreaded
+from agentlightning.utils.loop_thread import LoopThread
 
-__all__ = ["SharedMemoryExecutionStrategy"]
+__all__ = ["AGENT_LOOP", "SharedMemoryExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
 
+AGENT_LOOP: ContextVar[LoopThread | None] = ContextVar("agentlightning_agent_loop", default=None)
+"""The event loop that asynchronous agents of all runners in this process share.
+
+Frameworks keep asynchronous clients for the whole process, which fail in a second loop.
+"""
 _T = TypeVar("_T")
 _Failures = SimpleQueue[BaseException]
 
@@ -47,7 +54,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         """Nothing runs yet.
 
         Args:
-            n_runners: How many runners, each in a thread of its own.
+            n_runners: How many runners, each in a thread of its own; their asynchronous agents share one event loop.
             main_thread: Which side runs in the calling thread, where a debugger is; a runner only if it is alone.
             join_timeout: Seconds to wait for the threads at the end; those that still run then are left behind.
             graceful_delay: Seconds a side has to end by itself once it is told to, and again after it was cancelled.
@@ -74,6 +81,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         shared = LightningStoreThreaded(store) if self.managed_store else store
         stop, failures = ThreadingEvent(), _Failures()
         threads: list[threading.Thread] = []
+        agents = LoopThread("agents")
         has_runner_left = threading.Event()
 
         def are_runners_gone() -> bool:
@@ -86,7 +94,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             if self.main_thread == "algorithm":
                 for number in range(self.n_runners):
                     work = functools.partial(self._run_runner, runner, shared, number, stop, failures)
-                    threads.append(_started_thread(f"runner-{number}", work))
+                    threads.append(_started_thread(f"runner-{number}", work, agents if self.n_runners > 1 else None))
                 self._run_algorithm(guarded, shared, stop, None)
             else:
                 work = functools.partial(self._run_algorithm, guarded, shared, stop, failures)
@@ -101,15 +109,17 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         finally:
             if is_interrupted or self.main_thread == "algorithm" or not failures.empty():
                 stop.set()
-            self._join(threads)
+            self._join(threads, agents)
         if not failures.empty() and not is_interrupted:
             raise failures.get()
 
-    def _join(self, threads: list[threading.Thread]) -> None:
+    def _join(self, threads: list[threading.Thread], agents: LoopThread) -> None:
         deadline = time.monotonic() + self.join_timeout
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         alive = [thread.name for thread in threads if thread.is_alive()]
+        if not agents.stop(max(0.0, deadline - time.monotonic())):
+            alive.append("agents")
         if alive:
             logger.error("Threads still run after %g s and are left behind: %s.", self.join_timeout, ", ".join(alive))
 
@@ -158,8 +168,9 @@ def _failing_together(stop: ExecutionEvent, failures: _Failures | None) -> Itera
         raise
 
 
-def _started_thread(name: str, work: Callable[[], None]) -> threading.Thread:
+def _started_thread(name: str, work: Callable[[], None], agent_loop: LoopThread | None = None) -> threading.Thread:
     def run() -> None:
+        AGENT_LOOP.set(agent_loop)
         with suppress(BaseException):  # it is in the queue of failures, and raised by `execute`
             work()
 

@@ -17,6 +17,7 @@ from agentlightning.errors import TrainingError
 from agentlightning.execution import ExecutionEvent
 from agentlightning.execution.events import ControlFlags
 from agentlightning.execution.orphan_guard import until_workers_silent
+from agentlightning.execution.shared_memory import AGENT_LOOP
 from agentlightning.litagent import LitAgent
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.agent import TOKEN_DIGITS
@@ -362,6 +363,11 @@ class RunnerRole:
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Work until the event is set; each worker has a runner and a tracer of its own."""
+        agent_loop = AGENT_LOOP.get() if isinstance(self.runner, LitAgentRunner) and self.agent.is_async() else None
+        work = self._work(store, worker_id, event)
+        await (work if agent_loop is None else agent_loop.call(work))
+
+    async def _work(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         runner = copy.copy(self.runner)
         if isinstance(runner, LitAgentRunner):
             runner.set_worker_token(self.worker_token)

@@ -3,9 +3,9 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["CrossLoopLock", "LoopThread", "LoopThreadEnded"]
 
@@ -46,19 +46,37 @@ class LoopThread:
                 raise LoopThreadEnded(f"The loop thread '{self._name}' has ended.")
             return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
+    async def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Await a coroutine there, in the caller's context; cancelling cancels it, and waits until it has ended."""
+        here = asyncio.get_running_loop()
+        if here is self._loop:
+            return await coroutine
+        is_over: asyncio.Future[None] = here.create_future()
+        call = _Call(coroutine, lambda: _post(here, _grant, is_over))
+        with self._starting:
+            there = self._started()
+            there.call_soon_threadsafe(call.start)
+        while not is_over.done():
+            try:
+                await asyncio.shield(is_over)
+            except asyncio.CancelledError:
+                _post(there, call.cancel)
+        return call.result()
+
     def end(self) -> None:
         """As `stop`, for good: what is under way is cancelled, and a later call raises `LoopThreadEnded`."""
         with self._starting:
             self._has_ended = True
         self.stop()
 
-    def stop(self) -> None:
-        """End the loop and its thread; a later call starts a new one."""
+    def stop(self, timeout_seconds: float | None = None) -> bool:
+        """End the loop and its thread; a later call starts a new one. Returns whether the thread ended in time."""
         with self._starting:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+            thread.join(timeout_seconds)
+        return thread is None or not thread.is_alive()
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -81,6 +99,38 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+class _Call(Generic[ResultT]):
+    """A coroutine in the loop of another thread than its caller's."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, ResultT], on_end: Callable[[], object]) -> None:
+        self._coroutine = coroutine
+        self._on_end = on_end
+        self._task: asyncio.Task[ResultT] | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(lambda _: self._on_end())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> ResultT:
+        assert self._task is not None  # it has ended
+        self._coroutine.close()  # it never began if it was cancelled at once
+        if self._error is not None:
+            raise self._error
+        return self._task.result()
+
+    async def _run(self) -> ResultT:
+        try:
+            return await self._coroutine
+        except (SystemExit, KeyboardInterrupt) as error:  # out of a task these would end the loop
+            self._error = error
+            raise asyncio.CancelledError from error
 
 
 class CrossLoopLock:
@@ -123,11 +173,17 @@ class CrossLoopLock:
                     self._is_taken = False
                     return
                 turn = self._waiting.popleft()
-            try:
-                turn.get_loop().call_soon_threadsafe(_grant, turn)
-            except RuntimeError:  # that loop is closed
-                continue
-            return
+            if _post(turn.get_loop(), _grant, turn):
+                return
+
+
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
+    """Call something in the loop of another thread; False if that loop is closed."""
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _grant(turn: "asyncio.Future[None]") -> None:

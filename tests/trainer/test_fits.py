@@ -259,6 +259,25 @@ def test_an_agent_s_runner_is_the_one_that_runs_it() -> None:
     assert [own for own, _ in seen] == [real.partition("@")[0] for _, real in seen]
 
 
+def test_asynchronous_agents_of_all_threads_share_one_event_loop() -> None:
+    both, loops = threading.Barrier(2), set[asyncio.AbstractEventLoop]()
+    lock = asyncio.Lock()  # as in the clients that frameworks keep for the whole process
+
+    async def agent(task: int) -> float:
+        loops.add(asyncio.get_running_loop())
+        await asyncio.to_thread(both.wait, PATIENCE_SECONDS)
+        async with lock:
+            await asyncio.sleep(0.01)
+        return float(task)
+
+    trainer = a_trainer(n_runners=2, algorithm=Baseline(max_queue_length=9))
+    trainer.fit(agent, [1, 2, 3, 4])
+
+    assert len(loops) == 1
+    assert sorted(map(float, rewards_of(trainer.store))) == [1.0, 2.0, 3.0, 4.0]  # type: ignore[arg-type] # none is None
+    assert "agents" not in [thread.name for thread in threading.enumerate()]
+
+
 @pytest.mark.parametrize(("make", "runners"), [(a_trainer, "n_runners"), (over_processes, "n")], ids=["shm", "cs"])
 def test_a_store_of_the_0_2_release_will_do(make: Any, runners: str) -> None:
     store = OldStore()

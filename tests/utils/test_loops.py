@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -49,6 +50,66 @@ def test_calling_from_the_thread_itself_is_refused() -> None:
     with pytest.raises(RuntimeError, match="wait for ever"):
         thread.run(call_back())
     thread.stop()
+
+
+async def test_call_runs_in_the_context_of_its_caller_and_not_twice_through_the_loop() -> None:
+    thread, variable = LoopThread("test-loop"), ContextVar[str]("variable")
+    variable.set("mine")
+
+    async def look() -> tuple[str, str]:
+        return variable.get(), await thread.call(name_of_thread())
+
+    assert await thread.call(look()) == ("mine", "test-loop")
+    thread.stop()
+
+
+@pytest.mark.parametrize("error", [LookupError("gone"), SystemExit(3)], ids=["error", "exit"])
+async def test_what_a_call_raises_reaches_its_caller_and_leaves_the_loop_running(error: BaseException) -> None:
+    thread = LoopThread("test-loop")
+
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await thread.call(fail())
+    assert await thread.call(name_of_thread()) == "test-loop"
+    thread.stop()
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_call_that_is_cancelled_has_ended(has_begun: bool) -> None:
+    thread, begun, steps = LoopThread("test-loop"), threading.Event(), list[str]()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0)
+            steps.append("ended")
+
+    call = asyncio.create_task(thread.call(work()))
+    await (asyncio.to_thread(begun.wait) if has_begun else asyncio.sleep(0))
+    call.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert steps == (["ended"] if begun.is_set() else [])
+    thread.stop()
+
+
+def test_a_loop_that_is_blocked_is_left_behind_in_time() -> None:
+    thread, leave, begun = LoopThread("test-loop"), threading.Event(), threading.Event()
+
+    async def block() -> None:
+        begun.set()
+        leave.wait()
+
+    thread.start_soon(block())
+    begun.wait()
+
+    assert not thread.stop(0.01)
+    leave.set()
 
 
 async def test_lock_is_given_in_the_order_of_asking() -> None:

@@ -13,9 +13,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlencode, urljoin, urlsplit
+from weakref import WeakKeyDictionary
 
 import requests
 from pydantic import BaseModel, ValidationError
@@ -24,8 +24,7 @@ from typing_extensions import Self
 
 from agentlightning.asgi.compression import COMPRESS_FROM_BYTES, compressed
 from agentlightning.env_var import LightningEnvVar, resolve_str_env_var
-from agentlightning.errors import ConfigurationError, StoreUnavailable
-from agentlightning.legacy.open_tasks import OpenTasks
+from agentlightning.errors import ConfigurationError, InvalidTransition, StoreUnavailable
 from agentlightning.legacy.results import as_rollout, is_report, rollout_from_result
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskIfAny, TaskInput
 from agentlightning.utils.deadline import until
@@ -54,21 +53,6 @@ LONGEST_DETAIL = 1000
 _PASSING_STATUSES = (502, 503, 504)
 """What a server that is starting answers, or a gateway before one that is down."""
 _NOT_FOUND = 404
-
-
-@dataclass(frozen=True)
-class _Outgoing:
-    """A request to be sent."""
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    body: bytes | None = None
-    about: Sequence[str] = ()
-    """The ids of the rollouts whose results it carries."""
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.url}"
 
 
 class AgentLightningClient:
@@ -117,7 +101,7 @@ class AgentLightningClient:
         """What a copy in another process needs anew."""
         self._is_in_trouble = False
         self._closed = threading.Event()
-        self._open_tasks = OpenTasks()
+        self._open_tasks = _OpenTasks()
         self._session = requests.Session()
         fork_handlers().add(self, _leave_behind)
 
@@ -147,7 +131,7 @@ class AgentLightningClient:
             pause = min(self.poll_interval, ends - time.monotonic())
             if task is not None or pause <= 0.0:
                 return self._polled(task)
-            await self._closed_within(pause)
+            await until(self._closed.is_set, timeout_seconds=pause, interval_seconds=CLOSE_LOOK_SECONDS)
         return None
 
     def submit_task(
@@ -210,19 +194,19 @@ class AgentLightningClient:
 
         A server that does not answer is tried several times; a result that is lost all the same leaves a warning.
         """
-        return self._deliver(self._report(self._result(rollout)))
+        return self._deliver([self._result(rollout)], is_batch=False)
 
     async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
         """As `post_rollout`."""
-        return await self._deliver_async(self._report(self._result(rollout)))
+        return await asyncio.to_thread(self._deliver, [self._result(rollout)], is_batch=False)
 
     def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
         """Report several results, each with its id, in one request."""
-        return self._deliver(self._report_many(rollouts))
+        return self._deliver([as_rollout(rollout) for rollout in rollouts], is_batch=True)
 
     async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
         """As `post_rollouts`."""
-        return await self._deliver_async(self._report_many(rollouts))
+        return await asyncio.to_thread(self.post_rollouts, rollouts)
 
     def _claim(self) -> Task | None:
         """Ask for a task once."""
@@ -239,14 +223,16 @@ class AgentLightningClient:
     def _result(self, given: object) -> RolloutLegacy:
         return as_rollout(given) if is_report(given) else rollout_from_result(self._open_tasks.only(given), given)
 
-    def _report(self, rollout: RolloutLegacy) -> _Outgoing:
-        url, payload = self._url(self._report_rollout_uri), rollout.model_dump(mode="json")
-        return self._outgoing(url, payload, about=[rollout.rollout_id])
-
-    def _report_many(self, given: Sequence[RolloutLegacy | Mapping[str, Any]]) -> _Outgoing:
-        rollouts = [as_rollout(rollout) for rollout in given]
-        url, payload = self._url(self._report_rollouts_uri), [rollout.model_dump(mode="json") for rollout in rollouts]
-        return self._outgoing(url, payload, about=[rollout.rollout_id for rollout in rollouts])
+    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> Json | None:
+        """Send results, several times to a server that does not answer; they may arrive twice without harm."""
+        rows = [rollout.model_dump(mode="json") for rollout in rollouts]
+        url = self._url(self._report_rollouts_uri if is_batch else self._report_rollout_uri)
+        ids = [rollout.rollout_id for rollout in rollouts]
+        answer = self._exchange(url, rows if is_batch else rows[0], tries=RESULT_TRIES, about=", ".join(ids))
+        for rollout_id in ids if answer is not None else ():
+            self._open_tasks.remove(rollout_id)
+            logger.debug("Result of rollout %s posted to %s.", rollout_id, self.endpoint)
+        return answer
 
     def _cached(self, answer: Json | None) -> ResourcesUpdate | None:
         update = _checked(ResourcesUpdate, answer)
@@ -277,84 +263,56 @@ class AgentLightningClient:
         return urljoin(self.endpoint, uri)
 
     def _request_json(self, url: str, *, patience_seconds: float = 0.0) -> Json | None:
-        return self._exchange(_Outgoing("GET", url, self._default_headers), patience_seconds)
+        return self._exchange(url, patience_seconds=patience_seconds)
 
     async def _request_json_async(self, url: str) -> Json | None:
         return await asyncio.to_thread(self._request_json, url)
 
     def _post_json(self, url: str, payload: Json | list[Json]) -> Json | None:
-        return self._exchange(self._outgoing(url, payload))
+        return self._exchange(url, payload)
 
     async def _post_json_async(self, url: str, payload: Json | list[Json]) -> Json | None:
         return await asyncio.to_thread(self._post_json, url, payload)
 
-    async def _closed_within(self, seconds: float) -> bool:
-        """Pause; whether the client was closed meanwhile, by any thread."""
-        return await until(self._closed.is_set, timeout_seconds=seconds, interval_seconds=CLOSE_LOOK_SECONDS)
+    def _exchange(
+        self,
+        url: str,
+        payload: Json | list[Json] | None = None,
+        *,
+        tries: int = 1,
+        about: str = "",
+        patience_seconds: float = 0.0,
+    ) -> Json | None:
+        """Send a request, a GET without a payload; None, and a line in the log, if that fails.
 
-    def _exchange(self, request: _Outgoing, patience_seconds: float = 0.0) -> Json | None:
-        """Send a request once; None, and a line in the log, if that fails."""
-        try:
-            return self._send(request, patience_seconds)
-        except StoreUnavailable as error:
-            self._report_failure(request, str(error))
-            return None
-
-    def _deliver(self, request: _Outgoing) -> Json | None:
-        """As `_exchange`, but a server that does not answer is tried again; for what may arrive twice without harm."""
-        tries = 1
-        while tries < RESULT_TRIES:
+        Args:
+            tries: How often it is sent to a server that does not answer.
+            about: The rollouts whose results are lost if it fails.
+            patience_seconds: How long the server may wait before it answers.
+        """
+        for number in range(1, tries + 1):
             try:
-                return self._delivered(request)
-            except StoreUnavailable:
-                tries += 1
-                if self._closed.wait(self.poll_interval):
-                    break
-        return self._delivered_at_last(request, tries)
+                return self._send(url, payload, self.timeout + patience_seconds)
+            except StoreUnavailable as error:
+                if number < tries and not self._closed.wait(self.poll_interval):
+                    continue
+                lost = f"The result of {about} could not be delivered after {number} tries and is lost: "
+                self._log_failure(f"{lost if about else ''}{error}", is_question=payload is None)
+                return None
+            except ValueError as refused:
+                lost = f"The result of {about} is lost: " if about else ""
+                self._log_failure(f"{lost}{refused}", is_question=payload is None)
+                return None
+        return None
 
-    async def _deliver_async(self, request: _Outgoing) -> Json | None:
-        tries = 1
-        while tries < RESULT_TRIES:
-            try:
-                return await asyncio.to_thread(self._delivered, request)
-            except StoreUnavailable:
-                tries += 1
-                if await self._closed_within(self.poll_interval):
-                    break
-        return await asyncio.to_thread(self._delivered_at_last, request, tries)
-
-    def _delivered(self, request: _Outgoing) -> Json | None:
-        answer = self._send(request)
-        for rollout_id in request.about if answer is not None else ():
-            self._open_tasks.remove(rollout_id)
-            logger.debug("Result of rollout %s posted to %s.", rollout_id, self.endpoint)
-        return answer
-
-    def _delivered_at_last(self, request: _Outgoing, tries: int) -> Json | None:
-        try:
-            return self._delivered(request)
-        except StoreUnavailable as error:
-            text = "The result of %s could not be delivered after %d tries and is lost: %s"
-            logger.warning(text, ", ".join(request.about), tries, error)
-            return None
-
-    def _outgoing(self, url: str, payload: Json | list[Json], *, about: Sequence[str] = ()) -> _Outgoing:
-        headers = {**self._default_headers, "Content-Type": "application/json"}
-        body = json.dumps(to_jsonable_python(payload)).encode()
-        if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
-            headers["Content-Encoding"] = "gzip"
-            body = compressed(body)
-        return _Outgoing("POST", url, headers, body, about)
-
-    def _send(self, request: _Outgoing, patience_seconds: float = 0.0) -> Json | None:
-        """The JSON object of a successful answer, None for any other; StoreUnavailable if it may succeed later."""
+    def _send(self, url: str, payload: Json | list[Json] | None, timeout: float) -> Json | None:
+        """The JSON object of an answer; StoreUnavailable if it may come later, ValueError if it is another."""
         if self._closed.is_set():
             raise StoreUnavailable("This client is closed; make a new one.")
-        timeout = self.timeout + patience_seconds
+        method, (headers, body) = "GET" if payload is None else "POST", self._body(payload)
+        request = f"{method} {url}"
         try:
-            answer = self._session.request(
-                request.method, request.url, data=request.body, headers=dict(request.headers), timeout=timeout
-            )
+            answer = self._session.request(method, url, data=body, headers=headers, timeout=timeout)
         except (requests.RequestException, ValueError) as error:
             raise StoreUnavailable(f"{request} got no answer: {str(error) or type(error).__name__}") from error
         # Servers of the 0.2 release do not unpack bodies; one that does says so with every answer (RFC 7694).
@@ -364,29 +322,33 @@ class AgentLightningClient:
             text = f"{request} was refused with {answer.status_code}: {detail}"
             if answer.status_code in _PASSING_STATUSES:
                 raise StoreUnavailable(text)
-            is_about_resources = urlsplit(request.url).path.startswith(self._resources_uri)
-            if answer.status_code == _NOT_FOUND and request.body is None and is_about_resources:
-                logger.debug("%s", text)  # there are none, which is an answer
-            else:
-                self._report_failure(request, text)
+            if answer.status_code != _NOT_FOUND or not urlsplit(url).path.startswith(self._resources_uri):
+                raise ValueError(text)
+            logger.debug("%s", text)  # there are no resources, which is an answer
             return None
         try:
             value = json.loads(answer.content) if answer.content else None
         except ValueError as error:
-            self._report_failure(request, f"{request} was answered with no JSON: {error}")
-            return None
+            raise ValueError(f"{request} was answered with no JSON: {error}") from error
         if value is not None and not isinstance(value, dict):
-            self._report_failure(request, f"{request} was answered with a JSON {type(value).__name__}, no object.")
-            return None
+            raise ValueError(f"{request} was answered with a JSON {type(value).__name__}, no object.")
         self._is_in_trouble = False
         return value
 
-    def _report_failure(self, request: _Outgoing, text: str) -> None:
+    def _body(self, payload: Json | list[Json] | None) -> tuple[dict[str, str], bytes | None]:
+        """Headers and body of a request."""
+        if payload is None:
+            return self._default_headers, None
+        headers, body = {**self._default_headers, "Content-Type": "application/json"}, _json_bytes(payload)
+        if self._server_takes_gzip and len(body) > COMPRESS_FROM_BYTES:
+            return {**headers, "Content-Encoding": "gzip"}, compressed(body)
+        return headers, body
+
+    def _log_failure(self, text: str, *, is_question: bool) -> None:
         """Log a failure: what was to be written each time, questions once until the server answers again."""
-        is_known = request.body is None and (self._is_in_trouble or self._closed.is_set())
-        self._is_in_trouble = self._is_in_trouble or request.body is None
-        lost = f"The result of {', '.join(request.about)} is lost: " if request.about else ""
-        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s%s", lost, text)
+        is_known = is_question and (self._is_in_trouble or self._closed.is_set())
+        self._is_in_trouble = self._is_in_trouble or is_question
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s", text)
 
     # ------------------------------------------------------------------ life
 
@@ -419,6 +381,49 @@ class AgentLightningClient:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._set_up()
+
+
+class _OpenTasks:
+    """The tasks that were polled and not reported, so that a bare result finds the task it belongs to: the last one
+    that the same thread or asyncio task polled, else the only one there is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects the fields below
+        self._last: WeakKeyDictionary[object, Task] = WeakKeyDictionary()  # by who polled it
+        self._newest: Task | None = None  # whoever polled it may be gone, such as the task of `asyncio.wait_for`
+
+    def add(self, task: Task) -> None:
+        with self._lock:
+            self._last[_caller()] = self._newest = task
+
+    def remove(self, rollout_id: str) -> None:
+        with self._lock:
+            for caller in [caller for caller, task in self._last.items() if task.rollout_id == rollout_id]:
+                del self._last[caller]
+            if self._newest is not None and self._newest.rollout_id == rollout_id:
+                self._newest = None
+
+    def only(self, result: object) -> Task:
+        """The task that a bare result belongs to; InvalidTransition if there is none, or more than one."""
+        with self._lock:
+            own = self._last.get(_caller())
+            held = {task.rollout_id: task for task in (*self._last.values(), self._newest) if task is not None}
+        if own is not None or len(held) == 1:
+            return own or next(iter(held.values()))
+        which = f"may belong to any of {len(held)} polled tasks" if held else "belongs to no task that was polled"
+        raise InvalidTransition(
+            f"post_rollout was given a {type(result).__name__}, which {which}; name the task with "
+            "rollout_from_result(task, result)."
+        )
+
+
+def _caller() -> object:
+    """The asyncio task that runs, or else the thread."""
+    try:
+        running = asyncio.current_task()
+    except RuntimeError:  # no event loop in this thread
+        running = None
+    return running or threading.current_thread()
 
 
 def call_back(callback: Callback, update: ResourcesUpdate) -> None:
@@ -468,6 +473,10 @@ def _checked(model: type[ModelT], answer: Json | None) -> ModelT | None:
     except ValidationError as error:
         logger.debug("The server's answer is not a valid %s: %s", model.__name__, error)
         return None
+
+
+def _json_bytes(payload: object) -> bytes:
+    return json.dumps(to_jsonable_python(payload)).encode()
 
 
 def _version_of(update: ResourcesUpdate) -> tuple[str, int]:

@@ -1,12 +1,11 @@
 """DevTaskLoader: a client without a server, for trying an agent on a few tasks in one process."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentlightning.errors import ConfigurationError, NotFound
 from agentlightning.legacy.client import AgentLightningClient, Callback, Json
-from agentlightning.legacy.results import as_rollout
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, RolloutMode, Task, TaskInput
 from agentlightning.utils.deprecation import deprecated
 
@@ -101,23 +100,13 @@ class DevTaskLoader(AgentLightningClient):
         callback(self._resources_update)
         return callback
 
-    def post_rollout(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
-        """Keep a result."""
-        result = self._result(rollout)
-        self._open_tasks.remove(result.rollout_id)
-        self._rollouts.append(result)
-        return {"status": "received", "rollout_id": result.rollout_id}
-
-    async def post_rollout_async(self, rollout: RolloutLegacy | Mapping[str, Any] | object) -> Json | None:
-        return self.post_rollout(rollout)
-
-    def post_rollouts(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
-        results = [as_rollout(rollout) for rollout in rollouts]
-        self._rollouts.extend(results)
-        return {"status": "received", "rollout_ids": [result.rollout_id for result in results]}
-
-    async def post_rollouts_async(self, rollouts: Sequence[RolloutLegacy | Mapping[str, Any]]) -> Json | None:
-        return self.post_rollouts(rollouts)
+    def _deliver(self, rollouts: Sequence[RolloutLegacy], *, is_batch: bool) -> Json | None:
+        """Keep results."""
+        ids = [rollout.rollout_id for rollout in rollouts]
+        for rollout_id in ids:
+            self._open_tasks.remove(rollout_id)
+        self._rollouts.extend(rollouts)
+        return {"status": "received", **({"rollout_ids": ids} if is_batch else {"rollout_id": ids[0]})}
 
     def __repr__(self) -> str:
         return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._resources_update.resources})"

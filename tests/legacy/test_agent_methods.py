@@ -71,14 +71,6 @@ def test_decorated_functions_are_agents_too(manner: str) -> None:
     assert (call(manner, plain), call(manner, coroutine)) == (11, 6)
 
 
-async def test_plain_methods_leave_the_loop_to_others() -> None:
-    class Agent(LitAgent[Any]):
-        def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
-            return asyncio.run(asyncio.sleep(0, "has a loop of its own"))
-
-    assert await call_on_loop(Agent(), TASK, RESOURCES) == "has a loop of its own"
-
-
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
 @both_manners
 def test_a_coroutine_ends_its_own_rollout_and_nothing_else(manner: str, error: BaseException) -> None:

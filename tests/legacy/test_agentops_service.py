@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -14,13 +13,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
-from wsgiref.util import setup_testing_defaults
 
 import psutil
 import pytest
 
 from agentlightning.errors import ConfigurationError
-from agentlightning.instrumentation.agentops import AgentOpsServerManager, agentops_local_server
+from agentlightning.instrumentation.agentops import AgentOpsServerManager
 
 
 @pytest.fixture
@@ -45,15 +43,6 @@ def test_a_token_is_given_and_everything_else_is_agreed_to(server: AgentOpsServe
     assert ask(port, "/v4/logs/upload/", "POST", b"x" * 100_000) == {"path": "v4/logs/upload/"}
     with pytest.raises(urllib.error.HTTPError, match="405"):
         ask(port, "/x", "DELETE")
-
-
-def test_the_server_is_a_child_process_with_a_name(server: AgentOpsServerManager) -> None:
-    process = server.server_process
-
-    assert process is not None
-    assert (process.name, process.daemon, server.daemon) == ("AgentLightning-AgentOpsServer", True, True)
-    assert server.is_alive()
-    assert server.get_port() == server.server_port
 
 
 def test_ctrl_c_is_left_to_whoever_started_it(server: AgentOpsServerManager) -> None:
@@ -84,12 +73,6 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*already be using this port"):
             AgentOpsServerManager(port=port).start()
-
-
-def test_a_copy_in_another_process_has_no_server(server: AgentOpsServerManager) -> None:
-    copy = pickle.loads(pickle.dumps(server))
-
-    assert (copy.server_port, copy.server_process, copy.is_alive()) == (server.server_port, None, False)
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -125,13 +108,3 @@ def test_it_does_not_outlive_the_process_that_started_it(end: signal.Signals | N
     while not has_ended(server):
         assert time.monotonic() < gone_by
         time.sleep(0.01)
-
-
-def test_the_application_is_plain_wsgi() -> None:
-    environ: dict[str, Any] = {"PATH_INFO": "/a/b"}
-    setup_testing_defaults(environ)
-    said: list[str] = []
-
-    body = agentops_local_server()(environ, lambda status, headers, error=None: said.append(status))  # type: ignore[arg-type,func-returns-value] # enough of start_response
-
-    assert (said, json.loads(b"".join(body))) == (["200 OK"], {"path": "a/b"})

@@ -47,26 +47,6 @@ def test_a_dev_loader_has_no_resources_without_an_id(ask: Any) -> None:
     assert ask(DevTaskLoader(["hello"], {}), "get_resources_by_id", None) is None
 
 
-def test_the_sample_of_the_note_runs_for_a_task_without_resources(served: Any, connect: Any) -> None:
-    rollout_id = served.run(served.server.queue_task("hello"))
-    client = connect(served.endpoint)
-
-    task = client.poll_next_task()
-    resources = client.get_resources_by_id(task.resources_id)
-    client.post_rollout(RolloutLegacy(rollout_id=task.rollout_id, final_reward=1.0 if resources is None else 0.0))
-
-    assert served.run(served.server.get_completed_rollout(rollout_id)).final_reward == 1.0
-
-
-@pytest.mark.parametrize("timeout", [0.0, 0.05])
-def test_a_poll_with_a_timeout_ends_without_a_task(canned: Any, connect: Any, ask: Any, timeout: float) -> None:
-    server = canned((200, NO_TASK))
-
-    assert ask(connect(server.endpoint), "poll_next_task", timeout) is None
-
-    assert server.requests
-
-
 def test_a_timeout_shorter_than_the_pause_is_kept(canned: Any, connect: Any, ask: Any) -> None:
     server = canned((200, NO_TASK))
     began = time.monotonic()
@@ -103,14 +83,6 @@ def test_a_result_is_sent_again_to_a_server_that_is_starting(
 
     assert len(server.requests) == 3
     assert warnings_of(caplog) == []
-
-
-def test_a_result_is_sent_again_to_a_server_that_hung_up(canned: Any, connect: Any, ask: Any) -> None:
-    server = canned((None, None), (200, {"status": "ok"}))
-
-    assert ask(connect(server.endpoint), "post_rollout", RESULT) == {"status": "ok"}
-
-    assert [body for *_, body in server.requests] == [server.requests[0][-1]] * 2
 
 
 def test_a_result_that_is_refused_is_sent_once(canned: Any, connect: Any, ask: Any) -> None:
@@ -179,14 +151,6 @@ def test_a_second_outage_is_reported_again(canned: Any, connect: Any, caplog: py
     poll_some_times(connect(server.endpoint), is_async=False)
 
     assert len(warnings_of(caplog)) == 2
-
-
-def test_resources_that_are_not_there_are_no_trouble(
-    served: Any, connect: Any, ask: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    ask(connect(served.endpoint), "get_latest_resources")
-
-    assert warnings_of(caplog) == []
 
 
 # ---------------------------------------------------------------------- addresses

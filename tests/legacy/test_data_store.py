@@ -9,7 +9,7 @@ import pytest
 from agentlightning.legacy.data_store import ServerDataStore
 from agentlightning.semconv import AGL_REWARD
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
-from agentlightning.types import PromptTemplate, ResourcesUpdate, RolloutLegacy, Task
+from agentlightning.types import RolloutLegacy, Task
 
 UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 TIMEOUT_SECONDS = 60.0
@@ -55,18 +55,6 @@ async def test_a_task_without_resources_takes_the_latest_when_it_is_run(data_sto
     assert (await claimed(data_store)).resources_id is None
 
 
-async def test_claimed_tasks_are_being_processed_until_they_are_reported(data_store: ServerDataStore) -> None:
-    await data_store.add_task("hello")
-    task = await claimed(data_store)
-
-    processing = data_store.get_processing_tasks()
-    await data_store.store_rollout(RolloutLegacy(rollout_id=task.rollout_id))
-
-    assert processing == {task.rollout_id: task}
-    assert data_store.get_processing_tasks() == {}
-    assert list(data_store._completed_rollouts) == [task.rollout_id]
-
-
 async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: ServerDataStore) -> None:
     first, second = [await data_store.add_task(number) for number in range(2)]
     task = await claimed(data_store)
@@ -76,14 +64,6 @@ async def test_a_requeued_task_is_at_the_tail_and_keeps_its_claims(data_store: S
 
     assert task.rollout_id == first
     assert [(task.rollout_id, task.num_claims) for task in again] == [(second, 1), (first, 2)]
-
-
-async def test_a_task_of_an_earlier_server_can_be_requeued(data_store: ServerDataStore) -> None:
-    await data_store.requeue_task(Task(rollout_id="rollout-old", input="hello", mode="val"))
-
-    task = await claimed(data_store)
-
-    assert (task.rollout_id, task.input, task.mode) == ("rollout-old", "hello", "val")
 
 
 async def test_a_stale_task_goes_back_to_the_queue(data_store: ServerDataStore, clock: Any) -> None:
@@ -110,15 +90,6 @@ async def test_a_task_is_never_given_up(data_store: ServerDataStore, clock: Any)
         clock.advance(TIMEOUT_SECONDS + 1)
 
 
-async def test_a_claim_that_stands_is_not_forgotten(data_store: ServerDataStore) -> None:
-    await data_store.add_task("hello")
-    task = await claimed(data_store)
-
-    await data_store.forget_stale_tasks()
-
-    assert data_store.get_processing_tasks() == {task.rollout_id: task}
-
-
 async def test_a_late_result_counts_and_ends_the_second_claim(data_store: ServerDataStore, clock: Any) -> None:
     rollout_id = await data_store.add_task("hello")
     await claimed(data_store)
@@ -132,29 +103,6 @@ async def test_a_late_result_counts_and_ends_the_second_claim(data_store: Server
     result = await data_store.retrieve_rollout(rollout_id)
     assert result is not None
     assert result.final_reward == 1.0
-
-
-async def test_a_result_for_a_task_back_in_the_queue_takes_it_out(data_store: ServerDataStore, clock: Any) -> None:
-    rollout_id = await data_store.add_task("hello")
-    await claimed(data_store)
-    clock.advance(TIMEOUT_SECONDS + 1)
-
-    await data_store.store_rollout(RolloutLegacy(rollout_id=rollout_id))
-
-    assert await data_store.get_next_task() is None
-
-
-async def test_a_result_is_retrieved_once(data_store: ServerDataStore) -> None:
-    rollout = RolloutLegacy(rollout_id=await data_store.add_task("hello"), final_reward=1.0)
-    await claimed(data_store)
-    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
-    await data_store.store_rollout(rollout)
-
-    answers = await asyncio.gather(*(data_store.retrieve_rollout(rollout.rollout_id) for _ in range(5)))
-
-    assert [answer for answer in answers if answer is not None] == [rollout]
-    assert await data_store.retrieve_rollout(rollout.rollout_id) is None
-    assert await data_store.retrieve_rollout("rollout-none") is None
 
 
 async def test_a_result_asked_for_twice_at_once_is_given_once(
@@ -173,17 +121,6 @@ async def test_a_result_asked_for_twice_at_once_is_given_once(
     results = await asyncio.gather(*(data_store.retrieve_rollout("r") for _ in range(3)))
 
     assert [result is not None for result in results].count(True) == 1
-
-
-async def test_reporting_again_replaces_the_result(data_store: ServerDataStore) -> None:
-    rollout_id = await data_store.add_task("hello")
-    for reward in (0.0, 1.0):
-        await data_store.store_rollout(RolloutLegacy(rollout_id=rollout_id, final_reward=reward))
-
-    result = await data_store.retrieve_rollout(rollout_id)
-
-    assert result is not None
-    assert result.final_reward == 1.0
 
 
 async def test_a_result_reported_after_its_retrieval_can_be_retrieved_again(data_store: ServerDataStore) -> None:
@@ -225,21 +162,6 @@ async def test_a_retrieved_result_no_longer_takes_memory(data_store: ServerDataS
     attempt = await data_store.store.get_latest_attempt(rollout_id)
     assert attempt is not None
     assert attempt.metadata == {"agentlightning.legacy.retrieved": True}
-
-
-async def test_published_resources_are_found_by_id_and_as_the_latest(data_store: ServerDataStore) -> None:
-    prompts = [{"p": PromptTemplate(template=text, engine="f-string")} for text in ("one", "two")]
-    for number, resources in enumerate(prompts):
-        await data_store.update_resources(ResourcesUpdate(resources_id=f"res-{number}", resources=resources))
-
-    latest = await data_store.get_latest_resources()
-    first = await data_store.get_resources_by_id("res-0")
-
-    assert latest is not None
-    assert (latest.resources_id, latest.resources) == ("res-1", prompts[1])
-    assert first is not None
-    assert first.resources == prompts[0]
-    assert await data_store.get_resources_by_id("res-9") is None
 
 
 async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
-from agentlightning.types import ResourcesUpdate, Task
+from agentlightning.types import ResourcesUpdate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
@@ -20,30 +20,6 @@ def test_inputs_become_numbered_tasks_and_begin_anew_at_the_end(resources: Any, 
     assert {task.resources_id for task in tasks} == {"local"}
     assert all(task.create_time is not None for task in tasks)
     assert (loader.task_count, loader._task_index) == (3, 1)
-
-
-def test_ready_tasks_are_served_as_they_are(resources: Any, ask: Any) -> None:
-    task = Task(rollout_id="mine", input="a", mode="val")
-
-    assert ask(DevTaskLoader([task], resources), "poll_next_task") == task
-
-
-def test_the_list_of_tasks_is_copied(resources: Any) -> None:
-    tasks = ["a"]
-    loader = DevTaskLoader(tasks, resources)
-
-    tasks.append("b")
-
-    assert loader._tasks == ["a"]
-
-
-def test_a_mapping_of_resources_is_wrapped(resources: Any, ask: Any) -> None:
-    loader = DevTaskLoader(["a"], resources)
-
-    latest = ask(loader, "get_latest_resources")
-
-    assert (latest.resources_id, latest.resources) == ("local", resources)
-    assert ask(loader, "get_resources_by_id", "local") == latest == loader._resources_update
 
 
 def test_a_bundle_of_resources_keeps_its_id(resources: Any, ask: Any) -> None:
@@ -76,7 +52,3 @@ def test_a_callback_is_told_of_the_bundle_at_once(resources: Any) -> None:
     loader.on_resources_update(told.append)
 
     assert told == [loader.get_latest_resources()]
-
-
-def test_repr_counts_the_tasks(resources: Any) -> None:
-    assert repr(DevTaskLoader(["a", "b"], resources)).startswith("DevTaskLoader(num_tasks=2, resources={'prompt'")

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-import agentlightning.client
-import agentlightning.server
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.client import AgentLightningClient, DevTaskLoader
 from agentlightning.runner.legacy import LegacyAgentRunner
@@ -44,11 +42,6 @@ def warnings_of(construct: Callable[[], object]) -> list[warnings.WarningMessage
 
 def test_importing_is_silent() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], check=True, timeout=60)
-
-
-def test_the_doors_name_what_they_lead_to() -> None:
-    assert agentlightning.client.__all__ == ["AgentLightningClient", "DevTaskLoader", "rollout_from_result"]
-    assert agentlightning.server.__all__ == ["AgentLightningServer", "ServerDataStore"]
 
 
 @pytest.mark.parametrize(

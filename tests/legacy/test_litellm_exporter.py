@@ -70,15 +70,6 @@ def test_call_is_stored_when_its_root_has_come(exporter: Any, store: Any, rollou
     assert [waiting.name for waiting in exporter._buffer] == ["span-9"]
 
 
-def test_trees_are_found_and_taken_out(exporter: LightningSpanExporter) -> None:
-    exporter._buffer = [span(1), span(2, 1), span(3, 2), span(4), span(5, 4), span(6, 99)]
-
-    assert list(exporter._get_root_span_ids()) == [1, 4]
-    assert set(exporter._get_subtrees(1)) == {1, 2, 3}
-    assert [taken.name for taken in exporter._pop_subtrees(1)] == ["span-1", "span-2", "span-3"]
-    assert [left.name for left in exporter._buffer] == ["span-4", "span-5", "span-6"]
-
-
 @pytest.mark.parametrize(
     "headers",
     [None, "{", "[1]", {"x-rollout-id": "r"}, {"x-rollout-id": "r", "x-attempt-id": "a", "x-sequence-id": "-1"}],

@@ -53,14 +53,6 @@ def test_present_resources_are_told_first_and_then_every_change(served: Any, cli
         assert next_of(told) == text
 
 
-def test_the_first_resources_of_a_server_are_a_change(served: Any, client: Any, told: Any) -> None:
-    client.on_resources_update(told.put)
-
-    served.run(served.server.update_resources(prompt("one")))
-
-    assert next_of(told) == "one"
-
-
 def test_resources_rewritten_under_their_id_are_a_change(served: Any, client: Any, told: Any) -> None:
     store = served.server.store
     served.run(store.update_resources("mine", prompt("one")))
@@ -100,17 +92,6 @@ def test_a_failing_callback_is_logged_and_called_again(
     asyncio.run(asyncio.wait_for(until(lambda: "not today" in caplog.text), PATIENCE_SECONDS))
 
 
-def test_each_callback_hears_everything(served: Any, client: Any, told: Any) -> None:
-    other: queue.Queue[ResourcesUpdate] = queue.Queue()
-    served.run(served.server.update_resources(prompt("one")))
-
-    client.on_resources_update(told.put)
-    assert next_of(told) == "one"
-    client.on_resources_update(other.put)
-
-    assert next_of(other) == "one"
-
-
 def test_closing_ends_the_thread(served: Any, client: Any, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RESOURCES_WAIT_SECONDS", 0.1)
     served.run(served.server.update_resources(prompt("one")))
@@ -122,18 +103,6 @@ def test_closing_ends_the_thread(served: Any, client: Any, told: Any, monkeypatc
     for thread in [one for one in threading.enumerate() if one.name == client_module.RESOURCES_THREAD]:
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
-
-
-def test_a_callback_may_close_the_client(served: Any, client: Any, told: Any) -> None:
-    def close(update: ResourcesUpdate) -> None:
-        client.close()
-        told.put(update)
-
-    served.run(served.server.update_resources(prompt("one")))
-    client.on_resources_update(close)
-    assert next_of(told) == "one"
-
-    assert client.submit_task("hello") is None
 
 
 def test_stopping_the_server_does_not_wait_for_those_who_wait(

@@ -8,7 +8,6 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.legacy.results import (
     entry_from_span,
-    final_reward_of,
     rollout_from_result,
     span_from_entry,
     spans_of,
@@ -67,25 +66,10 @@ def test_a_raw_result_becomes_a_rollout(result: object, fields: dict[str, Any]) 
     assert rollout_from_result(TASK, result) == RolloutLegacy(rollout_id="rollout-1", task=TASK, **fields)
 
 
-def test_a_ready_rollout_gets_the_id_of_its_task() -> None:
-    result = rollout_from_result(TASK, RolloutLegacy(rollout_id="other", final_reward=1.0))
-
-    assert result == RolloutLegacy(rollout_id="rollout-1", task=TASK, final_reward=1.0)
-
-
 def test_recorded_spans_become_a_trace_with_its_reward(recorded: list[Any]) -> None:
     result = rollout_from_result(TASK, recorded)
 
     assert result.trace == [json.loads(span.to_json()) for span in recorded]
-    assert result.final_reward == 0.5
-
-
-def test_stored_spans_become_a_trace_with_its_reward(recorded: list[Any]) -> None:
-    spans = [Span.from_opentelemetry(span, "rollout-1", "at-1", number) for number, span in enumerate(recorded)]
-
-    result = rollout_from_result(TASK, spans)
-
-    assert [entry["name"] for entry in result.trace or ()] == ["agent", AGL_REWARD]
     assert result.final_reward == 0.5
 
 
@@ -146,35 +130,7 @@ def test_odd_parts_of_an_entry_are_kept_as_text_or_left_out() -> None:
     assert (span.start_time, span.end_time) == (1_700_000_000.0, None)
 
 
-def test_links_are_written_and_read() -> None:
-    entry = {"name": "step", "links": [{"context": {"trace_id": "0x1", "span_id": "0x2"}, "attributes": {"k": "v"}}]}
-
-    written = entry_from_span(span_from_entry(entry, ATTEMPT, 0))
-
-    assert written["links"][0]["attributes"] == {"k": "v"}
-    assert written["links"][0]["context"]["span_id"] == "0x0000000000000002"
-    assert (written["start_time"], written["end_time"]) == (None, None)
-
-
 # ---------------------------------------------------------------------- rewards and spans
-
-
-@pytest.mark.parametrize(
-    ("name", "attributes", "reward"),
-    [
-        (AGL_REWARD, {"reward": 0.5}, 0.5),
-        ("agentlightning.annotation", {"agentlightning.reward.0.value": 1.0}, 1.0),
-        ("reward.task", {"agentops.task.output": '{"type": "reward", "value": 2.0}'}, 2.0),
-        ("reward.task", {"agentops.entity.output": '{"type": "reward", "value": null}'}, None),
-        ("step.task", {"agentops.task.output": '{"type": "text", "value": 2.0}'}, None),
-        ("step.task", {"agentops.task.output": "no JSON"}, None),
-        ("step", {"reward": 0.5}, None),
-    ],
-)
-def test_rewards_of_every_release_are_read(name: str, attributes: dict[str, Any], reward: float | None) -> None:
-    span = Span.from_attributes(name=name, attributes=attributes)
-
-    assert final_reward_of([span]) == reward
 
 
 def test_a_reward_that_the_trace_tells_is_not_told_again(recorded: list[Any]) -> None:

@@ -4,15 +4,13 @@ import asyncio
 import gzip
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 
-from agentlightning.errors import ConfigurationError, InvalidValue
+from agentlightning.errors import InvalidValue
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.server import AgentLightningServer
 from agentlightning.store.http.tokens import Scope, sign_token
@@ -117,11 +115,6 @@ def test_a_public_address_without_a_token_is_warned_of(
     assert ("asks for no token" in caplog.text) is warns
 
 
-def test_a_token_that_cannot_be_one_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="white space"):
-        AgentLightningServer(token="two words")
-
-
 @pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
 async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.legacy.routes.MAX_BODY_BYTES", 10_000)
@@ -140,26 +133,6 @@ async def test_a_body_above_the_limit_is_refused(is_compressed: bool, monkeypatc
     await server.stop()
 
     assert status == 413
-
-
-def test_attributes_and_their_defaults() -> None:
-    server = AgentLightningServer()
-
-    assert (server.host, server.port, server.endpoint) == ("127.0.0.1", 8000, "http://127.0.0.1:8000")
-    assert (server.task_timeout_seconds, server._task_timeout_seconds) == (300.0, 300.0)
-    assert (server._store, server.loop, server._uvicorn_server, server._uvicorn_config) == (None, None, None, None)
-    assert isinstance(server.startup_event, threading.Event)
-    assert not server.startup_event.is_set()
-
-
-async def test_a_started_server_is_ready_and_lives_in_this_loop(server: AgentLightningServer) -> None:
-    async with aiohttp.ClientSession() as session, session.get(f"{server.endpoint}/health") as response:
-        assert response.status == 200
-
-    assert server.startup_event.is_set()
-    assert server.loop is asyncio.get_running_loop()
-    assert isinstance(server._uvicorn_server, uvicorn.Server)
-    assert isinstance(server._uvicorn_config, uvicorn.Config)
 
 
 async def test_a_stopped_server_is_gone_and_can_start_again() -> None:
@@ -243,14 +216,6 @@ async def test_polling_waits_for_a_rollout_that_is_not_known_yet(server: AgentLi
     assert await polling == rollout
 
 
-@pytest.mark.parametrize("timeout", [0, 0.01])
-async def test_polling_ends_with_its_time(server: AgentLightningServer, timeout: float) -> None:
-    rollout_id = await server.queue_task("hello")
-
-    assert await server.poll_completed_rollout(rollout_id, timeout=timeout) is None
-    assert await server.poll_completed_rollout("rollout-none", timeout=timeout) is None
-
-
 class Opaque:
     """Something that JSON does not know."""
 
@@ -281,10 +246,3 @@ async def test_an_input_that_pydantic_writes_as_json_travels(server: AgentLightn
 
     assert task is not None
     assert task.rollout_id == rollout_id
-
-
-async def test_resources_that_cannot_travel_are_refused(server: AgentLightningServer) -> None:
-    with pytest.raises(InvalidValue, match="A bundle of resources cannot be sent"):
-        await server.update_resources({"prompt": PromptTemplate(template="\ud800", engine="f-string")})
-
-    assert await server.store.get_latest_resources() is None

@@ -14,9 +14,6 @@ from agentlightning.semconv import AGL_REWARD
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import (
     AttemptedRollout,
-    NamedResources,
-    PromptTemplate,
-    RolloutConfig,
     RolloutLegacy,
     Span,
     Triplet,
@@ -108,18 +105,6 @@ async def test_a_result_of_a_runner_comes_back_through_the_protocol(
     assert await server.get_completed_rollout(rollout_id) is None
 
 
-async def test_a_rollout_that_failed_at_a_runner_is_a_result_too(
-    store: Any, server: AgentLightningServer, make_span: Any
-) -> None:
-    rollout_id = await server.queue_task("hello")
-    await run_modern(store, make_span, status="failed")
-
-    result = await server.poll_completed_rollout(rollout_id, timeout=5)
-
-    assert result is not None
-    assert result.metadata["status"] == "failed"
-
-
 async def test_a_cancelled_task_is_a_result_without_a_trace(store: Any, server: AgentLightningServer) -> None:
     rollout_id = await server.queue_task("hello")
     await store.update_rollout(rollout_id, status="cancelled")
@@ -168,34 +153,6 @@ async def test_runners_and_clients_share_one_queue(
 
     assert {*by_runner, *by_client} == expected
     assert len(await server.retrieve_completed_rollouts()) == 20
-
-
-async def test_resources_are_the_same_on_both_sides(
-    store: Any, server: AgentLightningServer, client: AgentLightningClient
-) -> None:
-    prompt: NamedResources = {"p": PromptTemplate(template="Hi", engine="f-string")}
-    published = await store.add_resources(prompt)
-    assert await client.get_latest_resources_async() == published
-
-    resources_id = await server.update_resources(prompt)
-
-    assert (await store.get_latest_resources()).resources_id == resources_id
-
-
-async def test_a_rollout_keeps_the_patience_it_was_given(clock: Any) -> None:
-    store = InMemoryLightningStore(clock=clock)
-    server = AgentLightningServer(port=0, task_timeout_seconds=10.0, store=store)
-    await server.start()
-    async with AgentLightningClient(server.endpoint) as client:
-        patient = await store.enqueue_rollout("hello", config=RolloutConfig(timeout_seconds=100.0))
-        await client.poll_next_task_async()
-    clock.advance(50.0)
-
-    rollout = await store.get_rollout_by_id(patient.rollout_id)
-
-    await server.stop()
-    assert rollout is not None
-    assert rollout.status == "preparing"
 
 
 async def test_posted_triplets_are_model_calls_with_their_rewards(

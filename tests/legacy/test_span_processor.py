@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-import pickle
-import threading
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -69,30 +66,6 @@ def test_a_store_that_fails_is_logged(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_a_span_that_is_not_sampled_is_ignored(processor: LightningSpanProcessor) -> None:
-    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-
-    provider.get_tracer("tests").start_span("one").end()
-    processor.on_end(ReadableSpan("two"))
-
-    assert processor.spans() == []
-
-
-def test_the_loop_does_not_wait_for_itself(processor: LightningSpanProcessor) -> None:
-    done = threading.Event()
-
-    async def finish() -> None:
-        done.set()
-
-    async def in_loop() -> None:
-        assert processor._await_in_loop(finish(), timeout=1.0) is None
-
-    processor._await_in_loop(in_loop(), timeout=5.0)
-
-    assert done.wait(5.0)
-
-
 def test_after_shutdown_there_is_no_loop() -> None:
     processor = LightningSpanProcessor()
     assert processor._loop_thread.name == "otel-loop"
@@ -104,8 +77,3 @@ def test_after_shutdown_there_is_no_loop() -> None:
     assert processor.force_flush()
     with pytest.raises(RuntimeError, match="Loop is not initialized"):
         processor._await_in_loop(asyncio.sleep(0))
-
-
-def test_it_cannot_be_pickled(processor: LightningSpanProcessor) -> None:
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(processor)

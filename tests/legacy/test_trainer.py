@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import agentlightning as agl
-from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Algorithm
 from agentlightning.legacy.client import AgentLightningClient
 from agentlightning.legacy.dev_task_loader import DevTaskLoader
@@ -23,7 +23,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Hook, NamedResources
 from tests.e2e.server_process import left_behind
-from tests.legacy.agents import EVERY_RELEASE, FirstRelease, Newer
+from tests.legacy.agents import EVERY_RELEASE, Newer
 from tests.legacy.conftest import ServerInThread
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -75,20 +75,6 @@ def test_fitting_a_url_does_the_tasks_of_its_server(release: Any, served: Server
     assert rewards_of(served, rollout_ids) == [1.0] * len(TASKS)
 
 
-def test_what_the_agent_did_is_posted(served: ServerInThread, resources: Any) -> None:
-    class Emitting(LitAgent[Any]):
-        def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
-            agl.emit_reward(0.25)
-
-    (rollout_id, *_) = queued(served, resources)
-
-    training(max_rollouts=1, tracer=agl.OtelTracer()).fit(Emitting(), served.endpoint)
-
-    rollout = served.run(served.server.poll_completed_rollout(rollout_id, timeout=30))
-    assert rollout.final_reward == 0.25
-    assert [entry["name"] for entry in rollout.trace]
-
-
 def test_one_worker_runs_here(served: ServerInThread, resources: Any) -> None:
     rollout_ids = queued(served, resources)
 
@@ -134,18 +120,6 @@ def test_an_interrupt_ends_it_well(n_runners: int, served: ServerInThread, conne
 
     children = [child.name() for child in left_behind()]
     assert [name for name in children if name.startswith("AgentLightning-")] == []
-
-
-def test_the_agent_knows_its_trainer_and_the_client_stays_open(
-    served: ServerInThread, connect: Connect, resources: Any
-) -> None:
-    queued(served, resources)
-    agent, client, trainer = Newer(), connect(served.endpoint), training(max_rollouts=1)
-
-    trainer.fit_v0(agent, client)
-
-    assert agent.trainer is trainer
-    assert client.get_latest_resources() is not None
 
 
 def test_what_is_not_used_is_said(served: ServerInThread, resources: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,12 +222,6 @@ def test_the_algorithm_is_given_its_parts_but_no_store(resources: Any) -> None:
 # ---------------------------------------------------------------------- wrong use
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://host", "", "sqlite:///x"])
-def test_only_addresses_of_the_web_are_servers(address: str) -> None:
-    with pytest.raises(ValueError, match="must begin with http:// or https://"):
-        training().fit(Newer(), address)
-
-
 @pytest.mark.parametrize("algorithm", [None, agl.Baseline()], ids=["none", "one that serves nobody"])
 def test_a_data_set_needs_an_algorithm_that_serves(algorithm: Any) -> None:
     with pytest.raises(ValueError, match="with a method get_client"):
@@ -313,15 +281,6 @@ def test_trained_agents_decide_what_the_adapter_reads(resources: Any) -> None:
     assert (matches, adapter.agent_match) == (["writer"], "all")
 
 
-def test_trained_agents_mean_nothing_to_other_adapters(resources: Any, caplog: pytest.LogCaptureFixture) -> None:
-    agent = Newer()
-    agent.trained_agents = "writer"
-
-    training(adapter=TraceToMessages(), max_rollouts=1).fit_v0(agent, DevTaskLoader(TASKS, resources))
-
-    assert "TraceToMessages has no agent_match" in caplog.text
-
-
 # ---------------------------------------------------------------------- the trainer of the first release
 
 
@@ -338,11 +297,3 @@ def test_the_client_is_there_between_init_and_teardown() -> None:
     assert (client.endpoint, client._closed.is_set()) == ("http://127.0.0.1:1", True)
     with pytest.raises(RuntimeError, match="call init"):
         trainer.client()
-
-
-def test_the_trainer_of_the_first_release_fits(served: ServerInThread, resources: Any) -> None:
-    rollout_ids = queued(served, resources)
-
-    TrainerLegacy(tracer=DummyTracer(), n_workers=1, max_tasks=4).fit_v0(FirstRelease(), served.endpoint)
-
-    assert rewards_of(served, rollout_ids) == [1.0] * 4

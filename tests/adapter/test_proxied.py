@@ -16,8 +16,6 @@ from agentlightning.adapter import (
     TracerTraceToTriplet,
     TraceToMessages,
     TraceToTrajectory,
-    TraceTree,
-    auto_adapter,
 )
 from agentlightning.types import Span, TraceStatus, Triplet
 from tests.adapter.spans import CHAT, reward, span
@@ -99,21 +97,6 @@ def test_logprobs_and_the_version_of_the_weights_are_lent_too() -> None:
     assert (sequence.logprobs[2:], sequence.weights_versions[2:]) == ((-0.5, -0.25), ("7", "7"))
 
 
-def test_lending_leaves_the_spans_as_they_were() -> None:
-    spans = [ROOT, traced(1, "root"), *proxied(1, "sdk-1")]
-    before = [one.model_dump() for one in spans]
-
-    TracerTraceToTriplet().adapt(spans)
-
-    assert [one.model_dump() for one in spans] == before
-
-
-def test_a_call_that_has_tokens_keeps_its_own() -> None:
-    own = traced(1, "root", prompt_token_ids=[7], response_token_ids=[8])
-
-    assert tokens_of(TracerTraceToTriplet().adapt([ROOT, own, *proxied(1, "sdk-1")])) == [([7], [8])]
-
-
 def test_calls_of_an_agent_in_another_language_are_found_by_the_default() -> None:
     spans = [*proxied(1), *proxied(2, tokens="raw"), *proxied(3, tokens="none")]
 
@@ -127,31 +110,6 @@ def test_a_request_that_got_no_answer_is_no_call() -> None:
     failed = proxied(1, tokens="none", **ANSWERLESS)[0].model_copy(update={"status": FAILED})
 
     assert TracerTraceToTriplet().adapt([ROOT, failed]) == []
-
-
-@pytest.mark.parametrize("pattern", ["litellm_request", "raw_gen_ai_request", "litellm_request|raw_gen_ai_request"])
-def test_a_pattern_may_ask_for_the_spans_of_the_proxy(pattern: str) -> None:
-    spans = [ROOT, traced(1, "root"), *proxied(1, "sdk-1")]
-
-    assert tokens_of(TracerTraceToTriplet(llm_call_match=pattern).adapt(spans)) == [([1, 1], [1, 0])]
-
-
-def test_a_pattern_without_chat_calls_takes_nothing_else() -> None:
-    spans = [ROOT, traced(1, "root"), *proxied(1, "sdk-1"), *proxied(2), traced(3, name="anthropic.messages")]
-
-    (triplet,) = TracerTraceToTriplet(llm_call_match="anthropic").adapt(spans)
-
-    assert triplet.metadata["response_id"] == "r3"
-
-
-def test_all_spans_are_taken_where_duplicates_are_wanted() -> None:
-    tree = TraceTree.from_spans([ROOT, traced(1, "root"), *proxied(1, "sdk-1"), *proxied(2)])
-
-    only_traced = tree.to_trajectory(dedup_llm_call=False)
-    every = tree.to_trajectory("openai|litellm_request", dedup_llm_call=False)
-
-    assert [triplet.metadata["response_id"] for triplet in only_traced] == ["r1", "r2"]
-    assert [triplet.metadata["response_id"] for triplet in every] == ["r1", "r1", "r2"]
 
 
 # ---------------------------------------------------------------------- whose call it is
@@ -234,42 +192,6 @@ def test_a_call_that_failed_does_not_take_the_answer_beneath_it() -> None:
     }
 
 
-def test_the_only_answer_beneath_a_call_is_its_own_whatever_its_id() -> None:
-    """A proxy that speaks another dialect to the provider may pass on another id."""
-    spans = [ROOT, traced(1, "root", **{"gen_ai.response.id": "resp-1"}), *proxied(1, "sdk-1")]
-
-    (triplet,) = TracerTraceToTriplet().adapt(spans)
-    (sequence,) = TraceToTrajectory().adapt(spans).sequences
-
-    assert tokens_of([triplet]) == [([1, 1], [1, 0])]
-    assert sequence.token_ids == (1, 1, 1, 0)
-
-
-def test_what_the_request_knows_is_lent_with_the_tokens_of_its_raw_form() -> None:
-    spans = [ROOT, traced(1, "root"), *proxied(1, "sdk-1", tokens="raw", **{"logprobs.content": "[-0.5, -0.25]"})]
-
-    (triplet,) = TracerTraceToTriplet().adapt(spans)
-
-    assert triplet.response == {**triplet.response, "token_ids": [1, 0], "logprobs": [-0.5, -0.25]}
-
-
-def test_a_raw_request_with_the_id_of_its_provider_lends_its_tokens() -> None:
-    request, beneath = proxied(1, "sdk-1", tokens="raw")
-    beneath.attributes["llm.openai.id"] = "of-the-provider"
-    spans = [ROOT, traced(1, "root"), request, beneath]
-
-    assert tokens_of(TracerTraceToTriplet().adapt(spans)) == [([1, 1], [1, 0])]
-    assert [one.token_ids for one in TraceToTrajectory().adapt(spans).sequences] == [(1, 1, 1, 0)]
-
-
-def test_requests_without_an_id_are_one_call_with_their_raw_form() -> None:
-    request, beneath = proxied(1, **ANSWERLESS)
-    del beneath.attributes["llm.openai.id"]
-
-    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet(), auto_adapter([request, beneath])):
-        assert tokens_of(adapter.adapt([request, beneath])) == [([1, 1], [1, 0])]
-
-
 # ---------------------------------------------------------------------- conversations
 
 
@@ -280,12 +202,6 @@ def test_a_call_is_one_conversation(under: str) -> None:
     said = [[message["content"] for message in talk["messages"]] for talk in TraceToMessages().adapt(spans)]
 
     assert sorted(said) == [["q1", "a1"], ["q2", "a2"]]
-
-
-def test_the_conversation_is_the_proxys_where_the_tracer_kept_no_texts() -> None:
-    silent = span("sdk-1", "root", name=CHAT, attributes={"gen_ai.response.id": "r1"})
-
-    assert len(TraceToMessages().adapt([ROOT, silent, *proxied(1, "sdk-1")])) == 1
 
 
 # ---------------------------------------------------------------------- any trace

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from agentlightning.adapter import (
     TraceToTriplet,
     TraceToTripletBase,
     Transition,
-    read_jsonl,
-    write_jsonl,
 )
 from agentlightning.adapter.tree import TraceTree
 from agentlightning.types import Span, TraceStatus, Triplet
@@ -49,22 +46,9 @@ def test_token_ids_are_read_in_every_form(ids: Any) -> None:
     assert triplet.prompt["token_ids"] == triplet.response["token_ids"] == [1, 2]
 
 
-def test_a_call_without_tokens_has_empty_ones() -> None:
-    triplet = one_call()
-
-    assert (triplet.prompt, triplet.response) == ({"token_ids": []}, {"token_ids": []})
-    assert triplet.metadata == {"response_id": None, "agent_name": "*"}
-
-
 def test_unreadable_tokens_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     assert one_call(prompt_token_ids="many").prompt == {"token_ids": []}
     assert "token ids of span c" in caplog.text
-
-
-def test_logprobs_are_parsed() -> None:
-    content = [{"token": "a", "logprob": -0.5}]
-
-    assert one_call(**{"logprobs.content": json.dumps(content)}).response["logprobs"] == content
 
 
 def test_texts_images_and_settings_are_added_where_they_were_recorded() -> None:
@@ -122,17 +106,6 @@ def test_a_call_that_was_excluded_or_failed_is_no_triplet_and_takes_no_reward() 
     assert [(triplet.metadata["response_id"], triplet.reward) for triplet in triplets] == [("r1", 1.0)]
 
 
-def test_a_call_without_token_ids_is_a_triplet() -> None:
-    talk = Conversation()
-    talk.call([1], [2])
-    talk.call(None, None)
-    talk.reward(1.0)
-
-    triplets = TracerTraceToTriplet().adapt(talk.spans)
-
-    assert [(triplet.response["token_ids"], triplet.reward) for triplet in triplets] == [([2], None), ([], 1.0)]
-
-
 @pytest.mark.parametrize("name", ["openai.responses", "anthropic.messages", "openai.completion"])
 def test_calls_in_other_dialects_are_triplets_where_there_is_no_chat(name: str) -> None:
     ids = {"prompt_token_ids": [1], "response_token_ids": [2]}
@@ -144,10 +117,6 @@ def test_calls_in_other_dialects_are_triplets_where_there_is_no_chat(name: str) 
 
     assert (alone.response["token_ids"], beside.response["token_ids"]) == ([2], [4])
     assert TracerTraceToTriplet(llm_call_match="my.call").adapt([span("root", end=9.0), other]) == []
-
-
-def test_a_count_of_tokens_is_no_call() -> None:
-    assert TracerTraceToTriplet().adapt([span("c", name="anthropic.messages.count_tokens")]) == []
 
 
 def test_a_final_reward_replaces_that_of_the_last_call() -> None:
@@ -194,19 +163,6 @@ def test_triplets_become_transitions() -> None:
     assert transition == Transition(state=[1, 2], action=[3], response_id="r2", agent_name="solver", reward=0.5)
 
 
-def test_a_triplet_without_tokens_is_no_transition() -> None:
-    with pytest.raises(ValueError, match="prompt of the triplet holds no token ids"):
-        Transition.from_triplet(Triplet(prompt="2+2?", response={"token_ids": [4]}))
-
-
-def test_triplets_go_to_a_file_and_back(tmp_path: Path) -> None:
-    triplets = [Triplet(prompt={"token_ids": [1]}, response={"token_ids": []}, reward=float("-inf")), one_call()]
-
-    assert write_jsonl(tmp_path / "t.jsonl", triplets) == 2
-    assert read_jsonl(tmp_path / "t.jsonl", Triplet) == triplets
-    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
-
-
 # ---------------------------------------------------------------------- from the proxy
 
 
@@ -235,19 +191,6 @@ def test_raw_requests_are_read(attributes: dict[str, Any]) -> None:
     assert triplet.metadata == {"response_id": "r1"}
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        pytest.param({"prompt_token_ids": "[1]"}, id="no-response"),
-        pytest.param({"prompt_token_ids": "[1]", "response_token_ids": "[[]]"}, id="empty"),
-        pytest.param({"prompt_token_ids": "oops", "response_token_ids": "[[1]]"}, id="no-literal"),
-        pytest.param({"prompt_token_ids": "['a']", "response_token_ids": "[[1]]"}, id="texts"),
-    ],
-)
-def test_requests_without_both_lists_are_left_out(attributes: dict[str, Any]) -> None:
-    assert LlmProxyTraceToTriplet().adapt([raw(1, **attributes)]) == []
-
-
 def test_proxy_spans_are_ordered_by_sequence_whatever_their_clocks_say() -> None:
     spans = [
         request(3).model_copy(update={"start_time": 0.0}),
@@ -257,13 +200,6 @@ def test_proxy_spans_are_ordered_by_sequence_whatever_their_clocks_say() -> None
     ]
 
     assert [t.prompt["token_ids"] for t in LlmProxyTraceToTriplet().adapt(spans)] == [[1], [2], [3]]
-
-
-def test_a_response_seen_by_both_spans_of_the_proxy_is_one_triplet() -> None:
-    ids = {"prompt_token_ids": "[1]", "response_token_ids": "[[2]]"}
-    spans = [request(1, **{"gen_ai.response.id": "r1"}), raw(1, **ids, id="r1"), raw(2, **ids, id="r2")]
-
-    assert [t.metadata["response_id"] for t in LlmProxyTraceToTriplet().adapt(spans)] == ["r1", "r2"]
 
 
 def test_a_reward_goes_to_the_last_request_before_it_that_has_none() -> None:

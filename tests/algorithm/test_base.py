@@ -19,7 +19,6 @@ from agentlightning.algorithm.utils import (
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import BlockingStore, InMemoryLightningStore, LightningStore
-from agentlightning.types import PromptTemplate
 
 
 class Owner:
@@ -47,37 +46,12 @@ def test_parts_that_are_missing_are_named() -> None:
     assert algorithm.get_initial_resources() is None
 
 
-def test_parts_that_are_set_are_there() -> None:
-    algorithm, owner, store = Careless(), Owner(), InMemoryLightningStore()
-    adapter, resources = TracerTraceToTriplet(), {"prompt": PromptTemplate(template="x", engine="f-string")}
-
-    algorithm.set_trainer(owner)
-    algorithm.set_store(store)
-    algorithm.set_adapter(adapter)
-    algorithm.set_llm_proxy(owner)
-    algorithm.set_initial_resources(resources)
-
-    assert algorithm.get_trainer() is algorithm.get_llm_proxy() is owner
-    assert (algorithm.get_store(), algorithm.get_adapter()) == (store, adapter)
-    assert algorithm.get_initial_resources() is resources
-
-
 def test_a_local_adapter_is_kept_alive() -> None:
     algorithm = Careless()
     algorithm.set_adapter(TracerTraceToTriplet())
     gc.collect()
 
     assert isinstance(algorithm.get_adapter(), TracerTraceToTriplet)
-
-
-def test_a_trainer_is_not_kept_alive() -> None:
-    algorithm, owner = Careless(), Owner()
-    algorithm.set_trainer(owner)
-    del owner
-    gc.collect()
-
-    with pytest.raises(ValueError, match="no trainer"):
-        algorithm.get_trainer()
 
 
 def test_an_algorithm_must_say_how_it_runs() -> None:
@@ -91,17 +65,6 @@ def test_an_algorithm_knows_whether_it_is_a_coroutine() -> None:
     assert not Careless().is_async()
     assert Baseline().is_async()
     assert isinstance(Baseline(), FastAlgorithm)
-
-
-def test_calling_an_algorithm_runs_it() -> None:
-    class Noting(Algorithm):
-        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-            self.seen = (train_dataset, val_dataset)
-
-    algorithm = Noting()
-    algorithm([1], val_dataset=[2])
-
-    assert algorithm.seen == ([1], [2])
 
 
 # ---------------------------------------------------------------------- functions
@@ -163,51 +126,6 @@ def test_a_data_set_that_is_not_declared_is_refused(name: str) -> None:
         prepared(algorithm).run(**{name: [1]})
 
 
-def test_a_function_that_takes_anything_gets_nothing() -> None:
-    seen: list[Any] = []
-
-    @algo
-    def algorithm(*args: Any, **kwargs: Any) -> str:
-        seen.append((args, kwargs))
-        return "ignored"
-
-    assert prepared(algorithm).run() is None
-    assert seen == [((), {})]
-
-
-def test_a_declared_part_that_is_not_set_is_named() -> None:
-    @algo
-    def algorithm(*, adapter: Any) -> None: ...
-
-    with pytest.raises(ValueError, match="no adapter"):
-        algorithm.run()
-
-
-def test_an_algorithm_is_still_the_function() -> None:
-    @algo
-    def algorithm(a: int, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    algorithm.note = "kept"  # type: ignore[attr-defined] # users put what they like on it
-
-    assert algorithm(1, b=2) == 3
-    assert (algorithm.__name__, algorithm.__doc__) == ("algorithm", "Adds.")
-    assert list(inspect.signature(algorithm).parameters) == ["a", "b"]
-
-
-def test_the_loop_thread_of_a_blocking_store_ends_with_the_algorithm() -> None:
-    import threading
-
-    @algo
-    def algorithm(*, store: Any) -> None:
-        store.query_rollouts()
-
-    prepared(algorithm).run()
-
-    assert "agl-blocking-store" not in {thread.name for thread in threading.enumerate()}
-
-
 # ---------------------------------------------------------------------- parts that algorithms share
 
 
@@ -220,13 +138,6 @@ def test_batches_give_every_sample_before_any_comes_again() -> None:
     assert set(flat[:12]) == set(range(10))
 
 
-@pytest.mark.parametrize("batch_size", [3, 4, 100])
-def test_a_small_data_set_comes_whole(batch_size: int) -> None:
-    batches = batch_iter_over_dataset([1, 2, 3], batch_size)
-
-    assert [sorted(next(batches)) for _ in range(3)] == [[1, 2, 3]] * 3
-
-
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="empty data set"):
         next(batch_iter_over_dataset([], 3))
@@ -236,12 +147,6 @@ def test_an_empty_data_set_is_refused() -> None:
 def test_batches_of_nothing_are_refused(batch_size: int) -> None:
     with pytest.raises(ConfigurationError, match="batch_size"):
         next(batch_iter_over_dataset([1, 2], batch_size))
-
-
-def test_batches_of_numbers_come_by_the_shuffle_of_the_caller() -> None:
-    batches = shuffled_batches(5, 2, lambda order: order.reverse())
-
-    assert [next(batches) for _ in range(4)] == [[4, 3], [2, 1], [0, 4], [3, 2]]
 
 
 def test_a_batch_of_two_passes_has_no_number_twice() -> None:
@@ -264,16 +169,6 @@ async def test_metrics_that_are_finite_go_to_the_run_of_the_algorithm() -> None:
     await report_metrics(algorithm, 3, {"reward": 0.5, "low": -math.inf, "loss": math.nan})
 
     assert [(point.step, point.values) for point in await store.query_metrics(run.run_id)] == [(3, {"reward": 0.5})]
-
-
-async def test_metrics_of_an_algorithm_without_a_run_are_left_out() -> None:
-    algorithm, store = Careless(), InMemoryLightningStore()
-    run = await store.start_run()
-    algorithm.set_store(store)
-
-    await report_metrics(algorithm, 3, {"reward": 0.5})
-
-    assert list(await store.query_metrics(run.run_id)) == []
 
 
 class FakeProxy:
@@ -313,13 +208,6 @@ class Using(Algorithm):
         return proxy
 
 
-async def test_the_store_is_handed_to_a_method() -> None:
-    algorithm, store = Using(), InMemoryLightningStore()
-    algorithm.set_store(store)
-
-    assert await algorithm.read(7) == (store, 7)  # type: ignore[call-arg] # the decorator hands in the store
-
-
 async def test_a_proxy_is_started_and_stopped_around_a_method() -> None:
     algorithm, proxy = Using(), FakeProxy()
     algorithm.set_llm_proxy(proxy)
@@ -340,29 +228,6 @@ async def test_a_proxy_that_runs_is_left_running() -> None:
     assert proxy.log == []
 
 
-async def test_a_proxy_that_is_needed_must_be_there() -> None:
-    assert await Using().ask("why") == (None, "why")  # type: ignore[call-arg] # as above
-    with pytest.raises(ConfigurationError, match="needs an LLM proxy"):
-        await Using().must_ask()  # type: ignore[call-arg] # as above
-
-
-def test_an_algorithm_with_the_store_handed_in_knows_whether_it_is_a_coroutine() -> None:
-    class Plain(Algorithm):
-        @with_store
-        def run(self, store: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
-
-    class Coroutine(Algorithm):
-        @with_store
-        async def run(self, store: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
-
-    class Both(Algorithm):
-        @with_llm_proxy()
-        @with_store
-        async def run(self, store: Any, proxy: Any, train_dataset: Any = None, val_dataset: Any = None) -> None: ...  # type: ignore[override]
-
-    assert [kind().is_async() for kind in (Plain, Coroutine, Both)] == [False, True, True]
-
-
 def test_a_plain_method_cannot_have_a_proxy_handed_in() -> None:
     def run(self: Any, proxy: Any) -> None: ...
 
@@ -375,3 +240,16 @@ def test_the_decorator_of_proxies_is_used_with_parentheses() -> None:
 
     with pytest.raises(ConfigurationError, match="used with parentheses"):
         with_llm_proxy(run)  # type: ignore[arg-type] # as a user may who forgets them
+
+
+def test_an_algorithm_is_still_the_function() -> None:
+    @algo
+    def algorithm(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    algorithm.note = "kept"  # type: ignore[attr-defined] # users put what they like on it
+
+    assert algorithm(1, b=2) == 3
+    assert (algorithm.__name__, algorithm.__doc__) == ("algorithm", "Adds.")
+    assert list(inspect.signature(algorithm).parameters) == ["a", "b"]

@@ -9,7 +9,6 @@ import pytest
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm import Baseline
 from agentlightning.emitter import emit_message
-from agentlightning.errors import ConfigurationError
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer
@@ -44,12 +43,6 @@ async def run_baseline(
             runner.stop()
             await serving
     return store
-
-
-@pytest.mark.parametrize("split", [0, 1, -0.5, 2])
-def test_a_split_outside_of_the_data_is_refused(split: float) -> None:
-    with pytest.raises(ValueError, match="train_split must lie between 0 and 1"):
-        Baseline(train_split=split)
 
 
 @pytest.mark.parametrize("datasets", [{}, {"train_dataset": []}, {"train_dataset": [], "val_dataset": []}])
@@ -111,37 +104,12 @@ async def test_what_came_back_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     assert any(line.startswith(f"[Rollout {rid}] Adapted data: ") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "there", "not_there"),
-    [
-        ("key_values", "Attributes: {", "Attribute keys:"),
-        ("keys", "Attribute keys: [", "Attributes: {"),
-        ("none", "From", "Attribute"),
-    ],
-)
-async def test_the_log_says_as_much_of_spans_as_it_is_asked_for(
-    verbosity: Any, there: str, not_there: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger=LOGGER):
-        await run_baseline(Baseline(span_verbosity=verbosity), train_dataset=["a"])
-
-    spans = [line for line in caplog.messages if "| Span " in line]
-    assert all(there in line and not_there not in line for line in spans)
-    assert spans
-
-
 async def test_a_rollout_that_fails_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=LOGGER):
         await run_baseline(Baseline(), adapter=TracerTraceToTriplet(), train_dataset=["bad", "good"])
 
     assert "Finished with status failed" in caplog.text
     assert "Finished with status succeeded" in caplog.text
-
-
-async def test_without_an_adapter_there_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    await run_baseline(Baseline(), train_dataset=["a"])
-
-    assert "No adapter is set" in caplog.text
 
 
 async def test_an_adapter_that_fails_is_told() -> None:
@@ -151,27 +119,6 @@ async def test_an_adapter_that_fails_is_told() -> None:
 
     with pytest.raises(KeyError, match="adapter"):
         await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a"])
-
-
-async def test_spans_that_an_adapter_cannot_read_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(TracerTraceToTriplet):
-        def adapt(self, source: Any) -> Any:
-            raise ValueError("unreadable")
-
-    await run_baseline(Baseline(), adapter=Failing(), train_dataset=["a", "b"])
-
-    assert caplog.text.count("unreadable") == 2
-
-
-def test_a_queue_shorter_than_empty_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="max_queue_length must not be below zero; it is -1"):
-        Baseline(max_queue_length=-1)
-
-
-async def test_without_a_pause_between_questions_others_have_their_turn() -> None:
-    store = await run_baseline(Baseline(polling_interval=0), train_dataset=["a", "b"])
-
-    assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded"}
 
 
 async def test_an_algorithm_that_is_cancelled_leaves_nothing_that_waits() -> None:

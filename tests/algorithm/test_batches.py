@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.batches import Batches, FinishedRollout, score_of
-from agentlightning.algorithm.intervals import FailedReward, estimate
-from agentlightning.errors import ConfigurationError, SpansEvicted, TrainingError
+from agentlightning.algorithm.intervals import estimate
+from agentlightning.errors import SpansEvicted
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Rollout, RolloutStatus
 from tests.conftest import MakeSpan
@@ -77,11 +77,6 @@ async def test_withdrawn_rollouts_are_cancelled_and_finished_ones_are_not(make_s
     assert [statuses[one] for one in others.group_of] == ["queuing"]
 
 
-@pytest.mark.parametrize("status", ["failed", "cancelled"])
-async def test_only_success_counts_as_success(status: Any) -> None:
-    assert finished(1.0, status).own_reward is None
-
-
 async def test_interrupted_waiting_leaves_nothing_in_the_queue() -> None:
     store = InMemoryLightningStore()
     batches = Batches(store)
@@ -114,32 +109,6 @@ async def test_ids_of_ones_own_are_not_sent_twice() -> None:
 
     assert list(first.group_of) == list(second.group_of) == ["a", "b"]
     assert len(await store.query_rollouts()) == 2
-
-
-@pytest.mark.parametrize("wrong", [{"copies": 0}, {"rollout_ids": ["a"]}], ids=str)
-async def test_copies_and_ids_that_do_not_fit_the_tasks_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="2 tasks in"):
-        await Batches(InMemoryLightningStore()).send([1, 2], **wrong)
-
-
-async def test_only_the_rollouts_that_are_withdrawn_are_looked_for() -> None:
-    class Watched(InMemoryLightningStore):
-        read: list[int] = []  # noqa: RUF012 # one store
-
-        async def query_rollouts(self, *args: Any, **options: Any) -> Any:
-            found = await super().query_rollouts(*args, **options)
-            self.read.append(len(found))
-            return found
-
-    store = Watched()
-    batches = Batches(store)
-    await batches.send(list(range(50)))
-    mine = await batches.send([1, 2])
-
-    await batches.withdraw(mine.group_of)
-    await batches.withdraw([])
-
-    assert store.read == [2]
 
 
 async def test_what_a_killed_run_left_is_found_by_its_resources(make_span: MakeSpan) -> None:
@@ -186,25 +155,6 @@ def test_failures_are_counted_by_their_reasons_and_as_the_worst_reward() -> None
     assert (score.failed, dict(score.errors)) == (3, {down: 2, "succeeded, without a reward": 1})
 
 
-@pytest.mark.parametrize(
-    ("failed", "rewards", "mean", "words"),
-    [
-        ("worst", [1.0, 0.5], 0.5, "(n=3, 1 failed and count 0)"),
-        ("worst", [-2.0, 1.0], -1.0, "(n=3, 1 failed and count -2)"),
-        ("skip", [1.0, 0.5], 0.75, "(n=2, 1 failed and are left out)"),
-        (-3, [1.0, 0.5], -0.5, "(n=3, 1 failed and count -3)"),
-    ],
-    ids=["worst is zero", "worst is negative", "skip", "number"],
-)
-def test_it_can_be_said_what_failures_count(
-    failed: FailedReward, rewards: list[float], mean: float, words: str
-) -> None:
-    score = score_of([*map(finished, rewards), finished(None, "failed")], failed)
-
-    assert score.reward.mean == mean
-    assert str(score.reward).endswith(words)
-
-
 def test_reward_that_is_no_finite_number_is_a_failure() -> None:
     score = score_of([finished(1.0), finished(math.nan)])
 
@@ -216,16 +166,3 @@ def test_figures_are_those_of_a_validation() -> None:
 
     bounds = {"validation/low": score.reward.low, "validation/high": score.reward.high}
     assert score.metrics() == {"validation/reward": 0.25, "validation/failed": 1.0, **bounds}
-
-
-@pytest.mark.parametrize(
-    ("rollouts", "words"),
-    [
-        ([], "None of 0 rollouts gave a reward; most often: there were no tasks"),
-        ([finished(None, "failed", "OSError: no disk")] * 2, "None of 2 rollouts gave a reward; most often: OSError"),
-    ],
-    ids=["none", "failures"],
-)
-def test_nothing_with_a_reward_is_an_error(rollouts: list[FinishedRollout], words: str) -> None:
-    with pytest.raises(TrainingError, match=words):
-        score_of(rollouts)

@@ -2,7 +2,6 @@
 
 import math
 import random
-from statistics import stdev
 
 import pytest
 
@@ -31,13 +30,6 @@ def test_zeros_and_ones_get_wilsons_interval(wins: int, n: int, low: float, high
 
 SLEEP_GAINED = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
 """Hours, from the paper in which Student's distribution was published."""
-
-
-def test_rewards_beyond_one_get_students_interval() -> None:
-    told = estimate(SLEEP_GAINED)
-
-    assert told.mean == pytest.approx(1.58)
-    assert [told.low, told.high] == pytest.approx([0.7001142, 2.4598858], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +63,6 @@ def test_bounds_of_rewards_from_0_to_1_stay_there_and_hold_the_mean(seed: int) -
     told = estimate(values)
 
     assert 0 <= told.low <= told.mean <= told.high <= 1
-
-
-def test_more_confidence_is_a_wider_interval() -> None:
-    values = [0.1, 0.5, 0.7, 0.9]
-
-    assert estimate(values, 0.99).low < estimate(values, 0.95).low < estimate(values, 0.8).low
-
-
-@pytest.mark.parametrize("values", [[1.5], [-2.0] * 5], ids=["one alone", "all the same"])
-def test_rewards_of_any_size_without_a_spread_say_nothing_about_the_mean(values: list[float]) -> None:
-    assert estimate(values) == Estimate(values[0], -math.inf, math.inf, len(values))
 
 
 def test_no_rewards_have_no_mean() -> None:
@@ -131,16 +112,6 @@ def test_intervals_hold_the_true_mean_at_least_about_as_often_as_they_say(kind: 
 
     held = sum(one.low <= mean <= one.high for one in told)
     assert held / len(told) >= 0.93
-
-
-@pytest.mark.parametrize(("n", "most"), [(100, 2.0), (1000, 1.25)])
-def test_intervals_of_many_rewards_are_hardly_wider_than_students(n: int, most: float) -> None:
-    rng = random.Random(n)
-    values = [rng.betavariate(50, 20) for _ in range(n)]
-    told = estimate(values)
-
-    students = 2 * student_quantile(0.975, n - 1) * stdev(values) / math.sqrt(n)
-    assert students < told.high - told.low < most * students
 
 
 def test_an_estimate_reads_as_mean_interval_and_count() -> None:

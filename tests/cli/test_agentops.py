@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,8 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-
-from agentlightning.cli import main
 
 COMMAND = [sys.executable, "-m", "agentlightning.cli", "agentops", "--port", "0"]
 
@@ -76,23 +73,3 @@ def test_a_daemon_serves_in_the_background_and_says_its_process_id() -> None:
     while not has_ended(daemon):
         assert time.monotonic() < gone_by
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize("options", [[], ["--daemon"]], ids=["foreground", "daemon"])
-def test_a_busy_port_is_named(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["agentops", "--port", port, *options]) == 1
-
-    said = capsys.readouterr().err
-    assert said.startswith(f"agl agentops: Cannot listen on 127.0.0.1:{port}")
-    assert "Another process may already be using this port" in said
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["agentops", "--help"])
-
-    shown = capsys.readouterr().out
-    assert "examples:" in shown
-    assert "8002" in shown

@@ -89,25 +89,6 @@ def test_endpoint_is_scored_and_failures_count_as_the_worst(
     assert (tmp_path / "kept.db").exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("skip", "reward 1.000, 95 % interval 0.207 to 1.000, n = 1\n1 failed and are left out, "),
-        ("-1", "reward 0.000, 95 % interval"),
-        ("worst", "n = 2\n1 failed and count 0, "),
-    ],
-)
-def test_it_can_be_said_what_failures_count(
-    model: StubModel, capsys: pytest.CaptureFixture[str], option: str, words: str
-) -> None:
-    given = [model.url, "--model", "m", "--agent", "agent_of_eval:solve", f"--failed={option}"]
-
-    code, told = evaluated(capsys, ["one", "broken"], *given)
-
-    assert code == 0
-    assert words in told
-
-
 def test_prompt_is_scored_in_words(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
     Path("prompt.txt").write_text("Please repeat: {task}")
     given = [model.url, "--model", "m", "--agent", "agent_of_eval:prompted", "--prompt", "prompt.txt", "--n", "2"]
@@ -145,13 +126,6 @@ def test_model_of_our_own_and_its_checkpoint_are_served_for_it(capsys: pytest.Ca
 
     assert (told_of["tiny"]["n"], told_of["run"]["n"]) == (3, 3)
     assert told_of["run"]["mean"] == 0.0
-
-
-def test_nothing_but_failures_is_an_error(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = evaluated(capsys, ["one"], model.url, "--model", "m", "--agent", "agent_of_eval:failing")
-
-    assert code == 1
-    assert "None of 1 rollouts gave a reward; most often: ConnectionError: the tool is down" in told
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,6 @@ def test_model_of_the_package_is_exported_by_its_name(tmp_path: Path, capsys: py
     assert "has no checkpoints" in capsys.readouterr().err
 
 
-def test_one_of_several_models_is_named(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = Checkpoints(checkpoints / "solver")
-    kept.save(7, model_state=shifted(7), learner_state={}, progress={"model": "tiny"})
-
-    assert main(["export-model", str(checkpoints), str(tmp_path / "out")]) == 1
-    assert "solver, tiny; choose one" in capsys.readouterr().err
-    assert main(["export-model", str(checkpoints), str(tmp_path / "out"), "--policy", "solver"]) == 0
-    assert is_of_step(tmp_path / "out", 7)
-
-
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
@@ -148,10 +138,3 @@ def test_hugging_face_model_is_written_exactly_or_in_16_bits_on_request(tmp_path
     change = torch.cat([(small[name] - tensor).flatten() for name, tensor in trained.items()])
     assert abs(change.mean().item()) < 5e-6
     assert json.loads((tmp_path / "small" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_tiny_model_has_32_bits_alone(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export-model", str(checkpoints), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 1
-
-    assert "32 bits alone" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

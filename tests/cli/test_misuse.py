@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import socket
 import threading
 import time
@@ -304,25 +303,15 @@ def test_a_store_in_a_folder_that_is_not_there_makes_the_folder(folder: Path) ->
     assert (folder / "runs" / "today").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_store_is_shown_under_its_address_with_a_scheme(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "status", "sqlite:///good.db"]) == 0
-
-    assert "total_rollouts" in capsys.readouterr().out
-
-
-def test_status_rounds_the_uptime(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "status", "good.db"]) == 0
-
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "uptime" in line]
-    assert re.fullmatch(r"[0-9,]+\.[0-9] s", line.split("│")[2].strip())
-
-
-@pytest.mark.parametrize("verb", ["status", "backup", "export", "import"])
-def test_the_help_of_a_verb_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["store status", "store backup", "store export", "store import", "run", "proxy", "tokens", "agentops", "runner"],
+)
+def test_the_help_of_a_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(["store", verb, "--help"])
+        main([*command.split(), "--help"])
 
-    assert f"agl store {verb} " in capsys.readouterr().out.partition("examples:")[2]
+    assert f"agl {command}" in capsys.readouterr().out.partition("examples:")[2]
 
 
 def test_a_model_that_cannot_be_is_refused_before_torch_is_asked(
@@ -370,10 +359,6 @@ def test_a_server_that_never_answers_is_given_up(
 
     assert code == 1
     assert f"'{places.silent}' does not answer (nothing came within 0.1 s)" in shown
-
-
-def test_the_first_answer_may_not_take_longer_than_ten_seconds() -> None:
-    assert stores.FIRST_RESPONSE_SECONDS < 10.0
 
 
 def test_a_runner_says_that_it_waits_for_a_store(

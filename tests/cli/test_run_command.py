@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -220,17 +219,6 @@ def test_real_keys_reach_neither_program_nor_record(runs: Runs) -> None:
         assert path.is_dir() or REAL_KEY.encode() not in path.read_bytes(), path
 
 
-def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
-    program = "import os, sys; print([name for name in os.environ if name.startswith('MY_')]); sys.exit(3)"
-    variables = {"MY_TOKEN": "token-of-the-user", "MY_PASSWORD": "password-of-the-user", "MY_COLOUR": "red"}
-
-    done = runs("--env", "MY_TOKEN", "--", sys.executable, "-c", program, **variables)
-
-    assert (done.returncode, sorted(json.loads(done.stdout.replace("'", '"')))) == (3, ["MY_COLOUR", "MY_TOKEN"])
-    assert re.search(r"did not inherit .*MY_PASSWORD.*--env NAME", done.stderr)
-    assert "password-of-the-user" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -415,14 +403,6 @@ def test_a_reward_is_read_where_it_is_said_to_be(
     assert re.search(rf"reward\s*│ {'none' if reward is None else f'{reward:g}'} ", done.stderr)
 
 
-def test_a_reward_that_cannot_be_read_is_told(runs: Runs, runs_here: RunsHere) -> None:
-    done = runs_here("--reward", "stdout", "--", "echo", "well")
-
-    assert done.returncode == 0
-    assert "The last line of stdout must be a number" in done.stderr
-    assert runs.recorded()[0].status == "failed"
-
-
 def test_a_task_is_the_rollout_s_input_and_reaches_the_program(runs: Runs, runs_here: RunsHere) -> None:
     done = runs_here("--task", '{"n": 1}', "--", "sh", "-c", 'echo "$AGL_TASK"')
 
@@ -445,15 +425,6 @@ def test_a_budget_is_kept(runs: Runs) -> None:
 
     assert done.returncode == 1
     assert re.search("The budget of this rollout.* is 1 model calls", done.stderr)
-
-
-def test_a_proxy_of_the_network_is_not_asked_for_ours(runs: Runs) -> None:
-    away = f"http://127.0.0.1:{free_port()}"
-    changes = {"HTTP_PROXY": away, "http_proxy": away, "NO_PROXY": "example.org", "no_proxy": "example.org"}
-
-    done = runs("--", sys.executable, runs.file("script.py", PYTHON), **changes)
-
-    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "Hello there"), done.stderr
 
 
 @pytest.fixture
@@ -500,26 +471,6 @@ async def test_a_proxy_that_runs_already_is_used(runs: Runs, proxy_of: Callable[
 
     assert (done.returncode, rollout.status, len(calls_in(spans))) == (0, "succeeded", 1), done.stderr
     assert not (runs.folder / "agentlightning.db").exists()
-
-
-async def test_calls_that_a_proxy_stores_elsewhere_are_told(runs: Runs, proxy_of: Callable[[str], str]) -> None:
-    script = runs.file("script.py", PYTHON)
-    with ServerProcess() as server, ServerProcess() as other:
-        options = ("--store", server.url, "--proxy", proxy_of(other.url))
-        done = await asyncio.to_thread(runs, *options, "--", sys.executable, script, AGL_PROXY_API_KEY=PROXY_KEY)
-
-    assert done.returncode == 1
-    assert "is not known here; the key is void" in done.stderr
-
-
-async def test_nothing_is_published_in_a_store_that_others_use(runs: Runs) -> None:
-    with ServerProcess() as server:
-        await asyncio.to_thread(runs, "--store", server.url, "--", "true")
-        async with LightningStoreClient(server.url) as store:
-            rollout, _ = await only_rollout(store)
-
-            assert rollout.status == "succeeded"
-            assert await store.get_latest_resources() is None
 
 
 async def test_the_token_of_a_runner_is_not_the_program_s(runs: Runs) -> None:
@@ -587,25 +538,12 @@ def test_a_store_that_does_not_answer_is_told(runs: Runs) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_rollout_that_is_not_there_is_told(runs_here: RunsHere) -> None:
-    runs_here("--", "true")
+def test_credentials_reach_the_program_only_by_name(runs: Runs) -> None:
+    program = "import os, sys; print([name for name in os.environ if name.startswith('MY_')]); sys.exit(3)"
+    variables = {"MY_TOKEN": "token-of-the-user", "MY_PASSWORD": "password-of-the-user", "MY_COLOUR": "red"}
 
-    shown = runs_here("--show", "ro-missing")
+    done = runs("--env", "MY_TOKEN", "--", sys.executable, "-c", program, **variables)
 
-    assert shown.returncode == 1
-    assert "There is no rollout 'ro-missing'" in shown.stderr
-
-
-@pytest.mark.parametrize("call", [lambda: main(["run"]), lambda: main(["run", "--"])])
-def test_without_a_program_the_usage_is_shown(call: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        call()
-
-    assert "there is no program to run" in capsys.readouterr().err
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", "--help"])
-
-    assert "examples:" in capsys.readouterr().out
+    assert (done.returncode, sorted(json.loads(done.stdout.replace("'", '"')))) == (3, ["MY_COLOUR", "MY_TOKEN"])
+    assert re.search(r"did not inherit .*MY_PASSWORD.*--env NAME", done.stderr)
+    assert "password-of-the-user" not in done.stderr

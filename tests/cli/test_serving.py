@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -135,14 +134,6 @@ def test_public_address_is_served_with_a_token_or_when_told_so(start: Start) -> 
     assert get(f"{insecure}/health") == {"status": "ok"}
 
 
-def test_busy_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["store", "--port", port]) == 1
-
-    assert "Another process may already be using this port" in capsys.readouterr().err
-
-
 def test_figures_of_several_processes_are_added_up(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "figures"
     folder.mkdir()
@@ -160,11 +151,3 @@ def test_figures_of_several_processes_are_added_up(start: Start, tmp_path: Path)
     assert health == {"status": "ok"}
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
-
-
-def test_figures_need_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-
-    assert main(["prometheus", "--port", "0"]) == 1
-
-    assert "PROMETHEUS_MULTIPROC_DIR must name the folder" in capsys.readouterr().err

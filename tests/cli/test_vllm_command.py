@@ -104,13 +104,6 @@ def test_vllm_is_taught_to_return_token_ids_before_it_starts(installed: Path) ->
     assert called(installed)["response"] == "ChatCompletionResponsePatched"
 
 
-@pytest.mark.parametrize(("leaving", "code", "said"), [("3", 3, ""), ("no GPU", 1, "no GPU\n")])
-def test_exit_code_is_that_of_vllm(installed: Path, leaving: str, code: int, said: str) -> None:
-    done = run(installed, "serve", "m", LEAVE=leaving)
-
-    assert (done.returncode, done.stderr) == (code, said)
-
-
 def test_executable_of_another_environment_is_run_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text(EXECUTABLE)
@@ -138,21 +131,6 @@ def test_vllm_without_a_command_line_is_told(installed: Path) -> None:
 
     assert done.returncode == 1
     assert "pip install -U vllm" in done.stderr
-
-
-def test_model_without_a_name_is_told(installed: Path) -> None:
-    done = run(installed, "--model")
-
-    assert done.returncode == 1
-    assert "--model is the last word" in done.stderr
-
-
-@pytest.mark.parametrize(("given", "code"), [(["--help"], 0), (["-h"], 0), ([], 2)])
-def test_help_shows_examples_without_vllm(tmp_path: Path, given: list[str], code: int) -> None:
-    done = run(tmp_path, *given)
-
-    assert done.returncode == code
-    assert "examples:" in done.stdout
 
 
 # ---------------------------------------------------------------------- a server for a training
@@ -193,16 +171,6 @@ def test_key_of_the_environment_is_used_and_not_shown(installed: Path, model: Pa
     assert (installed / "called").read_text() == "given"
     assert "given" not in done.stderr
     assert 'VllmOptions(address="http://127.0.0.1:8000", sleep=True)' in done.stderr
-
-
-def test_command_can_be_shown_without_vllm(tmp_path: Path) -> None:
-    done = run(tmp_path, "./m", "--print", "--max-length", "2048", VLLM_API_KEY="secret")
-
-    assert done.returncode == 0
-    assert "VLLM_SERVER_DEV_MODE=1 \\\n" in done.stdout
-    assert "serve ./m --served-model-name policy --host 127.0.0.1 --port 8000" in done.stdout
-    assert "--max-model-len 2048" in done.stdout
-    assert "secret" not in done.stdout
 
 
 def test_model_without_vllm_is_one_line_with_what_installs_it(model: Path) -> None:

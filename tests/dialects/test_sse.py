@@ -64,14 +64,6 @@ def test_any_split_gives_the_events_of_the_unsplit_stream(stream: bytes, data: s
     assert split.close() == whole.close()
 
 
-def test_event_comes_out_with_the_chunk_that_ends_it() -> None:
-    parser = SseParser()
-
-    assert parser.feed(b"data: a\r\n\r") == [ServerSentEvent(b"a")]
-    assert parser.feed(b"\ndata: b\n") == []
-    assert parser.feed(b"\n") == [ServerSentEvent(b"b")]
-
-
 def test_close_gives_what_was_left_and_begins_anew() -> None:
     parser = SseParser()
     parser.feed(b"data: a\n\ndata: [DONE]")
@@ -98,9 +90,3 @@ def test_event_beyond_the_limit_is_refused(chunks: list[bytes]) -> None:
 
     with pytest.raises(InvalidStream, match="64 bytes"):
         [parser.feed(chunk) for chunk in chunks]
-
-
-def test_many_small_events_in_one_chunk_are_below_the_limit() -> None:
-    parser = SseParser(max_event_bytes=64)
-
-    assert len(parser.feed(b"data: x\n\n" * 100)) == 100

@@ -5,12 +5,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 transformers = pytest.importorskip("transformers", reason="Hugging Face models need transformers: the extra hf")
 
-from agentlightning.engine.hf_cache import (  # noqa: E402
-    GRAPHED_TOKENS,
-    ReadShape,
-    SlotCache,
-    StepShape,
-)
 from agentlightning.engine.hf_kernels import CudaGraphs, fuse_norms  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,50 +42,6 @@ def test_a_norm_that_computes_something_else_stays() -> None:
     fuse_norms(network)
 
     assert not any(isinstance(module, torch.nn.RMSNorm) for module in network.modules())
-
-
-def test_without_a_gpu_passes_are_run_as_they_are() -> None:
-    graphs = CudaGraphs(torch.device("cpu"))
-    calls = []
-
-    results = [graphs.run("key", torch.tensor([n]), lambda given: calls.append(1) or given * 2) for n in range(3)]
-
-    assert [int(one) for one in results] == [0, 2, 4]
-    assert len(calls) == 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "tokens", "start", "expected"),
-    [
-        (1, 5, None, (1, 32, 0)),
-        (3, 33, None, (4, 64, 0)),
-        (5, 40, 100, (8, 64, 256)),
-        (1, 900, 50, (1, 1000, 1000)),
-        (70, 70, None, (70, 70, 0)),
-    ],
-    ids=["short", "rows", "continued", "up-to-the-length", "too-large"],
-)
-def test_reads_are_padded_to_few_sizes(
-    rows: int, tokens: int, start: int | None, expected: tuple[int, int, int]
-) -> None:
-    cache = SlotCache(128, 1000, layers=1)
-    starts = None if start is None else torch.full((rows,), start)
-
-    shape = ReadShape.of(torch.zeros(rows, tokens, dtype=torch.long), starts, cache, is_graphed=True)
-
-    assert (shape.rows, shape.tokens, shape.reads) == expected
-    assert shape.is_small == (shape.rows * shape.tokens <= GRAPHED_TOKENS)
-
-
-def test_steps_have_few_sizes_and_padding_goes_to_the_spare_slot() -> None:
-    cache = SlotCache(100, 1000, layers=1)
-    shapes = {n: StepShape.of(torch.tensor([300] * n), cache, is_graphed=True) for n in range(1, 101)}
-
-    assert sorted({shape.rows for shape in shapes.values()}) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
-    assert all(shape.rows >= n for n, shape in shapes.items())
-    assert {shape.reads for shape in shapes.values()} == {512}
-    packed = shapes[3].packed(torch.tensor([7, 8, 9]), torch.tensor([1, 2, 3]), spare_slot=100)
-    assert packed.tolist() == [[7, 8, 9, 0], [1, 2, 3, 0], [0, 1, 2, 100]]
 
 
 @pytest.mark.gpu

@@ -25,16 +25,6 @@ def weights(seed: int = 1) -> dict[str, Any]:
     return TinyModel(TinyShape(max_length=64)).state()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-
-    write_weights(path, weights())
-
-    read = read_weights(path)
-    assert all(torch.equal(read[name], tensor) for name, tensor in weights().items())
-    assert [file.name for file in tmp_path.iterdir()] == ["weights.safetensors"]
-
-
 def test_a_file_that_is_missing_or_cut_short_is_an_error_in_words(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     with pytest.raises(EngineError, match="no file of weights"):

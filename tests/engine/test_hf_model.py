@@ -14,8 +14,6 @@ transformers = pytest.importorskip("transformers", reason="Hugging Face models n
 
 from agentlightning.engine.checkpoint import (  # noqa: E402
     load,
-    read_extra,
-    save_model,
 )
 from agentlightning.engine.codec import CallArguments, CallStarted, ContentDelta, ReasoningDelta  # noqa: E402
 from agentlightning.engine.hf import HfModel  # noqa: E402
@@ -124,14 +122,6 @@ def test_a_model_that_scales_its_logits_is_run_whole() -> None:
 # ---------------------------------------------------------------------- chat
 
 
-def test_rendering_is_the_templates(codec: HfChatCodec) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "95"}, {"role": "user", "content": "Why?"}]
-
-    text = codec.tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-
-    assert codec.render(messages, TOOLS) == codec.tokenizer.encode(text, add_special_tokens=False)
-
-
 @pytest.mark.parametrize("is_ended", [True, False], ids=["ended", "cut"])
 def test_the_next_turn_begins_with_the_sampled_tokens_whatever_they_are(codec: HfChatCodec, is_ended: bool) -> None:
     source, drifted = random.Random(1), 0
@@ -165,15 +155,6 @@ def test_a_tool_call_comes_back_as_it_was_sampled(codec: HfChatCodec) -> None:
 
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
     assert codec.tokenizer.decode(following[len(prompt) + len(sampled) :]).startswith("\n<|im_start|>tool")
-
-
-def test_only_so_many_messages_are_remembered(codec: HfChatCodec) -> None:
-    small = HfChatCodec(codec.tokenizer, end_ids=codec.end_ids, remembered=3)
-
-    for number in range(10):
-        small.remember([number], [5], {"role": "assistant", "content": "x"})
-
-    assert len(small._sampled) == 3
 
 
 HERMES = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+2"}}\n</tool_call>'
@@ -233,36 +214,12 @@ def test_adapters_alone_are_trained_and_merged_into_what_is_published(folder: Pa
     assert torch.allclose(logits_of(adapted, ids, lengths, everything), trained, atol=1e-4)
 
 
-def test_a_saved_model_is_loaded_as_it_was(model: HfModel, codec: HfChatCodec, tmp_path: Path) -> None:
-    with torch.no_grad():
-        for parameter in model.trainable().values():
-            parameter.mul_(0.9)
-
-    save_model(model, codec, tmp_path / "kept", {"step": 3})
-    save_model(model, codec, tmp_path / "kept", {"step": 4})
-    again, codec_again = load(str(tmp_path / "kept"), device="cpu")
-
-    assert all(torch.equal(tensor, again.state()[name]) for name, tensor in model.state().items())
-    assert codec_again.render(HELLO) == codec.render(HELLO)
-    assert read_extra(tmp_path / "kept") == {"step": 4}
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
 def test_weights_of_another_model_are_refused(model: HfModel) -> None:
     with pytest.raises(EngineError, match="missing"):
         model.load_state({})
     wrong = {name: tensor[:1] for name, tensor in model.state().items()}
     with pytest.raises(EngineError, match="shape"):
         model.load_state(wrong)
-
-
-def test_folders_without_a_model_are_errors_in_words(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no model that transformers can load"):
-        load(str(tmp_path), device="cpu")
-    with pytest.raises(EngineError, match="There is no model"):
-        load(str(tmp_path / "nothing"))
-    with pytest.raises(EngineError, match="dtype"):
-        load(str(tmp_path), dtype="int3")
 
 
 # ---------------------------------------------------------------------- served

@@ -79,21 +79,6 @@ def test_the_next_turn_reads_what_is_new(engine: InferenceEngine) -> None:
     check_logprobs(engine.model, following, second)
 
 
-def test_conversations_that_take_turns_keep_their_places(engine: InferenceEngine) -> None:
-    conversations = [a_prompt(60 + 7 * number, number) for number in range(4)]
-    expected = sum(map(len, conversations))
-
-    for turn in range(5):
-        for pair in ((0, 1), (2, 3), (1, 2), (3, 0)):
-            prompts = [list(conversations[number]) for number in pair]
-            for number, prompt, generation in zip(pair, prompts, sampled(engine, prompts, 3 + turn), strict=True):
-                check_logprobs(engine.model, prompt, generation)
-                conversations[number] = [*prompt, *generation.token_ids, number, turn]
-
-    # Each turn but the first reads the last token sampled and the two that follow it.
-    assert tokens_read(engine) == expected + 3 * (5 * 8 - 4)
-
-
 def test_new_weights_read_everything_again(engine: InferenceEngine) -> None:
     prompt = a_prompt(64, 4)
     running = engine.submit(prompt, Sampling(max_new_tokens=200, min_new_tokens=200))
@@ -118,21 +103,6 @@ def test_many_conversations_of_many_lengths_are_sampled_as_without_sharing(engin
         check_logprobs(engine.model, prompt, generation)
 
     assert tokens_read(engine) < sum(map(len, prompts)) * 0.7
-
-
-def test_conversations_one_after_the_other_are_kept_while_the_cache_grows(folder: Path) -> None:
-    model, _ = load(str(folder), device="cpu")
-    conversations = [a_prompt(33 + 20 * number, number) for number in range(12)]
-    with InferenceEngine(model, max_sequences=16) as engine:
-        for number, prompt in enumerate(conversations):
-            [generation] = sampled(engine, [prompt], 3)
-            conversations[number] = [*prompt, *generation.token_ids, number]
-        before = tokens_read(engine)
-        for prompt in conversations:
-            [generation] = sampled(engine, [prompt], 3)
-            check_logprobs(model, prompt, generation)
-
-        assert tokens_read(engine) - before == 2 * len(conversations)
 
 
 def test_the_longest_beginning_is_found_and_the_slot_used_last_wins() -> None:

@@ -18,10 +18,6 @@ from agentlightning.engine.tiny.tokenizer import (
     CALL,
     END,
     NAMED,
-    SYSTEM,
-    TOOL,
-    TOOLS,
-    USER,
     VOCABULARY_SIZE,
     encode,
 )
@@ -108,46 +104,6 @@ def test_arguments_written_anew_by_a_framework_render_alike() -> None:
     assert CODEC.render([message], ONE, add_generation_prompt=False) == [ASSISTANT, CALL, *encode('a"b'), END]
 
 
-def test_arguments_of_other_tools_are_their_json() -> None:
-    parsed = CODEC.parse([CALL, *encode('{"key": "a", "limit": 2}'), END], RAW)
-
-    assert parsed.tool_calls[0].arguments == '{"key": "a", "limit": 2}'
-
-
-def test_text_and_several_calls_stand_in_one_message() -> None:
-    sampled = [*encode("let me see"), CALL, *encode("calculator"), NAMED, *encode("1+2"), CALL, *encode("look"), NAMED]
-
-    parsed = CODEC.parse([*sampled, *encode("x"), END], SEVERAL)
-
-    assert parsed.content == "let me see"
-    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [
-        ("calculator", {"expression": "1+2"}),
-        ("look", {"key": "x"}),
-    ]
-    assert len({call.id for call in parsed.tool_calls}) == 2
-
-
-def test_several_tools_are_listed_before_the_conversation() -> None:
-    rendered = CODEC.render([QUESTION], SEVERAL)
-
-    assert rendered == [TOOLS, *encode("calculator,look,look_all"), END, USER, *encode("37+58?"), END, ASSISTANT]
-
-
-def test_call_of_an_unknown_tool_stays_text() -> None:
-    parsed = CODEC.parse([CALL, *encode("erase"), NAMED, *encode("all"), END], SEVERAL)
-
-    assert parsed.tool_calls == []
-    assert "erase" in (parsed.content or "")
-
-
-def test_every_role_is_rendered() -> None:
-    roles = ["system", "developer", "user", "tool", "assistant"]
-
-    rendered = CODEC.render([{"role": role, "content": "a"} for role in roles], add_generation_prompt=False)
-
-    assert [token for token in rendered if token not in (*encode("a"), END)] == [SYSTEM, SYSTEM, USER, TOOL, ASSISTANT]
-
-
 @pytest.mark.parametrize("text", ["ä 你好 🙂", "\ud800", "\x00\t\r", "\ue005\ue008"], ids=ascii)
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_text_of_others_cannot_say_special_tokens(role: str, text: str) -> None:
@@ -155,12 +111,6 @@ def test_text_of_others_cannot_say_special_tokens(role: str, text: str) -> None:
 
     assert tokenizer.decode(rendered[1:-1]) == "".join("?" if character != " " else " " for character in text)
     assert len(rendered) == len(text) + 2
-
-
-def test_parts_of_a_content_are_joined() -> None:
-    parts = [{"type": "text", "text": "37"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "58"}]
-
-    assert tokenizer.decode(CODEC.render([{"role": "user", "content": parts}])) == "37?58"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +127,6 @@ def test_parts_of_a_content_are_joined() -> None:
 def test_message_that_cannot_be_rendered_is_refused(message: Message) -> None:
     with pytest.raises(InvalidRequest):
         CODEC.render([message], ONE)
-
-
-def test_tool_without_a_name_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no function with a name"):
-        CODEC.render([QUESTION], [{"type": "function"}])
 
 
 def test_stream_says_what_is_certain_at_once() -> None:
@@ -206,15 +151,6 @@ def test_stream_holds_a_name_back_until_it_is_known() -> None:
     assert held == [[]] * 5
     assert isinstance(named[0], CallStarted)
     assert named[0].name == "look"
-
-
-def test_token_texts_name_special_tokens() -> None:
-    assert [CODEC.token_text(token) for token in [CALL, END, *encode("7")]] == ["<call>", "<end>", "7"]
-
-
-@given(text=st.text(alphabet=[chr(code) for code in range(32, 127)] + ["\n"]))
-def test_plain_text_survives(text: str) -> None:
-    assert CODEC.decode(CODEC.encode(text)) == text
 
 
 def test_codec_needs_no_torch() -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,6 @@ async def test_the_limit_of_the_rollout_ends_it_too(workbench: Workbench, tmp_pa
     assert nothing_lives(tmp_path, 1)
 
 
-async def test_a_program_is_asked_before_it_is_killed(workbench: Workbench, tmp_path: Path) -> None:
-    script = "trap 'echo bye; exit 0' TERM; echo $$ > pids; while :; do sleep 0.05; done"
-    outcome = await workbench.run(Awaited(["sh", "-c", script], tmp_path))
-    assert outcome.text("stdout") == "bye\n"
-
-
 async def test_a_program_that_does_not_listen_is_killed_with_its_children(workbench: Workbench, tmp_path: Path) -> None:
     code = f"import os\nos.fork()\nos.fork()\n{STUBBORN}"
     outcome = await workbench.run(Awaited([sys.executable, "-c", code], tmp_path, count=4))
@@ -166,29 +160,11 @@ async def test_children_that_outlive_the_program_are_ended(workbench: Workbench,
     assert time.monotonic() - begun < PATIENCE_SECONDS
 
 
-async def test_children_that_ignore_being_asked_are_killed(workbench: Workbench, tmp_path: Path) -> None:
-    parent = (
-        "while not os.path.exists('pids') or not os.path.getsize('pids'): time.sleep(0.01)\n  print(1)\n  sys.exit()"
-    )
-    code = f"import os, sys, time\nif os.fork():\n  {parent}\n{STUBBORN}"
-
-    outcome = await workbench.run(CommandAgent([sys.executable, "-c", code], cwd=tmp_path))
-
-    assert (outcome.error, outcome.reward) == (None, 1.0)
-    assert nothing_lives(tmp_path, 1)
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="known by its environment, which only Linux shows")
 async def test_a_daemon_that_left_the_group_is_ended(workbench: Workbench, tmp_path: Path) -> None:
     outcome = await workbench.run(CommandAgent([sys.executable, "-c", DAEMON], cwd=tmp_path))
     assert outcome.error is None
     assert nothing_lives(tmp_path, 1)
-
-
-async def test_the_temporary_files_are_removed(workbench: Workbench, tmp_path: Path) -> None:
-    agent = shell("dirname $AGL_REWARD_FILE > folder; chmod 500 $(dirname $AGL_REWARD_FILE); exit 1", tmp_path)
-    await workbench.run(agent)
-    assert not Path((tmp_path / "folder").read_text().strip()).exists()
 
 
 # ---------------------------------------------------------------------- the runner goes
@@ -225,39 +201,6 @@ async def test_a_runner_cancelled_twice_kills_at_once(workbench: Workbench, tmp_
     await until(lambda: nothing_lives(tmp_path, 1))
 
 
-@pytest.mark.parametrize("moment", [0, 1, 2, 3, 5, 8])
-async def test_cancelled_while_it_starts_nothing_is_left(workbench: Workbench, tmp_path: Path, moment: int) -> None:
-    rollout = await workbench.store.start_rollout("task")
-    agent = shell("echo $$ > pids; sleep 1000", tmp_path)
-
-    running = asyncio.create_task(agent.rollout_async("task", {}, rollout))
-    for _ in range(moment):
-        await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-    await until(lambda: not any(map(is_alive, pids(tmp_path))))
-
-
-async def test_an_interrupt_in_our_own_code_leaves_nothing(
-    workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def interrupted(awaitable: Awaitable[None], seconds: float | None) -> None:
-        monkeypatch.undo()
-        await until(lambda: bool(pids(tmp_path)))
-        awaitable.close()  # type: ignore[attr-defined]
-        raise SystemExit("out")
-
-    monkeypatch.setattr(asyncio, "wait_for", interrupted)
-    rollout = await workbench.store.start_rollout("task")
-    agent = shell("echo $$ > pids; exec sleep 1000", tmp_path)
-    with pytest.raises(SystemExit):
-        await agent.rollout_async("task", {}, rollout)
-
-    assert nothing_lives(tmp_path, 1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 async def test_a_runner_process_that_is_ended_takes_the_program_along(tmp_path: Path, number: signal.Signals) -> None:
     program = ["sh", "-c", "sleep 1000 & echo $$ $! > pids; wait"]
@@ -288,17 +231,3 @@ async def test_a_killed_runner_takes_daemons_along(tmp_path: Path) -> None:
     await runner.wait()
 
     await until(lambda: nothing_lives(tmp_path, 1))
-
-
-async def test_many_programs_at_once_leave_nothing(workbench: Workbench, tmp_path: Path) -> None:
-    agent = shell("sleep 1000 & echo $! >> pids; echo 1", tmp_path)
-    runner = LitAgentRunner[Any](OtelTracer(instrument=False), heartbeat_interval=0, max_concurrency=8, max_rollouts=16)
-    await workbench.store.add_resources(RESOURCES)
-    rollouts = [await workbench.store.enqueue_rollout(number) for number in range(16)]
-
-    with runner.run_context(agent=agent, store=workbench.store):
-        await runner.iter()
-
-    done = await workbench.store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=0)
-    assert [rollout.status for rollout in done] == ["succeeded"] * 16
-    assert nothing_lives(tmp_path, 16)

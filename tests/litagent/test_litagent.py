@@ -69,17 +69,6 @@ def test_training_and_validation_are_the_rollout_unless_they_are_defined() -> No
     assert agent.training_rollout("task", {}, ROLLOUT) == agent.validation_rollout("task", {}, ROLLOUT) == 0.5
 
 
-def test_coroutines_of_training_and_validation_are_the_rollout_unless_they_are_defined() -> None:
-    agent = Async()
-    assert asyncio.run(agent.training_rollout_async("task", {}, ROLLOUT)) == 0.5
-    assert asyncio.run(agent.validation_rollout_async("task", {}, ROLLOUT)) == 0.5
-
-
-def test_validation_does_not_go_through_training() -> None:
-    with pytest.raises(NotImplementedError):
-        asyncio.run(AsyncToTrain().validation_rollout_async("task", {}, ROLLOUT))
-
-
 def test_what_is_not_defined_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"LitAgent must define rollout"):
         LitAgent[str]().rollout("task", {}, ROLLOUT)
@@ -117,17 +106,6 @@ def test_the_tracer_is_the_runner_s_and_otherwise_the_trainer_s() -> None:
     assert agent.tracer == "of the runner"
 
 
-def test_subclasses_need_not_call_our_constructor() -> None:
-    class Careless(LitAgent[str]):
-        def __init__(self) -> None:
-            self.own = 1
-
-    agent, owner = Careless(), Owner("t")
-    agent.set_runner(owner)
-
-    assert (agent.trained_agents, agent.tracer, agent.is_async()) == (None, "t", False)
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 def test_trained_agents_is_deprecated_in_either_form(is_named: bool) -> None:
     with pytest.warns(DeprecationWarning, match="trained_agents"):
@@ -155,9 +133,3 @@ def test_the_first_release_s_signature_is_recognised() -> None:
 
     assert is_v0_1_rollout_api(old)
     assert not is_v0_1_rollout_api(new)
-
-
-def test_callbacks_do_nothing_unless_they_are_defined() -> None:
-    agent: Any = Plain()
-    assert agent.on_rollout_start(None, None, None) is None
-    assert agent.on_rollout_end(None, None, None, None) is None

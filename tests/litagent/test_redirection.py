@@ -6,7 +6,6 @@ trainings in `tests/e2e/test_redirected_rollouts.py`.
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -21,8 +20,6 @@ from agentlightning.litagent import (
 )
 from agentlightning.litagent.invocation import call_agent, method_of
 from agentlightning.litagent.redirection import _warn_once, redirecting, router_for
-from agentlightning.runner import LitAgentRunner
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import LLM, Attempt, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
 from agentlightning.types.attempt_keys import AttemptKey, derive_attempt_key, read_attempt_key
@@ -150,18 +147,6 @@ def test_a_call_goes_to_its_model_or_the_only_one_or_the_main_one(
     assert (found and found.model) == expected
 
 
-def test_of_two_with_one_model_the_main_one_takes_its_calls() -> None:
-    resources: NamedResources = {
-        "warm": proxied("m", sampling_parameters={"temperature": 1}),
-        "main_llm": proxied("m", sampling_parameters={"temperature": 0}),
-    }
-
-    found = target(resources, asked("m"))
-
-    assert found is not None
-    assert found.parameters == {"temperature": 0}
-
-
 def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     _warn_once.cache_clear()
 
@@ -175,15 +160,6 @@ def test_a_call_that_several_could_take_is_warned_of_once(caplog: pytest.LogCapt
 
 
 # ---------------------------------------------------------------------- what is left alone
-
-
-@pytest.mark.parametrize(
-    ("patterns", "model", "is_taken"),
-    [(["gpt-*"], "gpt-4.1", False), (["gpt-*"], "claude", True), (["a", "b?"], "b2", False), ([], "gpt", True)],
-)
-def test_models_can_be_excluded_by_patterns(patterns: list[str], model: str, is_taken: bool) -> None:
-    found = target({"llm": proxied(redirect_exclude=patterns)}, asked(model))
-    assert (found is not None) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -309,24 +285,6 @@ async def test_an_agent_that_knows_only_its_task_reaches_the_proxy(
     assert SECRET not in str(request)
 
 
-async def test_a_client_made_at_import_in_a_class_that_ignores_its_resources(
-    proxy: StubModel, threads: DaemonThreads
-) -> None:
-    class Agent(LitAgent[str]):
-        def rollout(self, task: str, resources: Any, rollout: Any) -> float:
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(KNOWN_AT_IMPORT.chat.completions.create, **CHAT).result()
-            KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
-            return 1.0
-
-    assert await run(Agent(), {"llm": proxied(endpoint=proxy.url)}, threads) == 1.0
-
-    assert [request.attempt for request in proxy.requests] == [("ro-1", "at-1")] * 2
-    assert current_router() is None
-    with pytest.raises(openai.APIConnectionError):
-        KNOWN_AT_IMPORT.chat.completions.create(**CHAT)
-
-
 async def test_an_agent_that_uses_its_resource_is_left_alone(
     proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
 ) -> None:
@@ -343,27 +301,6 @@ async def test_an_agent_that_uses_its_resource_is_left_alone(
     assert "traceparent" not in request.headers
 
 
-async def test_calls_are_redirected_also_where_no_tracer_instruments(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    def agent(task: str) -> None:
-        with original_client(stub_model) as client, ThreadPoolExecutor(1) as pool:
-            pool.submit(client.chat.completions.create, **CHAT).result()
-            client.chat.completions.create(**CHAT)
-
-    before = openai.OpenAI.request
-    await call_agent(
-        method_of(FunctionalLitAgent(agent), "rollout"),
-        task="task",
-        resources={"llm": proxied(endpoint=proxy.url)},
-        rollout=rollout_of(),
-        threads=threads,
-    )
-
-    assert (len(stub_model.requests), len(proxy.requests)) == (0, 2)
-    assert openai.OpenAI.request is before
-
-
 # ---------------------------------------------------------------------- agents among several
 
 
@@ -373,14 +310,6 @@ def speaker(model: StubModel) -> Any:
             client.chat.completions.create(**CHAT)
 
     return speak
-
-
-async def test_a_function_has_the_model_of_its_own_name(
-    proxy: StubModel, stub_model: StubModel, threads: DaemonThreads
-) -> None:
-    own = ProxyLLM(endpoint="", model="other", sampling_parameters={"temperature": 0.5})
-    await run(speaker(stub_model), {"llm": proxied(endpoint=proxy.url), "speak/llm": own, "x/llm": own}, threads)
-    assert [(r.body["model"], r.body["temperature"]) for r in proxy.requests] == [("other", 0.5)]
 
 
 async def test_each_agent_of_a_router_has_the_model_of_its_scope(
@@ -419,47 +348,12 @@ def test_a_call_of_a_member_goes_to_the_model_of_its_scope(agent: str | None, mo
     assert model_for(agent) == model
 
 
-def test_a_member_may_be_known_by_the_span_that_is_current() -> None:
-    tracer = OtelTracer()
-    critic = {"gen_ai.agent.name": "critic"}
-    with tracer.lifespan(), tracer._trace_context_sync("t"), tracer.operation_context("invoke", critic):
-        found = target(TEAM)
-
-    assert found is not None
-    assert found.model == "small"
-
-
 def test_a_team_may_have_models_for_some_of_its_members_alone() -> None:
     only: NamedResources = {"critic/llm": proxied("small")}
     assert (model_for("critic", only), model_for("writer", only)) == ("small", None)
 
 
-def test_a_call_that_goes_to_the_model_of_a_member_by_itself_is_left_alone() -> None:
-    resources: NamedResources = {"llm": proxied(), "critic/llm": plain("judge")}
-    assert target(resources, asked("judge", url="http://plain/v1/chat/completions")) is None
-    assert target(resources, asked("judge")) is not None
-
-
 # ---------------------------------------------------------------------- many at once
-
-
-async def test_rollouts_of_a_runner_are_redirected_and_what_comes_after_is_not(
-    proxy: StubModel, stub_model: StubModel
-) -> None:
-    store = InMemoryLightningStore()
-    runner = LitAgentRunner[Any](OtelTracer(), heartbeat_interval=0)
-    with original_client(stub_model) as client:
-
-        def agent(task: str) -> float:
-            client.chat.completions.create(**CHAT)
-            return 1.0
-
-        with runner.run_context(agent=FunctionalLitAgent(agent), store=store):
-            rollout = await runner.step("task", resources={"llm": proxied(endpoint=proxy.url)})
-            client.chat.completions.create(**CHAT)
-
-    assert [r.attempt[0] for r in proxy.requests] == [rollout.rollout_id]
-    assert len(stub_model.requests) == 1
 
 
 def test_nothing_is_changed_where_there_is_nothing_to_redirect() -> None:

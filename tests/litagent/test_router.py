@@ -80,12 +80,6 @@ async def test_each_task_goes_to_its_agent(workbench: Workbench) -> None:
     assert rewards == [0.1, 0.2, 0.3]
 
 
-async def test_the_first_route_that_matches_is_taken(workbench: Workbench) -> None:
-    routes = [Route("never", Plain(0.1), lambda task: False), Route("first", Plain(0.2), lambda task: True)]
-    outcome = await workbench.run(AgentRouter([*routes, Route("second", Plain(0.3), lambda task: True)]))
-    assert outcome.reward == 0.2
-
-
 @pytest.mark.parametrize(
     ("agent", "in_main_thread"),
     [(Plain(), False), (Coroutine(), True), (CoroutineUnderAPlainName(), True)],
@@ -95,14 +89,6 @@ async def test_an_agent_is_called_as_it_is_written(workbench: Workbench, agent: 
     outcome = await workbench.run(AgentRouter({"it": (lambda task: True, agent)}))
     assert outcome.error is None
     assert [is_main for _, _, is_main in agent.seen] == [in_main_thread]
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("train", "training"), ("val", "validation"), (None, "validation")])
-@pytest.mark.parametrize("make", [Plain, Coroutine])
-async def test_the_mode_reaches_the_agent(workbench: Workbench, make: Any, mode: Any, kind: str) -> None:
-    agent = make()
-    await workbench.run(AgentRouter({"it": (lambda task: True, agent)}), mode=mode)
-    assert [seen[0] for seen in agent.seen] == [kind]
 
 
 async def test_functions_and_programs_are_agents_too(workbench: Workbench, llm: LLM) -> None:
@@ -146,22 +132,6 @@ async def test_agent_match_finds_the_calls_of_the_agent(
     assert [triplet.metadata["agent_name"] for triplet in triplets] == expected
 
 
-async def test_the_reward_of_an_agent_counts_for_its_calls(workbench: Workbench) -> None:
-    class Talking(LitAgent[Any]):
-        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
-            tracer = get_active_tracer()
-            assert tracer is not None
-            tracer.create_span("openai.chat.completion", {**TALK})
-            return 0.7
-
-    outcome = await workbench.run(router_of(Talking(), Coroutine()), {"kind": "sql"})
-
-    for match in ("sql", None):
-        (triplet,) = TracerTraceToTriplet(agent_match=match).adapt(outcome.spans)
-        assert triplet.reward == 0.7
-    assert outcome.span("agentlightning.reward").attributes["gen_ai.agent.name"] == "sql"
-
-
 async def test_each_agent_gets_the_resources_of_its_scope(workbench: Workbench, llm: LLM) -> None:
     agent = Plain()
     own = PromptTemplate(template="Write SQL.", engine="f-string")
@@ -185,11 +155,6 @@ async def test_a_pinned_agent_gets_the_resources_it_is_pinned_to(
 
     assert outcome.error is None
     assert agent.seen[0][1] == {"llm": llm}
-
-
-async def test_a_pin_to_resources_that_do_not_exist_fails_the_rollout(workbench: Workbench) -> None:
-    outcome = await workbench.run(AgentRouter([Route("it", Plain(), lambda task: True, resources_id="rs-0")]))
-    assert "Agent 'it' is pinned to the resources 'rs-0', which the store does not have" in outcome.message
 
 
 async def test_predicates_may_be_coroutines(workbench: Workbench) -> None:
@@ -232,11 +197,6 @@ async def test_a_task_may_name_its_agent(workbench: Workbench, task: Any, expect
     assert outcome.reward == expected
 
 
-async def test_names_in_tasks_mean_nothing_unless_asked_for(workbench: Workbench) -> None:
-    router = AgentRouter[Any]({"sql": (lambda task: False, Plain(0.1))}, default=Plain(0.2))
-    assert (await workbench.run(router, {"agent": "sql"})).reward == 0.2
-
-
 def test_a_default_must_be_among_the_routes() -> None:
     with pytest.raises(ConfigurationError, match=r"The default 'b' names no route; the routes are \['a'\]"):
         AgentRouter([Route("a", Plain())], default="b")
@@ -266,12 +226,6 @@ async def test_callbacks_pass_through_nested_routers(workbench: Workbench) -> No
     assert (inner.calls, other.calls) == (["start", "end"], [])
 
 
-async def test_no_callback_comes_to_anybody_if_no_agent_is_chosen(workbench: Workbench) -> None:
-    agent = WithCallbacks()
-    outcome = await workbench.run(AgentRouter({"it": (lambda task: False, agent)}))
-    assert (outcome.attempt.status, agent.calls) == ("failed", [])
-
-
 async def test_a_callback_that_fails_is_logged_and_fails_nothing(
     workbench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -298,32 +252,9 @@ async def test_a_task_that_no_route_takes_is_told_with_keys_and_routes(workbench
     )
 
 
-@pytest.mark.parametrize(
-    ("task", "described"), [("text", "a task of type str"), ({}, "an empty task"), (None, "a task of type NoneType")]
-)
-async def test_other_tasks_are_told_by_their_type(task: Any, described: str) -> None:
-    router = AgentRouter[Any]({"it": (lambda task: False, Plain())})
-    with pytest.raises(RolloutFailed, match=f"No route takes {described};"):
-        await router.choose(task)
-
-
 async def test_a_predicate_that_fails_is_named(workbench: Workbench) -> None:
     outcome = await workbench.run(router_of(Plain(), Coroutine()), "not a mapping")
     assert "The predicate of route 'sql' raised TypeError for a task of type str" in outcome.message
-
-
-@pytest.mark.parametrize(
-    "error", [ValueError("no"), SystemExit(3), StopIteration("end")], ids=lambda e: type(e).__name__
-)
-async def test_what_an_agent_raises_fails_its_attempt(workbench: Workbench, error: BaseException) -> None:
-    class Raising(LitAgent[Any]):
-        def rollout(self, task: Any, resources: NamedResources, rollout: Any) -> float:
-            raise error
-
-    outcome = await workbench.run(AgentRouter({"it": (lambda task: True, Raising())}))
-
-    assert outcome.attempt.status == "failed"
-    assert str(error) in outcome.message
 
 
 async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> None:
@@ -359,16 +290,6 @@ async def test_a_plain_agent_that_hangs_is_left_behind(workbench: Workbench) -> 
 def test_wrong_routes_are_refused(routes: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AgentRouter(routes)
-
-
-def test_a_route_must_not_be_called_default_beside_a_default() -> None:
-    with pytest.raises(ConfigurationError, match="Two routes are called 'default'"):
-        AgentRouter({"default": (bool, Plain())}, default=Plain())
-
-
-def test_the_default_must_be_callable_too() -> None:
-    with pytest.raises(ConfigurationError, match="TakesOnlyATask"):
-        AgentRouter({"a": (bool, Plain())}, default=TakesOnlyATask())
 
 
 async def test_a_router_with_a_default_travels_to_another_process(workbench: Workbench) -> None:

@@ -35,18 +35,6 @@ def test_an_agent_sees_its_own_before_the_defaults_and_nothing_of_others() -> No
     assert list(seen.items()) == [("prompt", "for the writer"), ("extra", "more"), ("system", "default")]
 
 
-def test_an_agent_without_a_name_sees_the_defaults_alone() -> None:
-    resources: NamedResources = {"writer/llm": model(), "prompt": prompt("for all")}
-    assert list(resources_for(None, resources)) == list(resources_for("critic", resources)) == ["prompt"]
-
-
-def test_scopes_nest() -> None:
-    resources: NamedResources = {"team/writer/llm": model(), "team/llm": model("http://team")}
-    of_team = resources_for("team", resources)
-    assert list(of_team) == ["writer/llm", "llm"]
-    assert resources_for("writer", of_team)["llm"] == model()
-
-
 def test_sampling_parameters_are_laid_over_those_of_the_default() -> None:
     resources: NamedResources = {
         "llm": model(sampling_parameters={"temperature": 1.0, "top_p": 0.9}),
@@ -84,14 +72,6 @@ def test_an_open_model_without_a_default_is_refused() -> None:
         ConfigurationError, match="The LLM 'critic/llm' leaves its endpoint or its model to the default"
     ):
         resources_for("critic", {"critic/llm": model("")})
-
-
-@pytest.mark.parametrize(
-    ("metadata", "expected"),
-    [(None, None), ({}, None), ({"pinned_resources": {"critic": "rs-1"}}, "rs-1"), ({"pinned_resources": {}}, None)],
-)
-def test_pins_are_in_the_metadata(metadata: dict[str, Any] | None, expected: str | None) -> None:
-    assert pinned_id("critic", rollout(metadata)) == expected
 
 
 @pytest.mark.parametrize("pins", ["rs-1", ["critic"], {"critic": 3}])

@@ -1,14 +1,10 @@
 """Runs of APO over a store, with agents and an optimiser of a small world."""
 
-import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.apo import OptimisationResult
-from agentlightning.algorithm.intervals import Estimate
 from agentlightning.errors import TrainingError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer import Trainer
@@ -72,34 +68,6 @@ async def test_prompt_behind_one_that_was_refused_may_challenge_too() -> None:
     assert apo.get_best_prompt().template == "Say {question} please."
 
 
-async def test_candidates_are_made_at_the_same_time_within_the_limit() -> None:
-    client, have_met, counts = Optimiser(), asyncio.Event(), [0]
-    create = client.chat.completions.create
-
-    async def create_together(**asked: Any) -> Any:
-        """The first three wait for each other, however slowly each of them is prepared."""
-        counts.append(counts[-1] + 1)
-        if counts[-1] == 3:
-            have_met.set()
-        await asyncio.wait_for(have_met.wait(), 60)
-        answer = await create(**asked)
-        counts.append(counts[-1] - 1)
-        return answer
-
-    client.chat.completions.create = create_together
-    await optimised(client, concurrency=3, beam_rounds=1)
-
-    assert max(counts) == 3
-
-
-@pytest.mark.parametrize("answer", [None, ""], ids=["nothing", "empty"])
-async def test_empty_answers_are_skipped_and_counted(answer: str | None) -> None:
-    apo = await optimised(Optimiser(edit=lambda prompt, word: answer), beam_rounds=1)
-
-    assert apo.result.counts["empty edits"] == 4
-    assert not apo.result.is_improved
-
-
 async def test_answer_that_is_no_chat_completion_is_a_call_that_failed() -> None:
     class Broken(Optimiser):
         async def _create(self, **asked: Any) -> Any:
@@ -111,29 +79,6 @@ async def test_answer_that_is_no_chat_completion_is_a_call_that_failed() -> None
 
     with pytest.raises(TrainingError, match="no chat completion: '<html>'"):
         await optimised(client)
-
-
-async def test_rate_limits_are_waited_for_and_the_search_is_the_same() -> None:
-    class Limited(Exception):
-        status_code = 429
-        response = SimpleNamespace(headers={"retry-after-ms": "1"})
-
-    class Busy(Optimiser):
-        refused = 0
-
-        async def _create(self, **asked: Any) -> Any:
-            if self.refused <= len(self.calls):
-                self.refused += 1
-                raise Limited("slow down")
-            return await super()._create(**asked)
-
-    busy, calm = Busy(), Optimiser()
-
-    limited, whole = await optimised(busy, search_seed=1), await optimised(calm, search_seed=1)
-
-    assert busy.refused > 0
-    assert limited.result.spent["model_calls"] == len(busy.calls) + busy.refused
-    assert [one.template for one in limited.candidates] == [one.template for one in whole.candidates]
 
 
 async def test_model_that_failed_is_asked_again_by_the_next_run(tmp_path: Path) -> None:
@@ -169,18 +114,6 @@ async def test_rollout_without_a_reward_counts_as_the_least_there_can_be() -> No
 
     assert apo.result.is_improved
     assert apo.result.seed_score == 1.0
-
-
-def test_one_of_a_thing_is_told_as_one() -> None:
-    prompts = {"prompt": SEED}
-    spent, counts = {"rollouts": 1, "model_calls": 2, "cost": 0.0}, {"candidates that were rejected": 1}
-    result = OptimisationResult(prompts, prompts, "v0", None, None, Estimate(0.5, 0, 1, 1), spent=spent, counts=counts)
-
-    lines = result.headlines()
-
-    assert "Gain +0.500, interval [+0.000, +1.000], from 1 pair of rollouts." in lines
-    assert "Spent: 1 rollout, 2 model calls." in lines
-    assert "Candidates that were rejected: 1." in lines
 
 
 async def test_the_end_shows_scores_interval_and_diff() -> None:

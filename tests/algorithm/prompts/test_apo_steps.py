@@ -16,7 +16,6 @@ from agentlightning.algorithm.apo.apo import (
     GRADIENT_PROMPT_FILES,
     RolloutResultForAPO,
     VersionedPromptTemplate,
-    batch_iter_over_dataset,
 )
 from agentlightning.errors import ConfigurationError
 from agentlightning.store import InMemoryLightningStore
@@ -74,16 +73,6 @@ async def test_without_a_key_the_first_use_says_what_is_missing(
         await APO[str]().compute_textual_gradient(versioned("v0"), [result()])
 
 
-@pytest.mark.parametrize(
-    "name", ["gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "concurrency"]
-)
-def test_sizes_below_one_are_refused(name: str) -> None:
-    options: dict[str, Any] = {name: 0}
-
-    with pytest.raises(ConfigurationError, match=name):
-        APO(None, **options)
-
-
 def test_the_seed_is_the_first_prompt_template() -> None:
     apo = APO[str]()
     apo.set_initial_resources({"llm": LLM(endpoint="http://x", model="m"), "main": PROMPT})
@@ -113,26 +102,10 @@ def test_an_adapter_that_gives_no_messages_is_replaced() -> None:
     assert apo.get_adapter() is replaced
 
 
-def test_an_adapter_that_gives_messages_is_used() -> None:
-    apo, given = APO[str](), TraceToMessages()
-    apo.get_adapter()
-    apo.set_adapter(given)
-
-    assert apo.get_adapter() is given
-
-
 def test_there_is_no_best_prompt_before_a_run() -> None:
     for ask in (APO[str]().get_best_prompt, APO[str]().get_best_prompts, APO[str]().lineage):
         with pytest.raises(ValueError, match="run APO first"):
             ask()
-
-
-def test_versions_are_numbered() -> None:
-    apo = APO[str]()
-
-    made = [apo._create_versioned_prompt(PROMPT), apo._create_versioned_prompt(PROMPT, score=0.5)]
-
-    assert [(one.version, one.score) for one in made] == [("v0", None), ("v1", 0.5)]
 
 
 # ---------------------------------------------------------------------- critique and edit
@@ -157,15 +130,6 @@ async def test_a_critique_looks_at_a_sample_of_the_results(
     )
 
 
-async def test_few_results_are_all_shown_with_a_warning(
-    shown: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    await APO[str](client_saying("x")).compute_textual_gradient(versioned("v0"), [result()])
-
-    assert shown[0]["context"]["experiments"] == [result()]
-    assert "there are 1" in caplog.text
-
-
 async def test_an_edit_follows_the_critique(shown: list[dict[str, Any]]) -> None:
     client = client_saying("be brief", "Say {word}, briefly")
 
@@ -177,23 +141,11 @@ async def test_an_edit_follows_the_critique(shown: list[dict[str, Any]]) -> None
     assert client.chat.completions.create.await_args.kwargs["model"] == "gpt-4.1-mini"
 
 
-async def test_what_is_rendered_is_logged_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="agentlightning")
-
-    await APO[str](client_saying("x"), _poml_trace=True).compute_textual_gradient(versioned("v0"), [result()])
-
-    assert "Say {word}" in caplog.text
-
-
 async def test_without_a_critique_the_prompt_stays(
     shown: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await APO[str](client_saying(None)).textual_gradient_and_apply_edit(versioned("v0"), []) == "Say {word}"
     assert "no critique" in caplog.text
-
-
-async def test_an_edit_may_be_nothing(shown: list[dict[str, Any]]) -> None:
-    assert await APO[str](client_saying("x", None)).textual_gradient_and_apply_edit(versioned("v0"), []) is None
 
 
 # ---------------------------------------------------------------------- the files
@@ -210,24 +162,6 @@ def test_gradient_files_show_prompt_and_experiments_in_one_user_message(template
     for told in ("Say\n  {word} <b> & more", "Final reward: 0.25", "Final reward: none", "HEARD", "Experiment 2"):
         assert told in message["content"]
     assert message["content"].startswith("You optimize a prompt template.") == (template == GRADIENT_PROMPT_FILES[0])
-
-
-@pytest.mark.parametrize("template", APPLY_EDIT_PROMPT_FILES, ids=lambda path: path.stem)
-def test_edit_files_show_prompt_and_critique(template: Path) -> None:
-    context = {"prompt_template": "Say {word}", "critique": "- be brief\n- {word} first"}
-
-    (message,) = apo_module.poml.poml(template, context=context, format="openai_chat")["messages"]
-
-    assert "Say {word}\n" in message["content"]
-    assert "- be brief\n- {word} first" in message["content"]
-
-
-def test_batches_come_in_the_order_of_the_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apo_module.random, "shuffle", lambda items: None)
-
-    batches = batch_iter_over_dataset([1, 2, 3], 2)
-
-    assert [list(next(batches)) for _ in range(3)] == [[1, 2], [3, 1], [2, 3]]
 
 
 # ---------------------------------------------------------------------- rollouts
@@ -277,17 +211,6 @@ async def test_what_is_not_finished_in_time_does_not_count() -> None:
 # ---------------------------------------------------------------------- the beam
 
 
-def test_a_beam_begins_with_the_seed_and_batches() -> None:
-    apo = APO[int](gradient_batch_size=2, val_batch_size=5)
-    apo.set_initial_resources({"main": PROMPT})
-    apo._history_best_score = 0.7
-
-    name, seed, train, val = apo._initialize_beam([1, 2, 3], [4, 5])
-
-    assert (name, seed, len(next(train)), sorted(next(val))) == ("main", PROMPT, 2, [4, 5])
-    assert (apo._history_best_prompt, apo._history_best_score) == (PROMPT, -math.inf)
-
-
 @pytest.mark.parametrize("datasets", [(None, [1]), ([1], None), ([], [1])])
 def test_a_missing_data_set_is_told(datasets: Any) -> None:
     apo = APO[int]()
@@ -295,22 +218,6 @@ def test_a_missing_data_set_is_told(datasets: Any) -> None:
 
     with pytest.raises(ValueError, match="train_dataset and a val_dataset"):
         apo._initialize_beam(*datasets)
-
-
-def test_parents_of_a_small_beam_come_in_turn() -> None:
-    beam = [versioned("v0"), versioned("v1")]
-
-    parents = APO[int](beam_width=5)._sample_parent_prompts(beam, 0)
-
-    assert [(place, one.version) for place, one in parents] == [(0, "v0"), (1, "v1"), (0, "v0"), (1, "v1"), (0, "v0")]
-
-
-def test_parents_of_a_full_beam_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apo_module.random, "sample", lambda items, count: list(items)[::-1][:count])
-
-    parents = APO[int](beam_width=2)._sample_parent_prompts([versioned(f"v{n}") for n in range(3)], 1)
-
-    assert [(place, one.version) for place, one in parents] == [(2, "v2"), (1, "v1")]
 
 
 async def test_candidates_come_in_the_order_of_their_parents_and_empty_ones_are_skipped() -> None:
@@ -341,11 +248,6 @@ async def test_the_beam_keeps_the_best_on_one_shared_batch() -> None:
 
     assert [(one.version, one.score) for one in beam] == [("v1", 0.9), ("v0", 0.2)]
     assert all(call.kwargs["mode"] == "val" and call.args[2] == ["t"] for call in scores.await_args_list)
-
-
-async def test_a_beam_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="No beam candidates any more"):
-        await APO[str]()._evaluate_and_select_beam([], "main", iter([["t"]]), 0)
 
 
 @pytest.mark.parametrize(("score", "expected"), [(0.5, None), (0.51, "v1")], ids=["equal", "higher"])

@@ -1,16 +1,13 @@
 """The optimiser's patience, and what makes a prompt unfit."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger, OptimisationBudget
-from agentlightning.algorithm.prompts.model import TRIES, OptimiserFailed, OptimiserModel, retry_after_seconds
+from agentlightning.algorithm.prompts.model import TRIES, OptimiserFailed, OptimiserModel
 from agentlightning.algorithm.prompts.results import Candidate, Lineage
 from agentlightning.algorithm.prompts.templates import unwrapped, why_unfit
-from agentlightning.algorithm.utils import gathered
 from agentlightning.errors import ConfigurationError
 from agentlightning.types import PromptTemplate
 
@@ -51,13 +48,6 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     assert model.ledger.model_calls == 3
 
 
-async def test_without_a_word_of_the_server_waits_double() -> None:
-    model, waits = optimiser(ApiError(503), ApiError(500), APIConnectionError("gone"), "yes")
-
-    assert await model.ask("m", [], 1.0) == "yes"
-    assert [0.75 * base <= wait <= 1.25 * base for base, wait in zip((0.5, 1.0, 2.0), waits, strict=True)] == [True] * 3
-
-
 async def test_after_the_last_try_it_fails() -> None:
     model, waits = optimiser(ApiError(429, retry_after="0"))
 
@@ -75,28 +65,6 @@ async def test_what_will_not_help_is_not_tried_again(error: Exception) -> None:
         await model.ask("m", [], 1.0)
 
     assert (model.ledger.model_calls, waits) == (1, [])
-
-
-async def test_tries_count_against_the_budget() -> None:
-    model, _ = optimiser(ApiError(429, retry_after="0"))
-    model.ledger = Ledger(OptimisationBudget(model_calls=2))
-
-    with pytest.raises(BudgetSpent):
-        await model.ask("m", [], 1.0)
-
-    assert model.ledger.model_calls == 2
-
-
-async def test_errors_that_are_not_of_the_api_are_raised_as_they_are() -> None:
-    model, _ = optimiser(KeyError("a bug"))
-
-    with pytest.raises(KeyError, match="a bug"):
-        await model.ask("m", [], 1.0)
-
-
-@pytest.mark.parametrize(("headers", "seconds"), [({}, None), ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None)])
-def test_headers_without_a_number_say_nothing(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_seconds(headers) == seconds
 
 
 # ---------------------------------------------------------------------- prompts
@@ -181,22 +149,3 @@ def test_promotion_is_not_undone_by_the_beam() -> None:
     assert [(one.fate, one.reason) for one in lineage] == [("seed", None), ("promoted", "because")]
     with pytest.raises(ConfigurationError, match="no candidate 'v9'"):
         lineage.ancestry("v9")
-
-
-async def test_when_one_fails_the_others_end() -> None:
-    ended: list[int] = []
-
-    async def work(number: int) -> int:
-        try:
-            if number == 1:
-                raise KeyError("one")
-            await asyncio.Event().wait()
-        finally:
-            ended.append(number)
-        return number
-
-    with pytest.raises(KeyError):
-        await gathered((work(number) for number in range(5)), limit=2)
-
-    assert {0, 1} <= set(ended)
-    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,6 +1,5 @@
 """APO's prompt files, rendered in process: the same as the package makes of them, and without it."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,6 @@ def test_files_are_rendered_as_the_package_renders_them(path: Path, text: str) -
     assert poml.poml(path, context=context) == package.poml(path, context=context, format="openai_chat")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reward", [1.0, 0.25, None])
-def test_rewards_are_written_as_the_package_writes_them(reward: float | None) -> None:
-    path, context = GRADIENT_PROMPT_FILES[0], context_of("", reward)
-
-    assert poml.poml(path, context=context) == package.poml(path, context=context, format="openai_chat")
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("text", [MARKUP, CODE], ids=["markup", "code"])
 def test_what_is_shown_is_text_and_nothing_else(path: Path, text: str) -> None:
@@ -64,12 +55,6 @@ for path in apo.GRADIENT_PROMPT_FILES + apo.APPLY_EDIT_PROMPT_FILES:
     context = {"prompt_template": "x", "critique": "y", "experiments": []}
     print(asyncio.run(apo.APO()._rendered(path, context))[0]["role"])
 """
-
-
-def test_the_algorithm_renders_its_files_without_the_package() -> None:
-    ended = subprocess.run([sys.executable, "-c", WITHOUT_PACKAGE], capture_output=True, text=True, check=False)
-
-    assert (ended.stdout.split(), ended.returncode) == (["user"] * 5, 0), ended.stderr
 
 
 def test_a_value_that_is_missing_is_named() -> None:

@@ -11,10 +11,8 @@ import pytest
 from agentlightning.algorithm.apo import apo as apo_module
 from agentlightning.algorithm.apo.apo import APO
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import PromptTemplate
-from tests.algorithm.prompts.climbing import climb, evolve
+from tests.algorithm.prompts.climbing import evolve
 from tests.algorithm.prompts.world import SEED, Optimiser, agents, apo_in
-from tests.simulated_model.server import SEED_PROMPT
 
 
 def rendered_with_rewards(template: Any, *, context: Any, format: str) -> dict[str, Any]:
@@ -72,16 +70,6 @@ async def test_search_follows_from_the_seed_in_whatever_order_things_finish(monk
     assert len(first[0]) > 8
     assert same == [first] * 3
     assert {row[3] for row in other[0]} & {row[3] for row in first[0]} == {SEED.template}
-
-
-def test_search_on_the_simulated_model_follows_from_the_seed() -> None:
-    settings: dict[str, Any] = {"is_steady": True, "validation_tasks": 40, "test_tasks": 1, "beam_rounds": 2}
-
-    first, again, other = (told(climb(0, search_seed=seed, **settings).apo) for seed in (1, 1, 2))
-
-    assert first == again
-    assert first[1] != {"prompt": PromptTemplate(template=SEED_PROMPT, engine="f-string")}
-    assert first[0] != other[0]
 
 
 def evolved_with(seed: int) -> Any:

@@ -157,13 +157,6 @@ def test_file_that_is_no_journal_is_refused_and_left_alone(content: str, tmp_pat
     assert path.read_text() == content
 
 
-def test_without_a_file_nothing_is_kept() -> None:
-    journal = RunJournal()
-    journal.put("one", 1)
-
-    assert (len(journal), journal.get("one"), journal.rollout_ids("one", 1), journal.run_id) == (0, None, None, None)
-
-
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
     RunJournal(tmp_path / "state", {"a": 1}).put("step", "a prompt")
 

@@ -62,17 +62,6 @@ async def test_the_model_learns_to_say_what_was_rewarded(store: InMemoryLightnin
     assert algorithm.examples.words() == "4 of 8 rollouts are used; left out: 4 low_reward."
 
 
-async def test_the_query_decides_what_is_learned(store: InMemoryLightningStore) -> None:
-    wrong = await record(store, "sky", "mud", 1.0, metadata={"team": "mine"})
-    algorithm = sft(store, recorded=RecordedRollouts(metadata={"team": "mine"}))
-
-    await algorithm.run()
-
-    assert greedy(algorithm.model, "sky") == "mud"
-    assert algorithm.examples is not None
-    assert algorithm.examples.rollout_ids == [wrong]
-
-
 async def test_metrics_are_in_the_run_epoch_by_epoch(store: InMemoryLightningStore) -> None:
     run = await store.start_run("tuning")
     algorithm = sft(store, held_out=0.25, fitting=FittingSettings(epochs=2, batch_size=2))
@@ -124,11 +113,6 @@ async def test_nothing_to_learn_from_says_why(store: InMemoryLightningStore) -> 
         await sft(store, acceptance=Acceptance(min_reward=5.0)).run()
 
 
-async def test_an_empty_store_says_so() -> None:
-    with pytest.raises(TrainingError, match="0 of 0 rollouts"):
-        await sft(InMemoryLightningStore()).run()
-
-
 async def two_points(store: LightningStore, run_id: str) -> None:
     while len(await store.query_metrics(run_id)) < 2:
         await asyncio.sleep(0.01)
@@ -158,11 +142,6 @@ async def test_a_run_that_is_cancelled_computes_no_longer(store: InMemoryLightni
 def test_arguments_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         SFT(**wrong)
-
-
-async def test_sampling_needs_tasks() -> None:
-    with pytest.raises(ConfigurationError, match="train_dataset"):
-        await sft(InMemoryLightningStore(), best_of=2).run()
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
@@ -211,15 +190,6 @@ async def test_validation_counts_what_failed_as_the_worst(validating: Validating
     assert (await asyncio.wait_for(task, 30)).mean == 0.5
     (point,) = await validating.store.query_metrics(run.run_id)
     assert (point.values["validation/reward"], point.values["validation/failed"]) == (0.5, 1.0)
-
-
-async def test_validation_without_any_reward_is_an_error(validating: Validating) -> None:
-    task = asyncio.create_task(validating.algorithm._validate(["sky"], step=0))
-
-    await validating.play(task, "failed", None)
-
-    with pytest.raises(TrainingError, match="None of 1 rollouts"):
-        await asyncio.wait_for(task, 30)
 
 
 async def test_rollouts_that_nobody_waits_for_any_more_are_withdrawn(validating: Validating) -> None:

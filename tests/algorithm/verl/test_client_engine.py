@@ -93,20 +93,6 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(sessions: Sessions
         await called(engine_over(Client(), sessions), [1] * 10)
 
 
-async def test_an_answer_that_was_cut_says_so(sessions: Sessions) -> None:
-    client = Client(token_ids=[5, 6, 7, 8], log_probs=[-1.0] * 4)
-
-    assert (await called(engine_over(client, sessions), [1])).finish_reason == "length"
-
-
-async def test_what_follows_a_stop_string_is_cut(sessions: Sessions) -> None:
-    client = Client(token_ids=[5, 6, 7], log_probs=[-1.0, -2.0, -3.0])
-
-    answer = await called(engine_over(client, sessions), [1], on_token=lambda token_id, _: token_id == 6)
-
-    assert (answer.token_ids, answer.logprobs, answer.finish_reason) == ([5, 6], [-1.0, -2.0], "stop")
-
-
 @pytest.mark.parametrize(
     ("output", "words"),
     [
@@ -129,14 +115,6 @@ class TestSessions:
     async def test_a_call_of_no_rollout_under_way_is_refused(self, sessions: Sessions, rollout: str) -> None:
         with pytest.raises(NotAllowed, match="rollouts that run"):
             await called(engine_over(Client(), sessions), [1], rollout=rollout)
-
-    async def test_a_call_of_a_closed_rollout_is_refused(self, sessions: Sessions) -> None:
-        client = Client()
-        await sessions.close(["ro-1"], 1.0)
-
-        with pytest.raises(NotAllowed, match="'ro-1' is over"):
-            await called(engine_over(client, sessions), [1])
-        assert client.asked == []
 
     async def test_an_attempt_that_another_has_replaced_is_refused(self, sessions: Sessions) -> None:
         engine = engine_over(Client(), sessions)

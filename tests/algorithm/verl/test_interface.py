@@ -3,11 +3,10 @@
 import pkgutil
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages, TraceToTrajectory
+from agentlightning.adapter import TraceToMessages
 from agentlightning.algorithm.verl import VERL
 from agentlightning.algorithm.verl.launch import missing_for_verl
 from agentlightning.errors import ConfigurationError
@@ -49,22 +48,6 @@ def test_a_setting_of_the_command_that_is_none_is_told(override: str, capsys: py
     assert override in capsys.readouterr().err
 
 
-def test_a_setting_below_a_value_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data=1", "data.seed=2"]) == 2
-    assert "has a value already" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("without_verl")
-@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), TraceToTrajectory()], ids=["triplets", "trajectories"])
-def test_adapters_with_tokens_are_taken(adapter: Any) -> None:
-    algorithm = VERL()
-    algorithm.set_store(InMemoryLightningStore())
-    algorithm.set_adapter(adapter)
-
-    with pytest.raises(ConfigurationError, match="the package verl"):
-        algorithm.run([1])
-
-
 def test_an_adapter_without_tokens_is_refused() -> None:
     algorithm = VERL()
     algorithm.set_store(InMemoryLightningStore())
@@ -86,10 +69,6 @@ class TestEarlierReleases:
 
         with pytest.raises(ConfigurationError, match=r"agl\.VERL\(config\)"):
             gone(None, tokenizer=None)
-
-
-def test_run_is_no_coroutine() -> None:
-    assert not VERL().is_async()
 
 
 def test_the_client_is_at_the_port_of_the_configuration() -> None:
